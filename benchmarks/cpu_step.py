@@ -23,6 +23,7 @@ import numpy as np
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.largest_batch import largest_batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
@@ -56,12 +57,16 @@ def make_runner(args: argparse.Namespace, model: str, form: str, kv_dtype: str) 
     is_quantised = form not in ("torch", "native")
     backend = "native" if is_quantised else form
     runner: Any = make_loaded(
-        ModelConfig(model=model, dtype=args.dtype, quantization=form if is_quantised else "none"),
-        CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
-        device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
+        RunnerConfig(
+            model=ModelConfig(
+                model=model, dtype=args.dtype, quantization=form if is_quantised else "none"
+            ),
+            cache=CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_dtype),
+            device=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend=backend),
+        )
     )
     runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
-    runner.cache.gpu_pool[...] = 0  # a page that was never written is read from the cache
+    runner.pools.gpu_pool[...] = 0  # a page that was never written is read from the cache
     return runner
 
 
@@ -101,9 +106,9 @@ def measure(runners: dict[str, Any], batch: Batch, rounds: int) -> dict[str, lis
 
 def ops_in_words(runner: Any, batch: Batch) -> str:
     """Milliseconds of all threads by kind of op, the longest first."""
-    runner.program.begin_profile()
+    runner.executor.program.begin_profile()
     runner.execute(batch)
-    profile = sorted(runner.program.end_profile().items(), key=lambda item: -item[1])
+    profile = sorted(runner.executor.program.end_profile().items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {ns / 1e6:.1f}" for kind, ns in profile)
 
 

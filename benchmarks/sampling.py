@@ -26,7 +26,9 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import BatchOutput
 from signalbox_worker.batch.sampling_rows import SampleRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.native.executor import NativeExecutor
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner as make_loaded
 from signalbox_worker.sampling.torch_sampler import TorchSampler
 from signalbox_worker.sequences.sequence_table import SequenceTable
@@ -62,21 +64,21 @@ CASES = {
 }
 
 
-def make_runner(args: argparse.Namespace) -> NativeRunner:
+def make_runner(args: argparse.Namespace) -> LocalRunner:
     num_blocks = args.seqs * (-(-(CONTEXT + 4 * args.rounds * 20) // BLOCK_SIZE))
     runner = make_loaded(
-        ModelConfig(model=args.model, dtype=args.dtype, quantization="none"),
-        CacheConfig(block_size=BLOCK_SIZE, max_num_seqs=args.seqs),
-        device_config=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend="native"),
+        RunnerConfig(
+            model=ModelConfig(model=args.model, dtype=args.dtype, quantization="none"),
+            cache=CacheConfig(block_size=BLOCK_SIZE, max_num_seqs=args.seqs),
+            device=DeviceConfig(device="cpu", num_threads=args.threads, cpu_backend="native"),
+        )
     )
-    assert isinstance(runner, NativeRunner)
+    assert isinstance(runner.executor, NativeExecutor)
     runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)
     return runner
 
 
-def make_table(
-    runner: NativeRunner, params: Sequence[SamplingParams], rounds: int
-) -> SequenceTable:
+def make_table(runner: LocalRunner, params: Sequence[SamplingParams], rounds: int) -> SequenceTable:
     """Returns sequences that look as if all but their last token were computed."""
     rng = np.random.default_rng(0)
     each = -(-(CONTEXT + rounds + 1) // BLOCK_SIZE)
@@ -111,7 +113,7 @@ def make_table(
 
 
 def measure(
-    runner: NativeRunner, params: Sequence[SamplingParams], rounds: int
+    runner: LocalRunner, params: Sequence[SamplingParams], rounds: int
 ) -> tuple[float, float, float]:
     """Returns the median milliseconds of packing, forward pass and sampling of a decode step."""
     table = make_table(runner, params, rounds)
@@ -149,9 +151,9 @@ class OfArrays:
         return self._sampler(torch.from_numpy(logits), rows, logits_row)
 
 
-def use(runner: NativeRunner, sampler: Any) -> None:
+def use(runner: LocalRunner, sampler: Any) -> None:
     """Gives a loaded model another sampler."""
-    runner._executor.sampler = sampler
+    runner.executor.sampler = sampler
 
 
 def main() -> None:
@@ -163,7 +165,7 @@ def main() -> None:
     parser.add_argument("--seqs", type=int, default=64)
     args = parser.parse_args()
     runner = make_runner(args)
-    native = runner._executor.sampler
+    native = runner.executor.sampler
     plain = OfArrays(TorchSampler(vocab_size=runner.model.vocab_size, device=torch.device("cpu")))
     mixed = list(CASES.values()) * -(-args.seqs // len(CASES))
     cases = {name: [params] * args.seqs for name, params in CASES.items()}

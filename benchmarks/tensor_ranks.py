@@ -20,6 +20,7 @@ from signalbox_contract.sections.block_moves import BlockMapping, BlockMoves
 from signalbox_contract.step import Step
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner
 
 MOST_TOKENS = 2048
@@ -41,10 +42,12 @@ CONFIG = {
 def load(folder: str, *, ranks: int, threads: int, backend: str) -> Any:
     """Loads the model on some ranks, which have the threads together."""
     runner = make_runner(
-        ModelConfig(model=folder, dtype="float32", load_format="dummy"),
-        CacheConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=MOST_TOKENS),
-        device_config=DeviceConfig(device="cpu", num_threads=threads, cpu_backend=backend),
-        parallel_config=ParallelConfig(tensor_parallel_size=ranks),
+        RunnerConfig(
+            model=ModelConfig(model=folder, dtype="float32", load_format="dummy"),
+            cache=CacheConfig(block_size=BLOCK_SIZE, max_num_batched_tokens=MOST_TOKENS),
+            device=DeviceConfig(device="cpu", num_threads=threads, cpu_backend=backend),
+            parallel=ParallelConfig(tensor_parallel_size=ranks),
+        )
     )
     runner.init_cache_engine(num_gpu_blocks=NUM_BLOCKS, num_cpu_blocks=0)
     # A page that was never written is read from the cache.

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from benchmarks.gpu.bench import BLOCK_SIZE, Bench
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner as load_runner
 
 C = TypeVar("C", ModelConfig, CacheConfig, DeviceConfig)
 
@@ -81,7 +83,7 @@ def write_model(bench: Bench, config: dict[str, object]) -> Path:
 
 def make_runner(
     bench: Bench, config: dict[str, object], *, num_seqs: int, num_tokens: int
-) -> ModelRunner:
+) -> LocalRunner:
     """Loads a model for steps of so many sequences and tokens; it has no cache yet."""
     own: dict[str, Any] = {
         "model": str(write_model(bench, config)),
@@ -90,15 +92,18 @@ def make_runner(
         "max_num_seqs": num_seqs,
         "max_num_batched_tokens": num_tokens,
         "device": bench.device.type,
+        "cpu_backend": "torch",  # a rehearsal without a card runs what a card does
         **bench.settings,
     }
     kinds = (ModelConfig, CacheConfig, DeviceConfig)
     if unknown := own.keys() - {name for kind in kinds for name in kind.model_fields}:
         raise ValueError(f"no setting of a worker is called {', '.join(sorted(unknown))}")
-    return ModelRunner(
-        _filled(ModelConfig, own),
-        _filled(CacheConfig, own),
-        device_config=_filled(DeviceConfig, own),
+    return load_runner(
+        RunnerConfig(
+            model=_filled(ModelConfig, own),
+            cache=_filled(CacheConfig, own),
+            device=_filled(DeviceConfig, own),
+        )
     )
 
 

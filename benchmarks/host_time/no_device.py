@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from signalbox_worker.device.graphs import Graph
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 
 META = torch.device("meta")
 CAPABILITY = (9, 0)
@@ -109,7 +109,7 @@ def num_launches(library: ctypes.CDLL) -> int:
     return ctypes.c_long.in_dll(library, "num_launches").value
 
 
-def without_copies_back(runner: ModelRunner) -> None:
+def without_copies_back(runner: LocalRunner) -> None:
     """Lets a runner read zeroes for what it would copy to the host."""
-    executor: Any = runner._executor
+    executor: Any = runner.executor
     executor._on_host = lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype)

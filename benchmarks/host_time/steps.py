@@ -22,9 +22,12 @@ from signalbox_kernels import triton
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.graphs import GraphRecorder
 from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.executors import executor_factory
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.loading import loaded_model
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner as load_runner
 from signalbox_worker.sampling.grammars import Grammars
 
 BLOCK_SIZE = 16
@@ -65,7 +68,7 @@ def make_runner(
     enforce_eager: bool = False,
     config: Mapping[str, object] = LLAMA_3_8B,
     **forms: Any,
-) -> ModelRunner:
+) -> LocalRunner:
     """Returns a model with Triton's kernels and sampler, without data.
 
     Args:
@@ -78,34 +81,38 @@ def make_runner(
     (folder / "config.json").write_text(json.dumps(config))
     triton.register_ops(META.type)
     with (
+        patch.object(executor_factory, "recorder_for", lambda _: recorder),
         patch.object(loaded_model, "_device", lambda *_: META),
         patch.object(loaded_model, "compute_capability", lambda _: CAPABILITY),
         patch.object(loaded_model, "dummy_placement", lambda placement: placement),
         patch.object(loaded_model, "make_sampler", lambda *_, **__: TritonSampler(device=META)),
     ):
-        return ModelRunner(
-            ModelConfig(
-                model=str(folder),
-                load_format="dummy",
-                dtype="bfloat16",
-                quantization=forms.get("quantization", "auto"),
-            ),
-            CacheConfig(
-                block_size=BLOCK_SIZE,
-                max_num_seqs=2 * NUM_DECODES,
-                max_num_batched_tokens=MAX_TOKENS,
-                swap_space=0,
-                kv_cache_dtype=forms.get("kv_cache_dtype", "auto"),
-            ),
-            device_config=DeviceConfig(
-                device="cpu",
-                cpu_backend="torch",
-                attention_backend=forms.get("attention_backend", "triton"),
-                linear_backend=forms.get("linear_backend", "auto"),
-                enforce_eager=enforce_eager,
-            ),
-            recorder=recorder,
+        runner = load_runner(
+            RunnerConfig(
+                model=ModelConfig(
+                    model=str(folder),
+                    load_format="dummy",
+                    dtype="bfloat16",
+                    quantization=forms.get("quantization", "auto"),
+                ),
+                cache=CacheConfig(
+                    block_size=BLOCK_SIZE,
+                    max_num_seqs=2 * NUM_DECODES,
+                    max_num_batched_tokens=MAX_TOKENS,
+                    swap_space=0,
+                    kv_cache_dtype=forms.get("kv_cache_dtype", "auto"),
+                ),
+                device=DeviceConfig(
+                    device="cpu",
+                    cpu_backend="torch",
+                    attention_backend=forms.get("attention_backend", "triton"),
+                    linear_backend=forms.get("linear_backend", "auto"),
+                    enforce_eager=enforce_eager,
+                ),
+            )
         )
+    assert isinstance(runner, LocalRunner)
+    return runner
 
 
 @dataclass(slots=True)
@@ -168,7 +175,7 @@ class _Scheduler:
         )
 
 
-def steps_of(runner: ModelRunner, case: Case) -> Iterator[None]:
+def steps_of(runner: LocalRunner, case: Case) -> Iterator[None]:
     """Executes a step each time that it is asked for another."""
     num_blocks = (NUM_DECODES + 4) * _BLOCKS_EACH
     runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=0)

@@ -17,6 +17,7 @@ from signalbox_rpc.settings.service_settings import (
 )
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.store_config import DiskConfig, SharedConfig, check_stores
 
 
@@ -132,6 +133,18 @@ class EngineSettings(
         insecure = getattr(self, "insecure", False)
         check_stores(self, self, swap_space=self.swap_space, is_trusted=insecure)
         return self
+
+    @property
+    def runner_config(self) -> RunnerConfig:
+        """The settings of the runner of a model."""
+        return RunnerConfig(
+            model=self.part(ModelConfig),
+            cache=self.part(CacheConfig),
+            device=self.part(DeviceConfig),
+            parallel=self.parallel,
+            disk=self.part(DiskConfig),
+            shared=self.part(SharedConfig),
+        )
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -21,12 +21,8 @@ from signalbox_worker.config import (
     GIB,
     NUM_LATER_ADAPTERS,
     USUAL_LORA_RANK,
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
 )
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.store_config import DiskConfig, SharedConfig
 
 logger = logging.getLogger(__name__)
 P = TypeVar("P", bound=options_flags.Flags)
@@ -184,24 +180,14 @@ class EngineArgs(VllmOptions):
 
     def make_runner(self) -> Callable[[], Runner]:
         """Returns a function that loads the model; invalid values are refused before."""
-        settings = self.settings()
-        model_config = settings.part(ModelConfig)
-        cache_config = settings.part(CacheConfig)
-        device_config = settings.part(DeviceConfig)
-        disk_config = settings.part(DiskConfig)
-        shared_config = settings.part(SharedConfig)
+        config = self.settings().runner_config
 
         def make() -> Runner:
             from signalbox_worker.runner_factory import make_runner  # may import torch: seconds
 
             with own_progress() as progress:
                 return make_runner(
-                    model_config,
-                    cache_config,
-                    parallel_config=settings.parallel,
-                    device_config=device_config,
-                    disk_config=disk_config,
-                    shared_config=shared_config,
+                    config,
                     progress=progress,
                     on_lost=partial(logger.error, "%s; the engine is dead"),  # this process goes on
                 )

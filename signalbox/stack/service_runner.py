@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from signalbox_rpc.settings.service_settings import Settings, TelemetrySettings
     from signalbox_scheduler.config import SchedulerSettings
     from signalbox_worker.ranks.rank_network import RankNetwork
-    from signalbox_worker.ranks.service.rank_messages import Start
     from signalbox_worker.runner.runner import Runner
     from signalbox_worker.worker_settings import WorkerSettings
 
@@ -126,6 +125,7 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
     if place.rank:
         from signalbox_worker.ranks.follower_process import follow
         from signalbox_worker.ranks.rank_status import RankStatus
+        from signalbox_worker.ranks.service.rank_messages import Start
 
         status = RankStatus(
             place.rank,
@@ -135,23 +135,8 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
             metrics=settings.metrics,
             tls=settings.tls,
         )
-        follow(place.rank, network, _start(settings), status)
+        follow(place.rank, network, Start.of(settings.runner_config), status)
     return network
-
-
-def _start(settings: "WorkerSettings") -> "Start":
-    from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-    from signalbox_worker.ranks.service.rank_messages import Start
-    from signalbox_worker.store_config import DiskConfig, SharedConfig
-
-    return Start(
-        model=settings.part(ModelConfig),
-        cache=settings.part(CacheConfig),
-        parallel=settings.parallel,
-        device=settings.part(DeviceConfig),
-        disk=settings.part(DiskConfig),
-        shared=settings.part(SharedConfig),
-    )
 
 
 def _announce_progress(progress: StartupProgress) -> None:
@@ -193,18 +178,11 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
 def _model_runner(
     settings: "WorkerSettings", progress: ReportProgress, network: "RankNetwork | None"
 ) -> "Callable[[], Runner]":
-    from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
     from signalbox_worker.main import end_at_once
-    from signalbox_worker.store_config import DiskConfig, SharedConfig
 
     make = partial(
         _load_model,
-        settings.part(ModelConfig),
-        settings.part(CacheConfig),
-        parallel_config=settings.parallel,
-        device_config=settings.part(DeviceConfig),
-        disk_config=settings.part(DiskConfig),
-        shared_config=settings.part(SharedConfig),
+        settings.runner_config,
         progress=progress,
         on_lost=end_at_once,
         network=network,

@@ -9,17 +9,23 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import QWEN3_0_6B, write_model
 from benchmarks.gpu.steps import make_batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner as load_runner
 
 CUDA = torch.device("cuda")
 
 
-def make_runner(folder: Path, share: float) -> ModelRunner:
+def make_runner(folder: Path, share: float) -> LocalRunner:
     bench = Bench(device=CUDA, tiny=False, folder=folder)
-    return ModelRunner(
-        ModelConfig(model=str(write_model(bench, QWEN3_0_6B)), load_format="dummy"),
-        CacheConfig(max_num_seqs=256, max_num_batched_tokens=8192, gpu_memory_utilization=share),
-        device_config=DeviceConfig(device="cuda"),
+    return load_runner(
+        RunnerConfig(
+            model=ModelConfig(model=str(write_model(bench, QWEN3_0_6B)), load_format="dummy"),
+            cache=CacheConfig(
+                max_num_seqs=256, max_num_batched_tokens=8192, gpu_memory_utilization=share
+            ),
+            device=DeviceConfig(device="cuda"),
+        )
     )
 
 

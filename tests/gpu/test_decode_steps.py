@@ -17,7 +17,9 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.executors.step_graphs import graph_sizes
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner as load_runner
 from tests.gpu_worker.generation import Driver, Generated, add_history, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
@@ -45,18 +47,20 @@ def make_runner(
     enforce_eager: bool = False,
     backend: Literal["triton", "torch"] = "triton",
     sampling: Literal["triton", "torch"] = "triton",
-) -> ModelRunner:
-    runner = ModelRunner(
-        ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-        CacheConfig(max_num_seqs=MAX_SEQS, swap_space=0),
-        device_config=DeviceConfig(
-            device="cuda",
-            attention_backend=backend,
-            sampling_backend=sampling,
-            linear_backend=backend,
-            enforce_eager=enforce_eager,
-            max_cudagraph_capture_size=MAX_GRAPH_TOKENS,
-        ),
+) -> LocalRunner:
+    runner = load_runner(
+        RunnerConfig(
+            model=ModelConfig(model=str(path), dtype="float32", max_model_len=128),
+            cache=CacheConfig(max_num_seqs=MAX_SEQS, swap_space=0),
+            device=DeviceConfig(
+                device="cuda",
+                attention_backend=backend,
+                sampling_backend=sampling,
+                linear_backend=backend,
+                enforce_eager=enforce_eager,
+                max_cudagraph_capture_size=MAX_GRAPH_TOKENS,
+            ),
+        )
     )
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     return runner
@@ -70,7 +74,7 @@ def make_sequences(params: SamplingParams) -> list[Generated]:
     ]
 
 
-def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
+def generate(runner: LocalRunner, params: SamplingParams) -> list[list[int]]:
     sequences, driver = make_sequences(params), Driver(runner=runner)
     for num_left in range(len(sequences), 0, -1):
         for _ in range(4):
@@ -103,8 +107,8 @@ def waits_refused() -> Iterator[None]:
 @KINDS
 def test_graphs_draw_what_eager_steps_and_pytorch_draw(tiny: Path, params: SamplingParams) -> None:
     runner = make_runner(tiny)
-    assert runner.num_graphs == NUM_GRAPHS
-    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    assert runner.executor.num_graphs == NUM_GRAPHS
+    runner.pools.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     found = generate(runner, params)
     assert generate(make_runner(tiny, enforce_eager=True), params) == found
     plain = make_runner(tiny, backend="torch", sampling="torch")
@@ -158,6 +162,6 @@ def test_times_of_a_step_are_the_devices(tiny: Path) -> None:
 def test_profiling_counts_graphs_and_leaves_none(tiny: Path) -> None:
     runner = make_runner(tiny)
     assert runner.profile().num_gpu_blocks > 0
-    assert runner.num_graphs == 0
+    assert runner.executor.num_graphs == 0
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
-    assert runner.num_graphs == NUM_GRAPHS
+    assert runner.executor.num_graphs == NUM_GRAPHS

@@ -10,6 +10,7 @@ from torch import distributed
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.process_group import GroupCollectives, _nccl
 from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts
@@ -62,10 +63,12 @@ def test_two_cards_give_the_tokens_of_one(tmp_path: Path, enforce_eager: bool) -
         runner = cast(
             Any,
             make_runner(
-                ModelConfig(model=str(tmp_path), dtype="float32"),
-                CacheConfig(max_num_seqs=8, kv_cache_memory=1 / 64, swap_space=1 / 1024),
-                parallel_config=ParallelConfig(tensor_parallel_size=size),
-                device_config=DeviceConfig(device="cuda", enforce_eager=enforce_eager),
+                RunnerConfig(
+                    model=ModelConfig(model=str(tmp_path), dtype="float32"),
+                    cache=CacheConfig(max_num_seqs=8, kv_cache_memory=1 / 64, swap_space=1 / 1024),
+                    parallel=ParallelConfig(tensor_parallel_size=size),
+                    device=DeviceConfig(device="cuda", enforce_eager=enforce_eager),
+                ),
                 progress=lambda _: None,
                 on_lost=lambda _: None,
             ),

@@ -13,13 +13,14 @@ import numpy as np
 from signalbox_worker import runner_factory as factory
 from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from signalbox_worker.runner.model_runner import ModelRunner
+    from signalbox_worker.runner.local_runner import LocalRunner
 
 WHOLE = 1 << 30
 """A chunk that any prompt fits into."""
@@ -34,18 +35,14 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
 
     Args:
         options: fields of the model's, the cache's or the device's configuration; any other goes
-            to the runner through PyTorch.
-
-    Returns a NativeRunner or a ModelRunner, as a worker would.
+            to `runner_factory.make_runner`.
     """
     num_cpu_blocks = options.pop("num_cpu_blocks", 8)
     model_config = _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options)
     cache_config = _make_config(CacheConfig, {"max_num_seqs": 16}, options)
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
-    load: Any = factory.make_runner
-    if {"parallel_config", "recorder"} & options.keys():
-        from signalbox_worker.runner.model_runner import ModelRunner as load
-    runner: Any = load(model_config, cache_config, device_config=device_config, **options)
+    config = RunnerConfig(model=model_config, cache=cache_config, device=device_config)
+    runner: Any = factory.make_runner(config, **options)
     runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
     return runner
 
@@ -62,7 +59,7 @@ def make_prompts(*lengths: int) -> list[list[int]]:
 
 
 def assert_greedy(
-    runner: "ModelRunner",
+    runner: "LocalRunner",
     reference: Any,
     prompts: Sequence[list[int]],
     num_tokens: int = 8,
@@ -89,11 +86,11 @@ def assert_greedy(
 class Probe:
     """Keeps the logits of every step."""
 
-    runner: "ModelRunner"
+    runner: "LocalRunner"
     logits: list["Tensor"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        model = self.runner._loaded.model
+        model = self.runner.executor.loaded.model
         inner = model.logits
 
         def keep(hidden: "Tensor") -> "Tensor":
@@ -103,7 +100,7 @@ class Probe:
         model.logits = keep  # type: ignore[method-assign]
 
 
-def last_logits(runner: "ModelRunner", *prompts: list[int], chunks: Sequence[int]) -> "Tensor":
+def last_logits(runner: "LocalRunner", *prompts: list[int], chunks: Sequence[int]) -> "Tensor":
     """Returns the logits after the first prompt, computed in chunks beside the others."""
     probe = Probe(runner)
     sequences = [make_sequence(prompt, range(3 * i, 3 * i + 3)) for i, prompt in enumerate(prompts)]

@@ -12,11 +12,11 @@ from signalbox_scheduler.kv_moves import handover_rounds, prefix_loader
 from signalbox_worker.kv_peers import peer_client
 
 if TYPE_CHECKING:
-    from signalbox_worker.runner.model_runner import ModelRunner
+    from signalbox_worker.runner.local_runner import LocalRunner
 
 
 @pytest.fixture(scope="session")
-def runner() -> "ModelRunner":
+def runner() -> "LocalRunner":
     """The demo model in float32, loaded once; each worker that takes it makes its cache anew."""
     from tests.integration.demo_model.test_model_parity import make_runner  # imports torch
 

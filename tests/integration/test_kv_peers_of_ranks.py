@@ -19,6 +19,7 @@ from signalbox_worker.ranks.rank_blocks import BlockCopies
 from signalbox_worker.ranks.ranked_runner import RankedRunner
 from signalbox_worker.registration_client import RegistrationRefused
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
@@ -43,10 +44,12 @@ def loading(
     model: Path, tp: int = 2, pp: int = 1, *, max_model_len: int = 250
 ) -> Callable[[], Runner]:
     return lambda: make_runner(
-        ModelConfig(model=str(model), max_model_len=max_model_len),
-        CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
-        device_config=DeviceConfig(device="cpu", cpu_backend="native", num_threads=1),
-        parallel_config=ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp),
+        RunnerConfig(
+            model=ModelConfig(model=str(model), max_model_len=max_model_len),
+            cache=CacheConfig(kv_cache_memory=0.05, swap_space=0.05),
+            device=DeviceConfig(device="cpu", cpu_backend="native", num_threads=1),
+            parallel=ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp),
+        )
     )
 
 

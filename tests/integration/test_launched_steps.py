@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from signalbox import LLM, SamplingParams
-from signalbox_worker.batch.batch import Batch
-from signalbox_worker.runner.model_runner import ModelRunner
-from signalbox_worker.runner.runner import Launched
+from signalbox_worker.batch.batch import Batch, Launched
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.tiny_models import VOCAB, make_model
@@ -22,7 +21,7 @@ PARAMS = [
 ]
 
 
-def generate(runner: ModelRunner) -> list[list[tuple[int, ...]]]:
+def generate(runner: LocalRunner) -> list[list[tuple[int, ...]]]:
     prompts = [
         {"prompt_token_ids": [3 + (7 * i + j) % (VOCAB - 3) for j in range(4 + 5 * i)]}
         for i in range(len(PARAMS))
@@ -39,13 +38,13 @@ def test_requests_of_all_kinds_draw_the_same(
     make_model(tmp_path)
     expected = generate(make_device_runner(tmp_path, None, backend="torch"))
     fed: list[int] = []
-    launch = ModelRunner.launch
+    launch = LocalRunner.launch
 
-    def spy(runner: ModelRunner, batch: Batch) -> Launched:
+    def spy(runner: LocalRunner, batch: Batch) -> Launched:
         fed.append(0 if batch.fed_from is None else int((batch.fed_from >= 0).sum()))
         return launch(runner, batch)
 
-    monkeypatch.setattr(ModelRunner, "launch", spy)
+    monkeypatch.setattr(LocalRunner, "launch", spy)
     recorder = GraphsOnCpu()
     assert generate(make_device_runner(tmp_path, recorder)) == expected
     assert sum(map(bool, fed)) > 5, "no step was launched before its tokens were known"

@@ -17,6 +17,7 @@ from signalbox_worker import runner_factory
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.pooling.encoder_models import VOCAB, save_model
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually
@@ -59,9 +60,13 @@ def save(path: Path, family: str, mode: str) -> None:
 def runner_of(path: Path) -> Callable[[], Runner]:
     return partial(
         runner_factory.make_runner,
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(max_num_seqs=8, max_num_batched_tokens=STEP_TOKENS, kv_cache_memory=0.02),
-        device_config=DeviceConfig(device="cpu", num_threads=1),
+        RunnerConfig(
+            model=ModelConfig(model=str(path), dtype="float32"),
+            cache=CacheConfig(
+                max_num_seqs=8, max_num_batched_tokens=STEP_TOKENS, kv_cache_memory=0.02
+            ),
+            device=DeviceConfig(device="cpu", num_threads=1),
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker import runner_factory as factory
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,
@@ -52,15 +53,17 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_runner(path: Path, num_blocks: int | None) -> Runner:
     size = 0 if num_blocks is None else num_blocks * block_bytes(path)
     return factory.make_runner(
-        ModelConfig(model=str(path), dtype="float32"),
-        CacheConfig(
-            block_size=16,
-            max_num_seqs=16,
-            max_num_batched_tokens=64,
-            swap_space=0,
-            kv_cache_memory=size / GIB or None,
-        ),
-        device_config=DeviceConfig(device="cpu", num_threads=1),
+        RunnerConfig(
+            model=ModelConfig(model=str(path), dtype="float32"),
+            cache=CacheConfig(
+                block_size=16,
+                max_num_seqs=16,
+                max_num_batched_tokens=64,
+                swap_space=0,
+                kv_cache_memory=size / GIB or None,
+            ),
+            device=DeviceConfig(device="cpu", num_threads=1),
+        )
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks.gpu.measures import Measure, beside_plain
 from benchmarks.gpu.models import LLAMA_3_8B, config_of, make_runner
 from benchmarks.gpu.parts.roofline import COPY, MATRICES
 from benchmarks.gpu.steps import blocks_for, kv_bytes, make_batch, prefill_flops, read_weights_bytes
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 
 _FAST_AIM = 0.80
 """Aim for a decode of 1 where the card copies so fast that what is not reading weighs more."""
@@ -44,13 +44,13 @@ def measure_beside_plain(bench: Bench) -> list[Measure]:
 
 
 def _decode(
-    bench: Bench, runner: ModelRunner, *, num_seqs: int, context: int, aim: float
+    bench: Bench, runner: LocalRunner, *, num_seqs: int, context: int, aim: float
 ) -> list[Measure]:
     batch = make_batch(
         num_seqs=num_seqs,
         num_new=1,
         context=context,
-        num_blocks=len(runner.cache.gpu_pool),
+        num_blocks=len(runner.pools.gpu_pool),
         vocab_size=runner.model.vocab_size,
     )
     seconds = bench.seconds(lambda: runner.execute(batch))
@@ -71,12 +71,12 @@ def _decode(
     ]
 
 
-def _prefill(bench: Bench, runner: ModelRunner, num_tokens: int) -> list[Measure]:
+def _prefill(bench: Bench, runner: LocalRunner, num_tokens: int) -> list[Measure]:
     batch = make_batch(
         num_seqs=1,
         num_new=num_tokens,
         context=num_tokens,
-        num_blocks=len(runner.cache.gpu_pool),
+        num_blocks=len(runner.pools.gpu_pool),
         vocab_size=runner.model.vocab_size,
     )
     seconds = bench.seconds(lambda: runner.execute(batch), rounds=5)

@@ -13,7 +13,7 @@ from benchmarks.gpu.steps import make_batch
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_worker.kv_cache.cache_engine import CacheEngine
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 
 
 def measure(bench: Bench) -> list[Measure]:
@@ -28,10 +28,10 @@ def measure(bench: Bench) -> list[Measure]:
     )
     num_blocks = longest // BLOCK_SIZE
     runner.init_cache_engine(num_gpu_blocks=2 * num_blocks, num_cpu_blocks=2 * num_blocks)
-    found = _bandwidth(bench, runner.cache, num_blocks)
+    found = _bandwidth(bench, runner.pools, num_blocks)
     for context in contexts:
         found += _against_recompute(bench, runner, cost, context)
-    runner.cache.close()
+    runner.pools.close()
     return found
 
 
@@ -56,9 +56,9 @@ def _bandwidth(bench: Bench, engine: CacheEngine, num_blocks: int) -> list[Measu
 
 
 def _against_recompute(
-    bench: Bench, runner: ModelRunner, cost: CostModel, context: int
+    bench: Bench, runner: LocalRunner, cost: CostModel, context: int
 ) -> list[Measure]:
-    engine, num_blocks = runner.cache, context // BLOCK_SIZE
+    engine, num_blocks = runner.pools, context // BLOCK_SIZE
     blocks = np.arange(num_blocks)
     batch = make_batch(
         num_seqs=1,

@@ -6,7 +6,7 @@ NumPy; a runner moves them to its device.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,3 +105,20 @@ class BatchOutput:
     stages: Stages = ()
     stages_ns: int = 0
     """Nanoseconds from the launch of the batch to the end of the last stage's forward pass."""
+
+
+class Launched(Protocol):
+    """A batch that a device is computing."""
+
+    @property
+    def can_feed(self) -> bool:
+        """True if the next batch may refer to its samples (`Batch.fed_from`)."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the samples are there; safe from any thread."""
+        ...
+
+    def samples(self) -> BatchOutput:
+        """Returns the drawn tokens; to be called on the execution thread."""
+        ...

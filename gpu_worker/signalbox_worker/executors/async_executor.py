@@ -14,19 +14,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signalbox_worker.attention import AttentionBackend
+from signalbox_kernels import triton
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.device.input_transfer import InputPacker
+from signalbox_worker.config import CacheConfig
+from signalbox_worker.device.device_choice import streams_of
+from signalbox_worker.device.graphs import GraphRecorder
+from signalbox_worker.device.input_transfer import InputPacker, PinnedBuffers
 from signalbox_worker.device.spans import span
-from signalbox_worker.device.streams import Event, Stream
-from signalbox_worker.executors.step_graphs import DevicePlanning, StepGraphs, fed_tokens
+from signalbox_worker.device.streams import Event
+from signalbox_worker.executors.step_graphs import (
+    DevicePlanning,
+    StepGraphs,
+    fed_tokens,
+    graph_sizes,
+)
 from signalbox_worker.executors.torch_executor import TorchExecutor
 from signalbox_worker.layers import ForwardContext
 from signalbox_worker.layers.adapters import batch_adapters
-from signalbox_worker.models import Model
-from signalbox_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws
+from signalbox_worker.loading.loaded_model import LoadedModel
+from signalbox_worker.sampling.async_sampling import DeviceDrawing, DeviceDraws, NoDraws, PlainDraws
 from signalbox_worker.sampling.sampler import Sampler
+from signalbox_worker.sampling.torch_sampler import TorchSampler
+
+_DRAWS_A_SEQUENCE = 4  # that are kept for the next step, on average; prompts draw for n at once
 
 
 class Marks(NamedTuple):
@@ -57,43 +68,49 @@ class LaunchedStep:
 
 
 class AsyncExecutor(TorchExecutor):
-    """A `TorchExecutor` that is launched."""
+    """A `TorchExecutor` that is launched; `use_graphs` makes its steps graphs."""
 
     def __init__(
-        self,
-        model: Model,
-        attention: AttentionBackend,
-        sampler: Sampler[Tensor],
-        device: torch.device,
-        *,
-        compute: Stream,
-        packer: InputPacker,
-        drawn: Tensor,
-        drawing: DeviceDrawing | None,
-        graphs: StepGraphs | None,
-        vocab_size: int,
+        self, loaded: LoadedModel, cache_config: CacheConfig, planning: DevicePlanning
     ) -> None:
-        """Args: drawn: int64, what keeps draws for the next step; `graphs` read it too."""
-        super().__init__(model, attention, sampler, device)
-        self._vocab_size = vocab_size
-        assert isinstance(attention, DevicePlanning)
-        self.graphs = graphs
-        self._planning: DevicePlanning = attention
-        self._compute = compute
-        self._packer = packer
-        self._drawn = drawn
-        self._drawing = drawing
+        super().__init__(loaded, cache_config)
+        device, self._compute = loaded.device, streams_of(loaded.device).compute
+        self._planning = planning
+        self._pinned = PinnedBuffers(device, self._compute)
+        self._packer = InputPacker(device, self._pinned)
+        self._drawing = _drawing(loaded.sampler, self._packer)
+        num_draws = _DRAWS_A_SEQUENCE * cache_config.max_num_seqs
+        self._drawn = torch.zeros(num_draws, dtype=torch.int64, device=device)
+        """Draws that are kept for the next step; graphs read it too."""
 
-    def bind(self, pool: Tensor) -> None:
-        if self.graphs is not None:
-            self.graphs.forget()  # they work on the old pool
-        super().bind(pool)
+    def use_graphs(self, recorder: GraphRecorder, *, max_tokens: int) -> None:
+        """Args: max_tokens: tokens of the largest mixed step that is a graph."""
+        most = self._cache_config.num_batched_tokens(self._device.type)
+        self.graphs = StepGraphs(
+            self.loaded,
+            self._planning,
+            recorder,
+            pinned=self._pinned,
+            drawn=self._drawn,
+            sizes=graph_sizes(
+                max_num_seqs=self._cache_config.max_num_seqs, max_tokens=min(max_tokens, most)
+            ),
+        )
 
-    def execute(self, batch: Batch) -> BatchOutput:
-        return self.launch(batch).samples()
+    @property
+    def launches(self) -> bool:
+        return True
 
+    @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
         """Enqueues a batch; one that names draws of the batch before comes right after it."""
+        with self._computing(self._use_of(batch)):
+            return self._launch(batch)
+
+    def _execute(self, batch: Batch) -> BatchOutput:
+        return self._launch(batch).samples()
+
+    def _launch(self, batch: Batch) -> LaunchedStep:
         begin = self._compute.record(is_timed=True)
         with span("forward"):
             hidden, logits, row_of = self._enqueue(batch)
@@ -115,7 +132,7 @@ class AsyncExecutor(TorchExecutor):
 
         The hidden states are None if they are not needed, the others are as in `_row_logits`.
         """
-        if self.graphs is not None and (size := self.graphs.size_for(batch)) is not None:
+        if (size := self.graphs.size_for(batch)) is not None:
             return None, *self.graphs.run(batch, size)
         hidden = self._forward(batch)
         return hidden, *self._row_logits(hidden, batch)
@@ -138,7 +155,7 @@ class AsyncExecutor(TorchExecutor):
 
     def _draw(self, batch: Batch, logits: Tensor, row_of: Int64Array | None) -> DeviceDraws | None:
         """Returns draws that stay on the device; None if the host must wait for them."""
-        if self._drawing is None or batch.prompt_rows is not None:
+        if batch.prompt_rows is not None:
             return None
         if len(batch.rows) > len(self._drawn) or not self._drawing.can_draw(batch.rows):
             return None
@@ -161,7 +178,7 @@ class AsyncExecutor(TorchExecutor):
     def _send_back(self, draws: DeviceDraws) -> Callable[[], BatchOutput]:
         """Keeps the draws for the next step; returns what reads them when they have arrived."""
         kept = self._drawn[: len(draws.token_ids)].copy_(draws.token_ids)
-        kept.clamp_(0, self._vocab_size - 1)  # of a row that failed, too: it is looked up
+        kept.clamp_(0, self.model.vocab_size - 1)  # of a row that failed, too: it is looked up
         return draws.read(self._on_host)
 
     def _on_host(self, tensor: Tensor) -> Tensor:
@@ -173,3 +190,16 @@ class AsyncExecutor(TorchExecutor):
 
 def _same(samples: BatchOutput) -> BatchOutput:
     return samples
+
+
+def _drawing(sampler: Sampler[Tensor], packer: InputPacker) -> DeviceDrawing:
+    if isinstance(sampler, TorchSampler):
+        return PlainDraws(packer)
+    if not triton.is_installed():
+        return NoDraws()
+    from signalbox_worker.sampling.triton_sampler import TritonSampler
+
+    if not isinstance(sampler, TritonSampler):
+        return NoDraws()
+    sampler.packer = packer
+    return sampler

@@ -8,15 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signalbox_worker.attention import AttentionBackend
 from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.config import CacheConfig
 from signalbox_worker.device.spans import span
 from signalbox_worker.executors.torch_executor import TorchExecutor
-from signalbox_worker.models import Model
+from signalbox_worker.loading.loaded_model import LoadedModel
 from signalbox_worker.pooling.hidden_states import Sums
 from signalbox_worker.pooling.pooler import Pooler
-from signalbox_worker.sampling.sampler import Sampler
 
 
 class DeviceStates:
@@ -53,21 +52,14 @@ class DeviceStates:
 class PoolingExecutor(TorchExecutor):
     """A `TorchExecutor` whose sequences end in vectors."""
 
-    def __init__(
-        self,
-        model: Model,
-        attention: AttentionBackend,
-        sampler: Sampler[Tensor],
-        device: torch.device,
-        pooler: Pooler,
-    ) -> None:
-        super().__init__(model, attention, sampler, device)
-        self._encoder, self._pooler = model, pooler
+    def __init__(self, loaded: LoadedModel, cache_config: CacheConfig, pooler: Pooler) -> None:
+        super().__init__(loaded, cache_config)
+        self._pooler = pooler
 
-    def execute(self, batch: Batch) -> BatchOutput:
+    def _execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()
         with span("forward"):
-            states = DeviceStates(self._forward(batch), self._encoder.normed)
+            states = DeviceStates(self._forward(batch), self._model.normed)
             self._synchronize()
         forwarded = time.perf_counter_ns()
         with span("pool"):

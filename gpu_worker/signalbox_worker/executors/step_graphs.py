@@ -20,10 +20,10 @@ from torch import Tensor
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.device.graphs import Graph, GraphRecorder, NotCapturable
-from signalbox_worker.device.input_transfer import StepInputs
+from signalbox_worker.device.input_transfer import PinnedBuffers, StepInputs
 from signalbox_worker.executors.graph_inputs import GraphBuffers, GraphSize
 from signalbox_worker.layers import AttentionPlan, ForwardContext
-from signalbox_worker.models import Model
+from signalbox_worker.loading.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
 
@@ -74,47 +74,81 @@ def graph_sizes(*, max_num_seqs: int, max_tokens: int) -> list[GraphSize]:
     return decode + mixed
 
 
-class StepGraphs:
-    """The graphs of one model, over the pool that its attention is bound to."""
-
-    def __init__(
-        self,
-        *,
-        model: Model,
-        attention: DevicePlanning,
-        recorder: GraphRecorder,
-        buffers: GraphBuffers,
-        drawn: Tensor,
-        vocab_size: int,
-        sizes: Sequence[GraphSize],
-        num_ranks: int = 1,
-    ) -> None:
-        """Makes none yet.
-
-        Args:
-            drawn: int64, the draws of the step before, which `fed_from` are indices into.
-            num_ranks: that record the same graphs at the same time.
-        """
-        self._model = model
-        self._attention = attention
-        self._recorder = recorder
-        self._buffers = buffers
-        self._drawn = drawn
-        self._decode = [size for size in sizes if size.is_decode]
-        self._mixed = [size for size in sizes if not size.is_decode]
-        self._num_ranks = num_ranks
-        max_seqs = max(size.num_seqs for size in sizes)
-        self._logits = torch.zeros(max_seqs, vocab_size, device=drawn.device)
-        self._graphs: dict[GraphSize, Graph] = {}
+class NoGraphs:
+    """Graphs of a model that has none: every step is launched kernel by kernel."""
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return 0
 
     def capture(self) -> None:
         """Records all sizes, or none where that cannot be: then steps stay eager.
 
         Raises MemoryError on one of several ranks.
         """
+
+    def forget(self) -> None:
+        """Drops the graphs, so that the pool that they work on may change."""
+
+    def measure(self) -> int:
+        """Returns how much memory all graphs will take, by recording the two largest of each kind.
+
+        Raises MemoryError on one of several ranks.
+        """
+        return 0
+
+    def size_for(self, batch: Batch) -> GraphSize | None:
+        """Returns the smallest graph that has room for the batch; None if there is none."""
+        return None
+
+    def run(self, batch: Batch, size: GraphSize) -> tuple[Tensor | None, Int64Array | None]:
+        """Enqueues a batch in the graph that `size_for` has named.
+
+        Returns:
+            [*, vocab_size] float32 logits until the next run, and the index that each draw has in
+            them; None for logits without a draw, and for an index that counts the draws.
+        """
+        raise NotImplementedError
+
+
+class StepGraphs(NoGraphs):
+    """The graphs of one model, over the pool that its attention is bound to."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        attention: DevicePlanning,
+        recorder: GraphRecorder,
+        *,
+        pinned: PinnedBuffers,
+        drawn: Tensor,
+        sizes: Sequence[GraphSize],
+    ) -> None:
+        """Makes none yet.
+
+        Args:
+            drawn: int64, the draws of the step before, which `fed_from` are indices into.
+        """
+        self._model = loaded.model
+        self._attention = attention
+        self._recorder = recorder
+        self._buffers = GraphBuffers(
+            sizes=sizes,
+            max_blocks=-(-loaded.info.max_model_len // loaded.block_size),
+            device=drawn.device,
+            pinned=pinned,
+        )
+        self._drawn = drawn
+        self._decode = [size for size in sizes if size.is_decode]
+        self._mixed = [size for size in sizes if not size.is_decode]
+        self._num_ranks = loaded.group.size  # record the same graphs at the same time
+        max_seqs = max(size.num_seqs for size in sizes)
+        self._logits = torch.zeros(max_seqs, loaded.info.vocab_size, device=drawn.device)
+        self._graphs: dict[GraphSize, Graph] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self) -> None:
         self.forget()
         try:
             for size in (*reversed(self._mixed), *reversed(self._decode)):
@@ -133,14 +167,9 @@ class StepGraphs:
             )
 
     def forget(self) -> None:
-        """Drops the graphs, so that the pool that they work on may change."""
         self._graphs.clear()
 
     def measure(self) -> int:
-        """Returns how much memory all graphs will take, by recording the two largest of each kind.
-
-        Raises MemoryError on one of several ranks.
-        """
         before = self._recorder.used_bytes()
         total, taken = 0, 0
         try:
@@ -167,7 +196,6 @@ class StepGraphs:
             ) from None
 
     def size_for(self, batch: Batch) -> GraphSize | None:
-        """Returns the smallest graph that has room for the batch; None if there is none."""
         if not self._graphs or batch.prompt_rows is not None:
             return None
         if batch.block_tables.shape[1] > self._buffers.max_blocks:
@@ -180,12 +208,6 @@ class StepGraphs:
         return sizes[index]
 
     def run(self, batch: Batch, size: GraphSize) -> tuple[Tensor | None, Int64Array | None]:
-        """Enqueues a batch in the graph that `size_for` has named.
-
-        Returns:
-            [*, vocab_size] float32 logits until the next run, and the index that each draw has in
-            them; None for logits without a draw, and for an index that counts the draws.
-        """
         drawing, row_of = batch.rows.drawing_tokens()
         num_logits = len(drawing)
         if size.is_decode:  # has the logits of all tokens

@@ -28,11 +28,12 @@ from signalbox_worker.device.streams import Stream, Streams
 from signalbox_worker.kv_cache.block_dependencies import BlockUse, WorkUnderWay
 from signalbox_worker.kv_cache.copy_timer import CopyClock
 from signalbox_worker.kv_cache.host_pool import SwapMemory
+from signalbox_worker.kv_cache.pools import Pools
 
 _NONE: Int64Array = np.empty(0, dtype=np.int64)
 
 
-class CacheEngine:
+class CacheEngine(Pools):
     """Both pools, zeroed at first. Pageable RAM is not taken before it is written to."""
 
     def __init__(
@@ -61,8 +62,15 @@ class CacheEngine:
         self._closing = finalize(self, _end, self._copying, self._compute, self._swap_memory)
         self._closing.atexit = False  # the system does it, and CUDA may be gone by then
 
+    @property
+    def gpu_bytes(self) -> int:
+        return self.gpu_pool.nbytes
+
+    @property
+    def cpu_bytes(self) -> int:
+        return self.cpu_pool.nbytes
+
     def apply(self, sections: Step) -> int:
-        """Moves the blocks that a section names; returns the nanoseconds that this takes."""
         start, moves = time.monotonic_ns(), sections.block_moves
         for name, move, mapping in (
             ("swap_out", self.swap_out, moves.swap_out),
@@ -110,18 +118,13 @@ class CacheEngine:
         return self._clock.pop_ns()
 
     def cpu_block(self, index: int) -> memoryview:
-        """Returns the bytes of a block of the CPU pool."""
         return self.cpu_pool[index].numpy().data
 
     def copies_begun(self) -> Callable[[], None]:
-        """Returns a function, for any thread, that waits until the swaps so far have ended."""
         return self._copying.record().wait
 
     def close(self) -> None:
-        """Waits for unfinished copies; the pools are not used afterwards.
-
-        An engine that is not closed does so when it is deleted.
-        """
+        """An engine that is not closed does so when it is deleted."""
         self._closing()
 
     def _swap(

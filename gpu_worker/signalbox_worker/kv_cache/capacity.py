@@ -53,60 +53,58 @@ class RankShare:
 WHOLE = RankShare()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a loaded model takes of a device beside its weights."""
+
+    block_size: int
+    block_bytes: int
+    max_model_len: int
+    computes_whole: bool = False
+    """True if sequences are not cut, so that the longest is a step."""
+    step_divisor: int = 1
+    """A step of so much fewer tokens and sequences is run, and its memory multiplied; for programs
+    whose memory grows no faster than these."""
+    others_bytes: int = 0
+    """Bytes of the device in use before this worker took any."""
+    graphs_bytes: int = 0
+    """Bytes that graphs will take, which are not there yet."""
+    adapters_bytes: int = 0
+    """Bytes that are reserved for adapters, less those of adapters that are loaded."""
+
+
 def measure_capacity(
-    *,
     cache_config: CacheConfig,
-    block_size: int,
-    max_model_len: int,
-    block_bytes: int,
+    model: Footprint,
     device: MeasuredDevice,
     execute: Callable[[Batch], None],
+    *,
     share: RankShare = WHOLE,
-    others_bytes: int = 0,
-    graphs_bytes: int = 0,
-    adapters_bytes: int = 0,
-    step_divisor: int = 1,
-    computes_whole: bool = False,
     store: StoreCapacity | None = None,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
-        step_divisor: a step of so much fewer tokens and sequences is run, and its memory
-            multiplied; for programs whose memory grows no faster than these.
         share: of RAM, and of what is asked for.
-        others_bytes: of the device, in use before this worker took any.
-        graphs_bytes: what graphs will take, which are not there yet.
-        adapters_bytes: what is reserved for adapters, less what those have that are loaded.
-        computes_whole: True if sequences are not cut, so that the longest is a step.
         store: that of the rank, whose blocks pass through swap space.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
-    activations, tokens_per_s = _measure_step(
-        cache_config,
-        device,
-        execute,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        divisor=step_divisor,
-        # On a CPU, whose memory is shared, it would delay the start for little.
-        least_tokens=max_model_len if computes_whole and device.type == "cuda" else 0,
-    )
+    activations, tokens_per_s = _measure_step(cache_config, model, device, execute)
     budget = _budget(
         cache_config,
         device,
-        activations + graphs_bytes + adapters_bytes,
+        activations + model.graphs_bytes + model.adapters_bytes,
         share=share,
-        others_bytes=others_bytes,
+        others_bytes=model.others_bytes,
     )
-    useful = cache_config.max_num_seqs * -(-max_model_len // block_size)
+    useful = cache_config.max_num_seqs * -(-model.max_model_len // model.block_size)
     capacity = WorkerCapacity(
-        block_size=block_size,
-        num_gpu_blocks=min(budget // block_bytes, useful),
+        block_size=model.block_size,
+        num_gpu_blocks=min(budget // model.block_bytes, useful),
         num_cpu_blocks=_num_swap_blocks(
-            cache_config, device, share=share, block_bytes=block_bytes, useful=useful
+            cache_config, device, share=share, block_bytes=model.block_bytes, useful=useful
         ),
-        block_bytes=block_bytes,
+        block_bytes=model.block_bytes,
         max_num_seqs=cache_config.max_num_seqs,
         max_num_batched_tokens=num_tokens,
         copy_bytes_per_s=device.copy_bytes_per_s(),
@@ -121,30 +119,29 @@ def measure_capacity(
             f"the {store.kind} tier takes swap space, through which its blocks pass, and there is"
             " none; raise --swap-space, or leave --kv-disk and --kv-store out"
         )
-    _check(capacity, budget, device, share, adapters_bytes)
+    _check(capacity, budget, device, share, model.adapters_bytes)
     return capacity
 
 
 def _measure_step(
     cache_config: CacheConfig,
+    model: Footprint,
     device: MeasuredDevice,
     execute: Callable[[Batch], None],
-    *,
-    max_model_len: int,
-    block_size: int,
-    divisor: int,
-    least_tokens: int,
 ) -> tuple[int, float]:
     """Returns the bytes that the largest step takes, and its tokens per second. Raises
     MemoryError."""
-    num_tokens = max(least_tokens, cache_config.num_batched_tokens(device.type))
+    num_tokens, divisor = cache_config.num_batched_tokens(device.type), model.step_divisor
+    if model.computes_whole and device.type == "cuda":
+        # On a CPU, whose memory is shared, it would delay the start for little.
+        num_tokens = max(num_tokens, model.max_model_len)
     num_seqs = -(-cache_config.max_num_seqs // divisor)
     num_run = max(num_seqs, -(-num_tokens // divisor))
     batch = largest_batch(
         num_tokens=num_run,
         num_seqs=num_seqs,
-        max_model_len=max_model_len,
-        block_size=block_size,
+        max_model_len=model.max_model_len,
+        block_size=model.block_size,
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
         top_p=1.0 if device.type == "cpu" else 0.9,
     )

@@ -4,8 +4,8 @@ Elsewhere is a store, or the CPU pool of another worker. Transfers go on beside 
 classes here transfer nothing: a lease calls them without asking whether there is anything to do.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
@@ -16,23 +16,11 @@ from signalbox_contract.sections.store_moves import (
     StoreMoves,
 )
 from signalbox_rpc.metrics.sample import Sample
+from signalbox_worker.kv_cache.pools import Pools
 
 if TYPE_CHECKING:
     from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
     from signalbox_worker.kv_store.transfer import Transfer
-
-
-class CpuPool(Protocol):
-    """The blocks that are transferred."""
-
-    def cpu_block(self, index: int) -> memoryview:
-        """Returns the bytes of a block."""
-        ...
-
-    def copies_begun(self) -> Callable[[], None]:
-        """Returns a function, for any thread, that waits until the copies to and from the pool that
-        have begun so far have ended."""
-        ...
 
 
 class BlockReader:
@@ -71,7 +59,7 @@ class BlockTransfers:
         """The store that the worker announces; None without one."""
         return None
 
-    def bind(self, pool: CpuPool) -> None:
+    def bind(self, pools: Pools) -> None:
         """Transfers blocks of a new pool from now on; the transfers of the one before end."""
 
     def unbind(self) -> None:

@@ -13,10 +13,10 @@ from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark, Fetch, Lend, MoveResult, StoreMoves
 from signalbox_rpc.metrics.sample import Sample, gauges
+from signalbox_worker.kv_cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv_store.block_transfers import (
     BlockReader,
     BlockTransfers,
-    CpuPool,
 )
 from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.kv_store.transfer import Transfer
@@ -45,16 +45,6 @@ class ExportedBlocks:
         return block if self.transfer.copy_out(index, memoryview(block)) else None
 
 
-class _NoPool:
-    """The pool before `bind`."""
-
-    def cpu_block(self, index: int) -> memoryview:
-        raise RuntimeError("init_cache_engine comes first")
-
-    def copies_begun(self) -> Callable[[], None]:
-        raise RuntimeError("init_cache_engine comes first")
-
-
 class PoolTransfers(BlockTransfers):
     """The transfers of all pools that a runner has, one after the other."""
 
@@ -62,7 +52,7 @@ class PoolTransfers(BlockTransfers):
         super().__init__()
         self.store = store
         self._clock = clock
-        self._pool: CpuPool = _NoPool()
+        self._pools: Pools = NO_POOLS
         self._reader = BlockReader()
         self._exports: dict[int, ExportedBlocks] = {}
         self._tickets: dict[bytes, ExportedBlocks] = {}
@@ -72,15 +62,15 @@ class PoolTransfers(BlockTransfers):
     def store_capacity(self) -> StoreCapacity | None:
         return self.store.capacity
 
-    def bind(self, pool: CpuPool) -> None:
+    def bind(self, pools: Pools) -> None:
         self.unbind()
-        self._pool = pool
+        self._pools = pools
 
     def unbind(self) -> None:
         self._cancel(self._pending)
         for transfer in list(self._pending.values()):
             self._forget(transfer)
-        self._pool = _NoPool()
+        self._pools = NO_POOLS
 
     def connect(self, reader: BlockReader) -> None:
         self._reader = reader
@@ -141,8 +131,8 @@ class PoolTransfers(BlockTransfers):
         """Returns a transfer of blocks of the pool that is not one of these."""
         if not keys:
             raise ValueError("a transfer names at least one block")
-        blocks = [self._pool.cpu_block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
-        return Transfer(move_id, keys, blocks, self._pool.copies_begun(), with_peer=with_peer)
+        blocks = [self._pools.cpu_block(index) for _, index in zip(keys, cpu_blocks, strict=True)]
+        return Transfer(move_id, keys, blocks, self._pools.copies_begun(), with_peer=with_peer)
 
     def redeem(self, ticket: bytes) -> ExportedBlocks | None:
         exported = self._tickets.pop(ticket, None)

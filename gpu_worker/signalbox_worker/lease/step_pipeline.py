@@ -18,9 +18,9 @@ import numpy as np
 
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult
-from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
 from signalbox_worker.execution_thread import Unfinished
-from signalbox_worker.runner.runner import Launched, Runner
+from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sequences.sequence_table import BookedBatch, SequenceTable
 
 FinishResult = Callable[[StepResult, BatchOutput], StepResult]

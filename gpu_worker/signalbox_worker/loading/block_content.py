@@ -18,14 +18,14 @@ from typing import Any
 import signalbox_kernels
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_worker.batch.stage_layers import StageLayers
-from signalbox_worker.config import ModelConfig
+from signalbox_worker.kv_cache.capacity import Footprint
 from signalbox_worker.loading.content_files import (
     ContentFile,
     Digests,
     content_digest,
     yield_to_others,
 )
-from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.runner_config import RunnerConfig
 
 _SOURCES = (Path(__file__).parents[1], Path(str(signalbox_kernels.__file__)).parent)
 _SUFFIXES = (".py", ".cpp", ".h")
@@ -66,39 +66,40 @@ class BlockContent:
 
 
 def describe(
-    model_config: ModelConfig,
+    config: RunnerConfig,
     info: ModelInfo,
     files: tuple[ContentFile, ...],
     *,
-    config: object,
-    block_size: int,
-    block_bytes: int,
-    backends: object,
-    parallel: ParallelConfig,
+    described: object,
+    footprint: Footprint,
+    form: object,
     layers: StageLayers,
 ) -> BlockContent:
     """Describes the blocks of a rank.
 
     Args:
-        config: what the model's family read of its configuration, overrides included.
-        backends: what computes; it decides the layout within a block.
-        parallel, layers: part of the model that the rank has.
+        described: what the model's family read of its configuration, overrides included.
+        form: what computes; it decides the layout within a block.
+        layers: part of the model that the rank's stage has.
     """
+    model_config, parallel = config.model, config.parallel
     about: dict[str, Any] = {name: getattr(model_config, name) for name in _OF_BLOCKS}
     about |= {
         "architecture": info.architecture,
         "arithmetic": str(info.arithmetic),
-        "backends": _ADDRESS.sub("", str(backends)),
-        "block": (block_size, block_bytes),
+        "backends": _ADDRESS.sub("", str(form)),
+        "block": (footprint.block_size, footprint.block_bytes),
         "code": _digest(file.path for file in files if file.path.suffix in _CODE),
-        "config": _ADDRESS.sub("", str(config)),
+        "config": _ADDRESS.sub("", str(described)),
         "dtype": info.dtype,
         "max_model_len": info.max_model_len,  # it chooses the factors of some rotary embeddings
         "packages": {name: _version(name) for name in _PACKAGES},
         "plugins": model_config.plugins,
         "rank": (parallel.tensor_rank, parallel.tensor_parallel_size, layers.start, layers.stop),
     }
-    return BlockContent(files, block_bytes, json.dumps(about, sort_keys=True), info.fingerprint)
+    return BlockContent(
+        files, footprint.block_bytes, json.dumps(about, sort_keys=True), info.fingerprint
+    )
 
 
 def format_of_ranks(formats: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from signalbox_kernels.triton.kernel_cache import use_kernel_cache
 from signalbox_worker.attention import AttentionBackend, choose_attention_backend
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.checkpoints.quantization import choose_quantization, describe_form
-from signalbox_worker.config import INT16, CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.config import INT16, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
 from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.device.keys import Keys
@@ -27,13 +27,14 @@ from signalbox_worker.loading.adapter_loader import AdapterLoader
 from signalbox_worker.loading.attention_shape import attention_shape
 from signalbox_worker.loading.dummy_weights import dummy_placement
 from signalbox_worker.loading.model_source import ModelSource
-from signalbox_worker.loading.opened_model import OpenedModel, model_info, open_with_config
+from signalbox_worker.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.loading.pooling_model import not_pooled
 from signalbox_worker.loading.weight_loader import load_weights
 from signalbox_worker.models import Model
 from signalbox_worker.models.few_rows import choose_products
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.pooling.pooler import Pooler
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.sampling.sampler import Sampler
 from signalbox_worker.sampling.sampler_factory import describe_sampler, make_sampler
 
@@ -69,30 +70,27 @@ class LoadedModel:
 
 
 def load_model(
-    model_config: ModelConfig,
-    cache_config: CacheConfig,
-    parallel_config: ParallelConfig,
-    device_config: DeviceConfig,
+    opened: OpenedModel,
+    config: RunnerConfig,
     *,
-    progress: ReportProgress,
     keys: Keys | None,
-    layers: StageLayers | None,
-    opened: OpenedModel | None,
+    layers: StageLayers,
+    progress: ReportProgress,
     why_not_natively: str,
 ) -> LoadedModel:
-    """Loads a model that is opened, or opens it.
+    """Loads a model that is opened.
 
     Args:
         keys: where tensor-parallel ranks meet.
-        layers: those of this rank's pipeline stage; None has all.
+        layers: those of this rank's pipeline stage.
         why_not_natively: what keeps the model from running natively.
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
-    device = _device(device_config, parallel_config)
+    model_config, cache_config, device_config = config.model, config.cache, config.device
+    device = _device(device_config, config.parallel)
     others_bytes = bytes_in_use(device)
-    group = replace(join(parallel_config, device, keys), layers=layers)
-    opened = opened or open_with_config(model_config, progress)
+    group = replace(join(config.parallel, device, keys), layers=layers)
     if model_config.dtype == INT16:
         raise ModelError(
             f"dtype is '{INT16}', which takes a native program, but {why_not_natively}; use 'auto'"

@@ -5,6 +5,7 @@ Hugging Face's checkpoints.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -13,14 +14,12 @@ from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.group import Group
-from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.native import best_isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import Adapted, ProgramBuilder
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row
-from signalbox_worker.batch.stage_layers import StageLayers, all_layers
 from signalbox_worker.checkpoints.kv_scales import KVScales
-from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.native.matrices import joined
 from signalbox_worker.native.product_rows import ProductRows
 from signalbox_worker.native.program_parts import ACTIVATIONS, RESIDUAL, program_shape, rotary_table
@@ -35,21 +34,26 @@ from signalbox_worker.native.weight_shapes import (
 from signalbox_worker.native.weights import Weights
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVForm:
+    """Form of the KV cache."""
+
+    block_size: int
+    dtype: str
+    """"float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations."""
+    scales: KVScales
+    """Scales of K and V in "fp8", for all layers of the model."""
+
+
 def compile_decoder(
-    config: DecoderConfig,
     weights: Weights,
+    kv: KVForm,
     *,
-    block_size: int,
     max_model_len: int,
     num_threads: int,
-    stage: StageLayers | None = None,
-    factors: Row = Row.CODES,
-    kv_dtype: str = "auto",
-    kv_scales: KVScales | None = None,
-    max_lora_rank: int = 0,
-    isa: Isa | None = None,
-    group: Group | None = None,
-    first_token: int = 0,
+    factors: Row,
+    max_lora_rank: int,
+    group: Group | None,
 ) -> Program:
     """Makes a program of a decoder's weights, which are read and packed one by one.
 
@@ -57,36 +61,28 @@ def compile_decoder(
     float32.
 
     Args:
-        stage: layers of a pipeline stage; None has all.
         factors: rows that blocks are multiplied with: codes, wide ones, or elements.
-        kv_dtype: "float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations.
-        kv_scales: of K and V in "fp8", for all layers of the model; None for 1.0.
         max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
-        group: tensor-parallel ranks, of one of which `config` and `weights` are; None is one rank.
-        first_token: that of the first rows of embedding and head.
+        group: tensor-parallel ranks, of one of which the weights are; None is one rank.
     """
-    isa = best_isa() if isa is None else isa
-    stage = stage or all_layers(config.num_layers)
+    isa, config = best_isa(), weights.share.config
     shape = program_shape(
         config,
         weights.dtype,
         isa=isa,
-        block_size=block_size,
-        num_layers=len(stage),
-        kv_dtype=kv_dtype,
+        block_size=kv.block_size,
+        num_layers=len(weights.stage),
+        kv_dtype=kv.dtype,
     )
     builder = ProgramBuilder(shape, Arena())
     compiler = _Compiler(
         builder,
-        config,
         weights,
-        stage,
         factors=factors,
-        kv_scales=kv_scales or ((1.0, 1.0),) * config.num_layers,
+        kv_scales=kv.scales,
         max_model_len=max_model_len,
         max_lora_rank=max_lora_rank,
         is_divided=group is not None,
-        first_token=first_token,
     )
     compiler.add()
     rotary = rotary_table(config.rope, config.head_size, max_model_len)
@@ -99,25 +95,23 @@ class _Compiler:
     def __init__(
         self,
         builder: ProgramBuilder,
-        config: DecoderConfig,
         weights: Weights,
-        stage: StageLayers,
         *,
         factors: Row,
         kv_scales: KVScales,
         max_model_len: int,
         max_lora_rank: int,
         is_divided: bool,
-        first_token: int,
     ) -> None:
+        config = weights.share.config
         heads = config.num_heads * config.head_size
         keys = config.num_kv_heads * config.head_size
         self._builder, self._config, self._weights = builder, config, weights
-        self._stage = stage
+        self._stage = weights.stage
         self._kv_scales = kv_scales
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         assert self._residual == RESIDUAL
-        self._first_token = first_token
+        self._first_token = weights.share.tokens.start
         self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
         self._normed = ProductRows(builder, config.hidden_size, factors=factors)
         whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own

@@ -8,6 +8,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays
 from signalbox_worker.batch.arrays import FloatArray, Int64Array
@@ -15,35 +16,102 @@ from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import TokenRuns
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
 from signalbox_worker.batch.stage_layers import StageLayers
+from signalbox_worker.device.device_errors import DeviceLost
+from signalbox_worker.device.inspection import BackendInUse, ProfileOptions
 from signalbox_worker.device.spans import span
+from signalbox_worker.executors.executor import Executor
 from signalbox_worker.executors.prompt_logprobs import parts_of, prompt_logprobs
+from signalbox_worker.kv_cache.block_pools import BlockPools
+from signalbox_worker.kv_cache.capacity import Footprint
+from signalbox_worker.kv_cache.measured_device import HostDevice
+from signalbox_worker.native.native_model import NativeModel
 from signalbox_worker.native.program_parts import RESIDUAL
+from signalbox_worker.native.recording import NativeRecording
 from signalbox_worker.sampling.sampler import NOT_FINITE, Sampler
 
+_STEP_DIVISOR = 8
+"""Part of the largest step that a start runs; its attention is by blocks, so that all buffers grow
+with tokens and rows."""
 
-class NativeExecutor:
+
+class NativeExecutor(Executor):
     """A program with the sampler for what it does not draw itself."""
+
+    backends = (BackendInUse("attention", "native"), BackendInUse("sampling", "native"))
 
     def __init__(
         self,
-        program: Program,
-        sampler: Sampler[FloatArray],
-        stage: StageLayers,
+        loaded: NativeModel,
+        layers: StageLayers,
         *,
+        group: Group | None = None,
         draws: bool = True,
     ) -> None:
         """Args:
-        stage: layers of the program.
+        layers: those of the program.
+        group: tensor-parallel ranks of the stage; None if there is one.
         draws: False if another rank gets the logits that this one has a part of.
         """
-        self._stage, self._draws = stage, draws
-        self.program = program
-        self.sampler = sampler
-        self._vocab_size = program.shape.vocab_size
+        self.model, self.adapters = loaded.info, loaded.adapters
+        self.program: Program = loaded.program
+        self.sampler: Sampler[FloatArray] = loaded.sampler
+        self.layers, self.device = layers, HostDevice()
+        self.weights_bytes = self.program.weights_bytes
+        self._group, self._draws = group, draws
+        self._vocab_size = self.program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
+        self.drop_pools()
+
+    @property
+    def footprint(self) -> Footprint:
+        shape = self.program.shape
+        return Footprint(
+            block_size=shape.block_size,
+            block_bytes=shape.block_bytes,
+            max_model_len=self.model.max_model_len,
+            step_divisor=_STEP_DIVISOR,
+            adapters_bytes=self.adapters.memory.left,
+        )
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        return self.backends, self.program.weights
+
+    def make_pools(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> BlockPools:
+        pools = BlockPools(
+            num_gpu_blocks=num_gpu_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            block_bytes=self.program.shape.block_bytes,
+        )
+        self.program.bind(pools.gpu_pool)
+        return pools
+
+    def drop_pools(self) -> None:
+        self.program.bind(np.zeros((1, self.program.shape.block_bytes), dtype=np.uint8))
+
+    @property
+    def num_collectives(self) -> int:
+        return 0 if self._group is None else self._group.num_joined
+
+    @property
+    def collective_ns(self) -> int:
+        return 0 if self._group is None else self._group.waited_ns
+
+    def abort_collectives(self) -> None:
+        if self._group is not None:
+            self._group.call_off()
+
+    def begin_recording(self, options: ProfileOptions) -> NativeRecording:
+        return NativeRecording(options, self.program)
 
     def execute(self, batch: Batch) -> BatchOutput:
-        if not self._stage.is_last:
+        try:
+            return self._execute(batch)
+        except CalledOff as error:
+            raise DeviceLost(str(error)) from None
+
+    def _execute(self, batch: Batch) -> BatchOutput:
+        if not self.layers.is_last:
             return self._execute_stage(batch)
         start = time.perf_counter_ns()
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)

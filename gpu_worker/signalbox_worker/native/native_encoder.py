@@ -8,7 +8,7 @@ from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProg
 from signalbox_kernels.floats import DTYPES
 from signalbox_worker.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.checkpoints.quantization import describe_form
-from signalbox_worker.config import USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.config import USUAL_BLOCK_SIZE, ModelConfig
 from signalbox_worker.loading.dummy_source import DummySource
 from signalbox_worker.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.models.encoder_config import BertConfig, EncoderConfig
@@ -27,6 +27,7 @@ from signalbox_worker.native.program_parts import ACTIVATIONS
 from signalbox_worker.native.random_weights import random_tensors
 from signalbox_worker.native.threads import default_num_threads
 from signalbox_worker.quantised.configuration import quantised_checkpoint
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.sampling.native_sampler import CpuSampler
 
 logger = logging.getLogger(__name__)
@@ -47,20 +48,15 @@ def why_no_encoder(opened: OpenedModel, model_config: ModelConfig) -> str | None
 
 
 def load_encoder_natively(
-    opened: OpenedModel,
-    model_config: ModelConfig,
-    cache_config: CacheConfig,
-    device_config: DeviceConfig,
-    *,
-    progress: ReportProgress,
+    opened: OpenedModel, settings: RunnerConfig, *, progress: ReportProgress
 ) -> NativeModel:
     """Loads an encoder of which `why_not_natively` is None. Raises ModelError."""
-    source, config = opened.source, opened.config
+    source, config, model_config = opened.source, opened.config, settings.model
     assert isinstance(config, EncoderConfig), "other models are decoders"
     assert opened.pooling is not None, "an encoder without pooling is refused when it is opened"
     dtype = dtype_name(model_config.dtype, is_half=source.is_half)
     info = model_info(model_config, opened, dtype)
-    num_threads = device_config.num_threads or default_num_threads()
+    num_threads = settings.device.num_threads or default_num_threads()
     logger.info("%s", describe_form(source.sizes, dtype, None, None))
     progress(StartupProgress(StartupPhase.LOAD))
     is_dummy = isinstance(source, DummySource)
@@ -73,7 +69,7 @@ def load_encoder_natively(
     program = compile_encoder(
         config,
         weights,
-        block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
+        block_size=settings.cache.block_size or USUAL_BLOCK_SIZE,
         max_model_len=info.max_model_len,
         num_threads=num_threads,
     )

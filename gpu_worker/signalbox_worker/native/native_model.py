@@ -17,28 +17,28 @@ from signalbox_kernels.structs import Row
 from signalbox_worker.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.batch.stage_layers import StageLayers
-from signalbox_worker.checkpoints.kv_scales import check_kv_scheme, read_kv_scales
+from signalbox_worker.checkpoints.kv_scales import KVScales, check_kv_scheme, read_kv_scales
 from signalbox_worker.checkpoints.quantization import (
     Quantization,
     choose_quantization,
     describe_form,
 )
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
-from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE
 from signalbox_worker.loading.dummy_source import DummySource
 from signalbox_worker.loading.model_source import ModelSource
 from signalbox_worker.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.models.decoder_config import DecoderConfig
-from signalbox_worker.native.decoder_compiler import compile_decoder
+from signalbox_worker.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.native.fused_weights import without_fused
 from signalbox_worker.native.native_adapters import NativeAdapters
 from signalbox_worker.native.random_weights import random_tensors
 from signalbox_worker.native.tensor_share import tensor_share
 from signalbox_worker.native.threads import default_num_threads
 from signalbox_worker.native.weight_shapes import NORM, module_shapes, weight_shapes
-from signalbox_worker.native.weights import Weights
-from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.native.weights import WeightForm, Weights
 from signalbox_worker.pooling.pooler import Pooler
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.sampling.native_sampler import CpuSampler
 
 logger = logging.getLogger(__name__)
@@ -89,11 +89,8 @@ class NativeModel:
 
 def load_natively(
     opened: OpenedModel,
-    model_config: ModelConfig,
-    cache_config: CacheConfig,
-    device_config: DeviceConfig,
+    settings: RunnerConfig,
     *,
-    parallel: ParallelConfig,
     layers: StageLayers,
     group: Group | None,
     progress: ReportProgress,
@@ -104,9 +101,10 @@ def load_natively(
         layers: those of the rank's stage.
         group: tensor-parallel ranks of the stage; None if there is one.
     """
+    model_config, cache_config = settings.model, settings.cache
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
-    num_threads = device_config.num_threads or default_num_threads()
+    num_threads = settings.device.num_threads or default_num_threads()
     quantization = choose_quantization(model_config, opened.source, None)
     sizes, rounds = opened.source.sizes, model_config.quantization != "none"
     logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
@@ -114,34 +112,30 @@ def load_natively(
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
     check_kv_scheme(opened.source.config, kv_dtype)
-    kv_scales = read_kv_scales(stored, config.num_layers) if kv_dtype == "fp8" else None
-    share = tensor_share(config, parallel, stored)
+    kv_scales: KVScales = ((1.0, 1.0),) * config.num_layers
+    if kv_dtype == "fp8":
+        kv_scales = read_kv_scales(stored, config.num_layers)
+    share = tensor_share(config, settings.parallel, stored)
     weights = Weights(
-        config,
         stored,
-        dtype=DTYPES[dtype],
-        quantization=quantization,
+        share,
+        layers,
+        WeightForm(DTYPES[dtype], quantization, rounds),
         num_threads=num_threads,
-        rounds_activations=rounds,
-        share=share,
-        stage=layers,
         on_taken=partial(report_taken, progress),
     )
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
     program = compile_decoder(
-        share.config,
         weights,
-        block_size=cache_config.block_size or USUAL_BLOCK_SIZE,
+        KVForm(
+            block_size=cache_config.block_size or USUAL_BLOCK_SIZE, dtype=kv_dtype, scales=kv_scales
+        ),
         max_model_len=info.max_model_len,
         num_threads=num_threads,
-        stage=layers,
         factors=_factors(model_config.dtype, quantization),
-        kv_dtype=kv_dtype,
-        kv_scales=kv_scales,
         max_lora_rank=opener.max_rank(given),
         group=group,
-        first_token=share.tokens.start,
     )
     activations = sizes.activations if sizes is not None and rounds else ""
     sampler = CpuSampler(program=program, num_threads=num_threads)

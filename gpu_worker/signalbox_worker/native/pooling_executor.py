@@ -5,32 +5,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from signalbox_kernels.program import Program
-from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.device.spans import span
 from signalbox_worker.native.executor import NativeExecutor
-from signalbox_worker.native.native_model import NativePooling
+from signalbox_worker.native.native_model import NativeModel, NativePooling
 from signalbox_worker.pooling.hidden_states import HostStates
-from signalbox_worker.sampling.sampler import Sampler
 
 
 class NativePoolingExecutor(NativeExecutor):
     """A program without a head, whose hidden states are normed and pooled in NumPy."""
 
-    def __init__(
-        self,
-        program: Program,
-        sampler: Sampler[FloatArray],
-        stage: StageLayers,
-        *,
-        pooling: NativePooling,
-    ) -> None:
-        super().__init__(program, sampler, stage)
+    def __init__(self, loaded: NativeModel, layers: StageLayers, pooling: NativePooling) -> None:
+        super().__init__(loaded, layers)
         self._pooling = pooling
 
-    def execute(self, batch: Batch) -> BatchOutput:
+    def _execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()
         with span("forward"):
             states = HostStates(self.hidden_states(self._typed(batch)), self._pooling.norm)

@@ -4,21 +4,31 @@ So a model is never in memory twice: a tensor is read from its file, packed, and
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import Matrix, StoredMatrix, quantise, stored
-from signalbox_worker.batch.stage_layers import StageLayers, all_layers
+from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.checkpoints.coded_matrices import stored_codes
 from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.checkpoints.weight_names import check_shape, matched
-from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.native.tensor_share import TensorShare
 from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, TABLES, is_ignored, weight_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """Form in which weights are packed."""
+
+    dtype: np.dtype[Any]
+    """Type of matrices that are floats, and that all vectors are rounded to."""
+    quantization: Quantization | None = None
+    rounds_activations: bool = True
+    """Lets products round activations as the checkpoint prescribes."""
 
 
 class Weights:
@@ -26,29 +36,24 @@ class Weights:
 
     def __init__(
         self,
-        config: DecoderConfig,
         stored: Mapping[str, StoredTensor],
+        share: TensorShare,
+        stage: StageLayers,
+        form: WeightForm,
         *,
-        dtype: np.dtype[Any],
-        quantization: Quantization | None,
         num_threads: int,
-        rounds_activations: bool = True,
-        share: TensorShare | None = None,
-        stage: StageLayers | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
         """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
 
         Args:
-            dtype: type of matrices that are floats, and that all vectors are rounded to.
-            rounds_activations: lets products round activations as the checkpoint prescribes.
-            share: what this rank has of them; None has all.
-            stage: whose tensors are taken; None takes all.
+            share: what this rank has of them.
+            stage: whose tensors are taken.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
-        self.dtype, self._quantization = dtype, quantization
-        self._num_threads, self._on_taken = num_threads, on_taken
-        self._rounds_activations = rounds_activations
+        config = share.whole
+        self.share, self.stage, self.dtype = share, stage, form.dtype
+        self._form, self._num_threads, self._on_taken = form, num_threads, on_taken
         self._shapes = weight_shapes(config)
         self._stored = matched(
             self._shapes,
@@ -56,8 +61,7 @@ class Weights:
             ignores=lambda name: is_ignored(name, config),
             tied=(EMBEDDING, HEAD) if config.tie_embeddings and config.has_head else None,
         )
-        self._share = share or TensorShare(whole=config)
-        self._num_wanted = len(self._share.names(stage or all_layers(config.num_layers)))
+        self._num_wanted = len(share.names(stage))
         self._num_taken = 0
 
     def matrix(self, name: str) -> Matrix:
@@ -68,13 +72,13 @@ class Weights:
         """
         tensor = self._take(name)
         matrix = self._matrix(name, tensor)
-        if not self._rounds_activations or tensor.rounding is None:
+        if not self._form.rounds_activations or tensor.rounding is None:
             return matrix
         return replace(stored(matrix), rounding=tensor.rounding)
 
     def _matrix(self, name: str, tensor: StoredTensor) -> Matrix:
-        rows, columns = self._share.rows(name), self._share.columns(name)
-        form, as_stored = self._quantization, self.dtype == np.float32
+        rows, columns = self.share.rows(name), self.share.columns(name)
+        form, as_stored = self._form.quantization, self.dtype == np.float32
         keeps_blocks = as_stored if form is None else form.keeps_blocks
         if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
             return tensor.blocks.rows(rows.start, len(rows)).columns(columns)
@@ -91,7 +95,7 @@ class Weights:
 
     def vector(self, name: str) -> AnyArray:
         """Returns the rank's part of a vector as float32."""
-        tensor, rows = self._take(name), self._share.rows(name)
+        tensor, rows = self._take(name), self.share.rows(name)
         return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
 
     def norm(self, name: str) -> AnyArray:
@@ -99,11 +103,11 @@ class Weights:
         none."""
         if name not in self._shapes:
             return np.ones(self._shapes[EMBEDDING][1], dtype=np.float32)
-        return self.vector(name) + np.float32(self._share.whole.norm_offset)
+        return self.vector(name) + np.float32(self.share.whole.norm_offset)
 
     def vector_if_any(self, name: str) -> AnyArray | None:
         """Returns the same, or None if the model or this rank has nothing of this name."""
-        return self.vector(name) if name in self._shapes and self._share.has(name) else None
+        return self.vector(name) if name in self._shapes and self.share.has(name) else None
 
     def _take(self, name: str) -> StoredTensor:
         self._num_taken += 1

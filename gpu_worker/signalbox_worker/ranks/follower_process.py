@@ -226,14 +226,14 @@ class Follower:
 
 
 def _calls_of(shard: RankShard, start: Start) -> Calls:
-    description, transfers = describe_rank(start, shard.layers), shard.transfers
+    description, transfers = describe_rank(start, shard.executor.layers), shard.transfers
 
     def profile(_: ProfileRun) -> WorkerCapacity:
         return replace(shard.profile(), ranks=(description,))
 
     def init_cache_engine(sizes: InitCacheEngine) -> CacheReady:
         shard.init_cache_engine(**sizes._asdict())
-        return CacheReady(shard.num_graphs)
+        return CacheReady(shard.executor.num_graphs)
 
     def apply(sections: Step) -> None:
         if sections.store_moves is None:
@@ -245,7 +245,7 @@ def _calls_of(shard: RankShard, start: Start) -> Calls:
         ProfileRun: profile,
         InitCacheEngine: init_cache_engine,
         Step: apply,
-        Sync: lambda _: InStep(shard.num_collectives),
+        Sync: lambda _: InStep(shard.executor.num_collectives),
         AskMoves: lambda _: EndedMoves(tuple(transfers.pop_ended()), transfers.store.is_open),
         RemoveBlock: lambda block: transfers.store.remove(block.key),
     }

@@ -14,20 +14,23 @@ from signalbox_kernels.group import Group
 from signalbox_worker.batch.stage_layers import StageLayers
 from signalbox_worker.config import DeviceConfig, ModelError
 from signalbox_worker.device.keys import Keys
+from signalbox_worker.executors.executor import Executor
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
-from signalbox_worker.kv_store.store_threads import StoreThreads
+from signalbox_worker.kv_store.store_threads import StoreThreads, no_store
 from signalbox_worker.loading.layer_partition import stage_layers
 from signalbox_worker.loading.model_source import naming
 from signalbox_worker.loading.opened_model import OpenedModel, open_with_config
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.native.eligibility import why_not_natively
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.native.executor_factory import load_native_executor
 from signalbox_worker.native.rank_memory import meet, slot_bytes_of
 from signalbox_worker.native.threads import default_num_threads
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.service.rank_messages import Start
 from signalbox_worker.ranks.startup_checks import check_pytorch, check_store
 from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner.served_model import CheckpointModel
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S
 
 RankShard = LocalRunner
@@ -35,7 +38,7 @@ RankShard = LocalRunner
 
 
 def load_shard(
-    start: Start, keys: Keys | None = None, progress: ReportProgress = ignore_progress
+    config: RunnerConfig, keys: Keys | None = None, progress: ReportProgress = ignore_progress
 ) -> RankShard:
     """Loads what a rank holds, which may be all, and opens its store.
 
@@ -44,89 +47,73 @@ def load_shard(
 
     Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
     """
-    check_store(start.disk, start.shared)
-    shard = _load(start, keys, progress)
-    if _has_store(start):
-        shard.transfers = PoolTransfers(_open_store(start, shard))
-    return shard
+    check_store(config.disk, config.shared)
+    config = replace(config, device=_shared(config.device, config.parallel))
+    with naming(config.model.model):
+        opened = open_with_config(config.model, progress)
+        executor = _load_executor(opened, config, keys, progress)
+    served = CheckpointModel(executor, opened, config, progress)
+    store = _open_store(config, served) if _has_store(config) else no_store()
+    return RankShard(executor, served, PoolTransfers(store))
 
 
-def _load(start: Start, keys: Keys | None, progress: ReportProgress) -> RankShard:
-    start = replace(start, device=_shared(start.device, start.parallel))
-    with naming(start.model.model):
-        opened = open_with_config(start.model, progress)
-        if opened.pooling is not None:
-            _check_pooling(start)
-        layers = stage_layers(opened, start.parallel)
-        why_not = why_not_natively(opened, start.model, start.cache, start.device, start.parallel)
-        group: Group | str | None = why_not
-        if start.parallel.tensor_parallel_size > 1:
-            group = _meet(start, opened, keys, why_not)
-        if not isinstance(group, str):
-            return NativeRunner(
-                opened,
-                start.model,
-                start.cache,
-                start.device,
-                parallel_config=start.parallel,
-                layers=layers,
-                group=group,
-                progress=progress,
-            )
-        why_not = group
-        check_pytorch(start.model, start.device, opened, why_not)
-        progress(StartupProgress(StartupPhase.IMPORT))
-        from signalbox_worker.runner.model_runner import ModelRunner
+def _load_executor(
+    opened: OpenedModel, config: RunnerConfig, keys: Keys | None, progress: ReportProgress
+) -> Executor:
+    if opened.pooling is not None:
+        _check_pooling(config)
+    layers = stage_layers(opened, config.parallel)
+    why_not = why_not_natively(opened, config.model, config.cache, config.device, config.parallel)
+    group: Group | str | None = why_not
+    if config.parallel.tensor_parallel_size > 1:
+        group = _meet(config, opened, keys, why_not)
+    if not isinstance(group, str):
+        return load_native_executor(opened, config, layers=layers, group=group, progress=progress)
+    check_pytorch(config.model, config.device, opened, group)
+    progress(StartupProgress(StartupPhase.IMPORT))
+    from signalbox_worker.executors.executor_factory import load_executor
 
-        return ModelRunner(
-            start.model,
-            start.cache,
-            parallel_config=start.parallel,
-            device_config=start.device,
-            keys=keys,
-            layers=layers,
-            progress=progress,
-            opened=opened,
-            why_not_natively=why_not,
-        )
+    return load_executor(
+        opened, config, keys=keys, layers=layers, why_not_natively=group, progress=progress
+    )
 
 
-def _check_pooling(start: Start) -> None:
+def _check_pooling(config: RunnerConfig) -> None:
     """Refuses what only a model that generates has. Raises ModelError."""
-    if start.parallel.num_ranks > 1:
+    if config.parallel.num_ranks > 1:
         raise ModelError(
             "a model that pools runs on one rank; use tensor_parallel_size 1 and "
             "pipeline_parallel_size 1, and several workers"
         )
-    if _has_store(start):
-        flag = "--kv-store" if start.disk.kv_disk is None else "--kv-disk"
+    if _has_store(config):
+        flag = "--kv-store" if config.disk.kv_disk is None else "--kv-disk"
         raise ModelError(f"{flag} takes a model that generates; leave it out")
 
 
-def _has_store(start: Start) -> bool:
-    return start.disk.kv_disk is not None or start.shared.kv_store is not None
+def _has_store(config: RunnerConfig) -> bool:
+    return config.disk.kv_disk is not None or config.shared.kv_store is not None
 
 
-def _open_store(start: Start, shard: RankShard) -> StoreThreads:
+def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
     """Opens the store that the settings name: each rank has one of its own, for its blocks alone.
 
     Raises FolderError, SecretFileError or OSError.
     """
-    content, num_ranks = shard.block_content(), start.parallel.num_ranks
-    if start.disk.kv_disk is None:
+    content, num_ranks = served.block_content(), config.parallel.num_ranks
+    if config.disk.kv_disk is None:
         from signalbox_worker.kv_shared.shared_tier import SharedTier
 
         shared = SharedTier(
-            start.shared, block_bytes=content.block_bytes, identify=content.identity
+            config.shared, block_bytes=content.block_bytes, identify=content.identity
         )
         most = STORE_WRITE_BYTES_PER_S // num_ranks
         return StoreThreads(shared, StoreCapacity(kind="shared", max_write_bytes_per_s=most))
     from signalbox_worker.kv_disk.disk_tier import DiskTier  # others load no SQLite
 
     disk = DiskTier(
-        start.disk,
+        config.disk,
         block_bytes=content.block_bytes,
-        model=shard.model.name,
+        model=served.model.name,
         identify=content.identity,
         num_ranks=num_ranks,
     )
@@ -159,13 +146,15 @@ def _shared(config: DeviceConfig, parallel: ParallelConfig) -> DeviceConfig:
     return config.model_copy(update={"num_threads": max(1, num_threads)})
 
 
-def _meet(start: Start, opened: OpenedModel, keys: Keys | None, why_not: str | None) -> Group | str:
+def _meet(
+    config: RunnerConfig, opened: OpenedModel, keys: Keys | None, why_not: str | None
+) -> Group | str:
     """Returns the tensor-parallel ranks of the stage, or why PyTorch computes, on all of them."""
     if keys is None:
         raise ValueError("tensor-parallel ranks have no place to meet at")
     slot_bytes = None
     if why_not is None:
-        config, size = opened.config, start.parallel.tensor_parallel_size
-        assert isinstance(config, DecoderConfig), "of a family that has a program"
-        slot_bytes = slot_bytes_of(config, start.cache, size)
-    return meet(start.parallel, keys, slot_bytes, why_not=why_not)
+        decoder, size = opened.config, config.parallel.tensor_parallel_size
+        assert isinstance(decoder, DecoderConfig), "of a family that has a program"
+        slot_bytes = slot_bytes_of(decoder, config.cache, size)
+    return meet(config.parallel, keys, slot_bytes, why_not=why_not)

@@ -124,7 +124,7 @@ class RankedRunner(Runner):
         before = StatesBefore(incoming) if self.launches else NoStatesBefore()
         self._stage = Stage(shard, before, NoNextRank())
         self.transfers = RankedTransfers(shard.transfers, others, run=self._run_here)
-        self._description = describe_rank(own, shard.layers)
+        self._description = describe_rank(own, shard.executor.layers)
         self._slots = AdapterSlots(shard.model.adapters)  # as each rank has them
         loaded = Loaded.of(shard.model)
         for rank, theirs in enumerate(others.answers(Loaded), start=1):
@@ -132,7 +132,7 @@ class RankedRunner(Runner):
 
     def _abort_collectives(self) -> None:
         with suppress(RuntimeError):  # gloo has no need of it: its connections break
-            self._own.abort_collectives()
+            self._own.executor.abort_collectives()
 
     @property
     def model(self) -> ModelInfo:
@@ -187,7 +187,7 @@ class RankedRunner(Runner):
                 )
             )
         ready = self._others.answers(CacheReady)
-        if {one.num_graphs for one in ready} != {self._own.num_graphs}:
+        if {one.num_graphs for one in ready} != {self._own.executor.num_graphs}:
             # steps would meet in different collectives
             raise DeviceLost("graphs could be recorded on some ranks only; set enforce_eager")
         self.transfers.bind_shares(self._share_bytes)
@@ -285,7 +285,7 @@ class RankedRunner(Runner):
 
     def _agree(self) -> None:
         self._others.agree_on_failure(
-            self._own.num_collectives, ranks_of_stage=self._parallel.tensor_parallel_size
+            self._own.executor.num_collectives, ranks_of_stage=self._parallel.tensor_parallel_size
         )
         self._has_failed = False
 
@@ -296,7 +296,7 @@ class RankedRunner(Runner):
         else:
             self._thread.submit(call)
 
-    def memory(self) -> MemoryReport:
+    def memory(self) -> MemoryReport | None:
         return self._own.memory()
 
     def begin_recording(self, options: ProfileOptions) -> Recording:

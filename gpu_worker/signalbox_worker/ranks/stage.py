@@ -67,7 +67,7 @@ class Stage:
         Args:
             arrived_ns: when the command came, in nanoseconds of the monotonic clock.
         """
-        began_ns, collective_ns = time.monotonic_ns(), self.runner.collective_ns
+        began_ns, collective_ns = time.monotonic_ns(), self.runner.executor.collective_ns
         try:
             before, states_ns = self._before.take(batch, command)
             output = self.runner.execute(batch)
@@ -82,7 +82,7 @@ class Stage:
             queue_ns=max(0, began_ns - came_ns),
             wait_ns=max(0, came_ns - began_ns),
             forward_ns=output.forward_ns,
-            collective_ns=self.runner.collective_ns - collective_ns,
+            collective_ns=self.runner.executor.collective_ns - collective_ns,
             boundary_bytes=num_bytes,
             boundary_ns=boundary_ns,
         )

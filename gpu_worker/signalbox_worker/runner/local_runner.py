@@ -1,43 +1,128 @@
-"""A runner of this process, which may hold a rank's share of a model."""
+"""The runner of one process: owns the pools of KV blocks, the transfers and the adapters."""
 
-from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
-from signalbox_worker.batch.stage_layers import StageLayers
-from signalbox_worker.device.inspection import MemoryReport
+from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
+from signalbox_contract.step import Step
+from signalbox_worker.batch.adapter_slots import OpenedAdapter
+from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
+from signalbox_worker.device.inspection import (
+    BackendInUse,
+    MemoryReport,
+    ProfileOptions,
+    Recording,
+)
+from signalbox_worker.executors.executor import Executor
+from signalbox_worker.kv_cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv_store.pool_transfers import PoolTransfers
-from signalbox_worker.loading.block_content import BlockContent
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner.served_model import ServedModel
+
+T = TypeVar("T")
 
 
 class LocalRunner(Runner):
-    """What `RankedRunner` asks of a rank's share, too."""
+    """A loaded model with its pools, or a rank's shard. Call from one thread."""
 
     transfers: PoolTransfers
-    layers: StageLayers
-    """Layers of this rank's stage."""
+
+    def __init__(self, executor: Executor, served: ServedModel, transfers: PoolTransfers) -> None:
+        self.executor, self.transfers = executor, transfers
+        self.pools: Pools = NO_POOLS
+        self._served = served
+        self._model = served.model
+        self._adapters = executor.adapters
 
     @property
-    @abstractmethod
-    def num_graphs(self) -> int:
-        """Sizes of steps that are recorded."""
+    def model(self) -> ModelInfo:
+        return self._model
 
     @property
-    @abstractmethod
-    def num_collectives(self) -> int:
-        """Collectives that this rank has joined."""
+    def backends(self) -> tuple[BackendInUse, ...]:
+        return self.executor.backends
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        return self._served.tokenizer_files()
+
+    def profile(self) -> WorkerCapacity:
+        return self._served.measure(self._with_one_block, self.transfers.store_capacity)
+
+    def _with_one_block(self, work: Callable[[], T]) -> T:
+        """Calls what computes in a pool of block 0 alone."""
+        self._make_pools(num_gpu_blocks=1, num_cpu_blocks=0)
+        try:
+            return work()
+        finally:
+            self._drop_pools()
+
+    def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._make_pools(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+        self.executor.prepare()
+        self.transfers.bind(self.pools)
+
+    def _make_pools(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
+        self._drop_pools()  # the old ones go before the new ones come
+        try:
+            self.pools = self.executor.make_pools(
+                num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks
+            )
+        except MemoryError as error:
+            on_gpu = "" if self.executor.device.type == "cpu" else "gpu_memory_utilization, "
+            raise MemoryError(
+                f"no memory for {num_gpu_blocks} GPU and {num_cpu_blocks} CPU blocks; lower "
+                f"{on_gpu}kv_cache_memory or swap_space ({error})"
+            ) from None
+
+    def _drop_pools(self) -> None:
+        self.transfers.unbind()
+        if self.pools is not NO_POOLS:
+            self.pools.close()
+            self.pools = NO_POOLS
+            self.executor.drop_pools()
+
+    def apply(self, sections: Step) -> int:
+        return self.pools.apply(sections)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        if self.pools is NO_POOLS:
+            raise RuntimeError("init_cache_engine comes first")
+        return self.executor.execute(batch)
 
     @property
-    @abstractmethod
-    def collective_ns(self) -> int:
-        """Nanoseconds in collectives so far; 0 where a device runs them beside the host."""
+    def launches(self) -> bool:
+        return self.executor.launches
 
-    @abstractmethod
-    def abort_collectives(self) -> None:
-        """Ends the wait for ranks that are lost; safe from any thread."""
+    def launch(self, batch: Batch) -> Launched:
+        return self.executor.launch(batch)
 
-    @abstractmethod
-    def block_content(self) -> BlockContent:
-        """Returns what the rank's KV blocks depend on beside their tokens."""
+    @property
+    def adapter_slots(self) -> Mapping[str, int]:
+        return self._adapters.slots.of
 
-    @abstractmethod
-    def memory(self) -> MemoryReport: ...
+    def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
+        return self._adapters.open(name, folder)
+
+    def add_adapter(self, opened: OpenedAdapter) -> None:
+        self._adapters.add(opened)
+        self._model = replace(self._model, adapters=self._adapters.slots.loaded)
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        self._adapters.remove(adapter)
+        self._model = replace(self._model, adapters=self._adapters.slots.loaded)
+
+    def memory(self) -> MemoryReport | None:
+        return MemoryReport(
+            weights=self.executor.weights_bytes,
+            kv=self.pools.gpu_bytes,
+            swap=self.pools.cpu_bytes,
+            adapters=self._adapters.memory.reserved,
+            **self.executor.device.use()._asdict(),
+        )
+
+    def begin_recording(self, options: ProfileOptions) -> Recording:
+        return self.executor.begin_recording(options)
+
+    def close(self, failure: str | None = None) -> None:
+        self.transfers.close()

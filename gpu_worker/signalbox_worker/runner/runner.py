@@ -8,13 +8,12 @@ what goes in and out.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 from signalbox_contract.errors import Unimplemented
 from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
-from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.inspection import (
     BackendInUse,
@@ -25,23 +24,6 @@ from signalbox_worker.device.inspection import (
 from signalbox_worker.kv_store.block_transfers import BlockTransfers
 
 _NO_SLOTS: Mapping[str, int] = MappingProxyType({})
-
-
-class Launched(Protocol):
-    """A batch that a device is computing."""
-
-    @property
-    def can_feed(self) -> bool:
-        """True if the next batch may refer to its samples (`Batch.fed_from`)."""
-        ...
-
-    def wait(self) -> None:
-        """Blocks until the samples are there; safe from any thread."""
-        ...
-
-    def samples(self) -> BatchOutput:
-        """Returns the drawn tokens; to be called on the execution thread."""
-        ...
 
 
 class Runner(ABC):

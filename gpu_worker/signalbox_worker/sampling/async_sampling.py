@@ -62,6 +62,16 @@ class DeviceDrawing(Protocol):
         ...
 
 
+class NoDraws:
+    """Satisfies `DeviceDrawing` for a sampler that waits."""
+
+    def can_draw(self, rows: SampleRows) -> bool:
+        return False
+
+    def draw(self, logits: Tensor, rows: SampleRows, logits_row: Int64Array | None) -> DeviceDraws:
+        raise NotImplementedError
+
+
 class PlainDraws:
     """Satisfies `DeviceDrawing`, by PyTorch."""
 

@@ -6,6 +6,7 @@ Every step reads all of each table, and masks what is past a context.
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from signalbox_worker.attention.backend import AttentionShape
 from signalbox_worker.attention.torch_backend import TorchAttention
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.input_transfer import StepInputs
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.executors import executor_factory
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 
 
@@ -85,24 +89,27 @@ def make_device_runner(
     num_gpu_blocks: int = 40,
     max_num_seqs: int = 8,
     max_graph_tokens: int = 0,
-) -> ModelRunner:
+) -> LocalRunner:
     """Without a recorder and with another backend it is the plain `TorchExecutor`."""
     register_attention_backend("device", DeviceAttention)
     try:
-        runner = ModelRunner(
-            ModelConfig(model=str(path), dtype="float32", max_model_len=128),
-            CacheConfig(max_num_seqs=max_num_seqs, swap_space=0),
-            device_config=DeviceConfig(
-                device="cpu",
-                attention_backend=backend,
-                cpu_backend="torch",
-                sampling_backend=sampling,
-                enforce_eager=enforce_eager,
-                max_cudagraph_capture_size=max_graph_tokens,
-            ),
-            recorder=recorder,
-        )
+        with patch.object(executor_factory, "recorder_for", lambda _: recorder):
+            runner = make_runner(
+                RunnerConfig(
+                    model=ModelConfig(model=str(path), dtype="float32", max_model_len=128),
+                    cache=CacheConfig(max_num_seqs=max_num_seqs, swap_space=0),
+                    device=DeviceConfig(
+                        device="cpu",
+                        attention_backend=backend,
+                        cpu_backend="torch",
+                        sampling_backend=sampling,
+                        enforce_eager=enforce_eager,
+                        max_cudagraph_capture_size=max_graph_tokens,
+                    ),
+                )
+            )
     finally:
         registry._backends.pop("device")
+    assert isinstance(runner, LocalRunner)
     runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=0)
     return runner

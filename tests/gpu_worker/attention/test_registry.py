@@ -19,7 +19,7 @@ from signalbox_worker.attention import (
 from signalbox_worker.attention.backend_check import fault_of
 from signalbox_worker.attention.torch_backend import TorchAttention
 from signalbox_worker.config import AUTO_BLOCK_SIZE
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -43,7 +43,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return EXAMPLE
 
 
-def load(path: Path, backend: str, **options: Any) -> ModelRunner:
+def load(path: Path, backend: str, **options: Any) -> LocalRunner:
     options = {"cpu_backend": "torch", "kv_cache_memory": 1 / 256} | options
     return make_runner(path, attention_backend=backend, num_gpu_blocks=12, **options)
 

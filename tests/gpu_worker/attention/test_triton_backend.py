@@ -12,7 +12,7 @@ from signalbox_kernels.torch import registry as ops_registry
 from signalbox_worker.attention import attention_backend, automatic_backend, selection
 from signalbox_worker.attention.backend_check import fault_of
 from signalbox_worker.attention.torch_backend import TorchAttention
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_shape
 from tests.gpu_worker.attention.faulty_backends import ForgetfulAttention
 from tests.gpu_worker.generation import Driver
@@ -28,9 +28,9 @@ def own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
 
 
-def load(path: Path, backend: str, *, device: str) -> ModelRunner:
+def load(path: Path, backend: str, *, device: str) -> LocalRunner:
     runner = make_runner(path, attention_backend=backend, device=device, num_gpu_blocks=12)
-    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    runner.pools.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     return runner
 
 
@@ -52,7 +52,7 @@ def test_tokens_equal_those_of_the_torch_backend(
 
     triton.unregister_ops(triton_device)
     torch_runner = load(tmp_path, "torch", device=triton_device)
-    torch_runner.cache.gpu_pool.zero_()
+    torch_runner.pools.gpu_pool.zero_()
     assert mixed == Driver(runner=torch_runner, chunk=20).generate(prompts, num_tokens=2)
 
 

@@ -14,7 +14,8 @@ import torch
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
 from signalbox_worker.device.device_choice import dtype_for_half
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.native.executor import NativeExecutor
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_prompts, make_runner, remove_files
@@ -143,10 +144,10 @@ def test_a_worker_chooses_what_the_table_says(
         return
     runner = make_runner(path, **options)
     dtype = half if row.dtype == "auto" else getattr(torch, NAMES_OF_D.get(row.dtype, row.dtype))
-    in_registers = half is not torch.bfloat16 and isinstance(runner, NativeRunner)
+    in_registers = half is not torch.bfloat16 and isinstance(runner.executor, NativeExecutor)
     size = 4 if in_registers else dtype.itemsize  # of bfloat16 that is computed in float32
     assert row.kv == "D" and bytes_of_k(runner, reference) == size
-    program = runner.program if isinstance(runner, NativeRunner) else None
+    program = runner.executor.program if isinstance(runner.executor, NativeExecutor) else None
     assert (program is None) is row.weights.endswith("in PyTorch")
     assert runner.model.dtype == str(dtype).removeprefix("torch.")
     if program is None:
@@ -175,7 +176,7 @@ def test_k_and_v_have_the_type_that_the_table_says(
             make_runner(path, cpu_backend=backend, **options)
         return
     runner = make_runner(path, cpu_backend=backend, **options)
-    assert isinstance(runner, NativeRunner) is (backend == "auto")
+    assert isinstance(runner.executor, NativeExecutor) is (backend == "auto")
     assert runner.model.arithmetic.kv_cache_dtype == row.chosen
     dtype = torch.float8_e4m3fn if row.chosen == "fp8_e4m3" else getattr(torch, row.chosen)
     scale = SCALE_BYTES if dtype is torch.int8 else 0
@@ -199,7 +200,7 @@ def bytes_of_k(runner: Any, reference: Any) -> float:
     return runner.profile().block_bytes / (num_layers * BLOCK_SIZE * of_token)
 
 
-def assert_tokens(row: Row, runner: NativeRunner, reference: Any) -> None:
+def assert_tokens(row: Row, runner: LocalRunner, reference: Any) -> None:
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     together = Driver(runner=runner).generate(PROMPTS, num_tokens=8)
     assert row.tokens.startswith("the same in any batch")

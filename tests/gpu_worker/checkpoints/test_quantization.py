@@ -18,6 +18,7 @@ from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, Mode
 from signalbox_worker.loading.model_source import open_model
 from signalbox_worker.native.weights import Weights
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.loading.gguf_files import ARCHITECTURES, make_gguf
 from tests.gpu_worker.model_runners import log_probabilities
 from tests.gpu_worker.tiny_models import make_model
@@ -30,9 +31,11 @@ SHAPE = {"head_dim": 16, "hidden_size": 64, "intermediate_size": 96, "num_attent
 
 def make_runner(path: Path, *, backend: str = "auto", **model: Any) -> Any:
     runner: Any = factory.make_runner(
-        ModelConfig(model=str(path), **model),
-        CacheConfig(max_num_seqs=4, block_size=16),
-        device_config=DeviceConfig(device="cpu", cpu_backend=backend),
+        RunnerConfig(
+            model=ModelConfig(model=str(path), **model),
+            cache=CacheConfig(max_num_seqs=4, block_size=16),
+            device=DeviceConfig(device="cpu", cpu_backend=backend),
+        )
     )
     runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
     return runner

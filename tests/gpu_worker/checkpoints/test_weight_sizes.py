@@ -7,6 +7,7 @@ import pytest
 from signalbox_worker.checkpoints.weight_sizes import OWN_TYPES
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.loading.model_source import weight_sizes
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner
 
 pytestmark = pytest.mark.slow
@@ -22,5 +23,7 @@ def test_a_model_takes_what_was_told_and_a_little_more(form: str) -> None:
     config = ModelConfig(model=MODEL, **flags)
     sizes = weight_sizes(config)
     assert sizes is not None
-    runner: Any = make_runner(config, CacheConfig(), device_config=DeviceConfig(device="cpu"))
+    runner: Any = make_runner(
+        RunnerConfig(model=config, cache=CacheConfig(), device=DeviceConfig(device="cpu"))
+    )
     assert sizes.bytes_in(form) <= runner.memory().weights <= 1.25 * sizes.bytes_in(form)

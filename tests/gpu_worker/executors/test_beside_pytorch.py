@@ -12,7 +12,7 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import NativeUnavailable
 from signalbox_worker.config import ModelError
 from signalbox_worker.native import eligibility
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_runs, make_sequence
 from tests.gpu_worker.loading.gguf_files import make_gguf
 from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, make_runner
@@ -41,7 +41,7 @@ FAMILIES = {
 }
 
 
-def make_native_runner(path: Path, **options: Any) -> NativeRunner:
+def make_native_runner(path: Path, **options: Any) -> LocalRunner:
     return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.native.test_steps import (  # noqa: F401
     test_branches_of_one_token_draw_from_its_logits,
@@ -15,7 +15,7 @@ from tests.gpu_worker.native.test_steps import (  # noqa: F401
 
 
 @pytest.fixture
-def runner(native_tiny: Path) -> ModelRunner:
+def runner(native_tiny: Path) -> LocalRunner:
     """Takes the place of the native one."""
-    runner: ModelRunner = make_runner(native_tiny, cpu_backend="torch", dtype="float32")
+    runner: LocalRunner = make_runner(native_tiny, cpu_backend="torch", dtype="float32")
     return runner

@@ -16,7 +16,7 @@ from signalbox_worker.executors.graph_inputs import GraphSize
 from signalbox_worker.executors.step_graphs import ladder
 from signalbox_worker.kv_cache import capacity
 from signalbox_worker.kv_cache.measured_device import HostDevice
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import CountedGraph, GraphsOnCpu
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
@@ -28,9 +28,9 @@ RANDOM = SamplingParams(temperature=1.0, seed=11)
 LENGTHS = (3, 26, 9, 40, 1)
 
 
-def step_of(runner: ModelRunner) -> AsyncExecutor:
-    assert isinstance(runner._executor, AsyncExecutor)
-    return runner._executor
+def step_of(runner: LocalRunner) -> AsyncExecutor:
+    assert isinstance(runner.executor, AsyncExecutor)
+    return runner.executor
 
 
 def make_sequences(params: SamplingParams) -> list[Generated]:
@@ -42,7 +42,7 @@ def make_sequences(params: SamplingParams) -> list[Generated]:
     ]
 
 
-def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
+def generate(runner: LocalRunner, params: SamplingParams) -> list[list[int]]:
     """Sequences end one after the other, so that steps of all sizes are computed."""
     sequences, driver = make_sequences(params), Driver(runner=runner)
     for num_left in range(len(sequences), 0, -1):
@@ -57,7 +57,7 @@ def test_padded_graphs_draw_the_tokens_of_eager_steps(tiny: Path, params: Sampli
     expected = generate(make_device_runner(tiny, None, backend="torch"), params)
     recorder = GraphsOnCpu()
     runner = make_device_runner(tiny, recorder)
-    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    runner.pools.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     assert generate(runner, params) == expected
     assert recorder.num_captured == len(ladder(8)) == 4
     assert recorder.num_replayed == 4 * len(LENGTHS) - 1  # all but the prefill
@@ -74,7 +74,7 @@ def test_graphs_of_tritons_kernels_draw_the_same(
     runner = make_device_runner(
         tmp_path, recorder, backend="triton", sampling="triton", max_num_seqs=4
     )
-    runner.cache.gpu_pool.fill_(0xFF)
+    runner.pools.gpu_pool.fill_(0xFF)
     filtered = SamplingParams(temperature=1.1, seed=11, top_k=20, top_p=0.9)
     prompts = [[5, 17, 40], [8], list(range(3, 10))]
     found = Driver(runner=runner).generate(prompts, num_tokens=3, params=filtered)
@@ -94,8 +94,8 @@ def test_graphs_of_mixtures_draw_the_same(triton_device: str, tmp_path: Path) ->
     make_model(tmp_path, "qwen3-moe", num_hidden_layers=1)
     recorder = GraphsOnCpu()
     runner = make_device_runner(tmp_path, recorder)
-    assert runner.num_graphs == len(ladder(8))
-    runner.cache.gpu_pool.fill_(0xFF)
+    assert runner.executor.num_graphs == len(ladder(8))
+    runner.pools.gpu_pool.fill_(0xFF)
     found = generate(runner, RANDOM)
     assert recorder.num_replayed == 4 * len(LENGTHS) - 1
 
@@ -107,10 +107,10 @@ def test_graphs_of_mixtures_draw_the_same(triton_device: str, tmp_path: Path) ->
 
 def test_padding_leaves_no_trace_in_the_pool(tiny: Path) -> None:
     runner = make_device_runner(tiny, GraphsOnCpu())
-    assert not runner.cache.gpu_pool.any(), "recording has written to blocks"
+    assert not runner.pools.gpu_pool.any(), "recording has written to blocks"
     generate(runner, RANDOM)
-    assert not runner.cache.gpu_pool[0].any()
-    written = {int(block) for block in runner.cache.gpu_pool.any(dim=1).nonzero()}
+    assert not runner.pools.gpu_pool[0].any()
+    written = {int(block) for block in runner.pools.gpu_pool.any(dim=1).nonzero()}
     assert written <= {b for s in make_sequences(RANDOM) for b in s.blocks}
 
 
@@ -128,7 +128,7 @@ def test_buffers_stay_where_they_are(tiny: Path) -> None:
     before = places()
     first = generate(runner, RANDOM)
     runner.init_cache_engine(num_gpu_blocks=31, num_cpu_blocks=0)
-    assert not runner.cache.gpu_pool.any()  # older batches are forgotten, not stored again
+    assert not runner.pools.gpu_pool.any()  # older batches are forgotten, not stored again
     assert generate(runner, RANDOM) == first
     assert places() == before
 
@@ -159,7 +159,7 @@ def test_graphs_that_memory_does_not_suffice_for_are_done_without(
     monkeypatch.setattr(recorder, "capture", capture_three)
     runner = make_device_runner(tiny, recorder)
     assert "launched kernel by kernel: CUDA out of memory" in caplog.text
-    assert runner.num_graphs == 0
+    assert runner.executor.num_graphs == 0
     assert runner.profile().num_gpu_blocks > 0
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     expected = generate(make_device_runner(tiny, None, backend="torch"), RANDOM)
@@ -175,8 +175,8 @@ def test_a_rank_without_memory_for_graphs_says_so(
     def capture_none(work: Callable[[], None]) -> CountedGraph:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert runner._graphs is not None
-    monkeypatch.setattr(runner._graphs, "_num_ranks", 2)
+    assert runner.executor.graphs is not None
+    monkeypatch.setattr(runner.executor.graphs, "_num_ranks", 2)
     monkeypatch.setattr(recorder, "capture", capture_none)
     for call in (
         runner.profile,
@@ -184,7 +184,7 @@ def test_a_rank_without_memory_for_graphs_says_so(
     ):
         with pytest.raises(MemoryError, match="set enforce_eager"):  # the other waits for it
             call()
-    assert runner.num_graphs == 0
+    assert runner.executor.num_graphs == 0
 
 
 def test_enforce_eager_records_nothing(tiny: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_worker.executors import step_graphs
 from signalbox_worker.executors.step_graphs import graph_sizes, ladder, mixed_ladder
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
@@ -22,7 +22,7 @@ LENGTHS = (3, 70, 9, 1, 101)
 MAX_TOKENS = 128
 
 
-def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
+def generate(runner: LocalRunner, params: SamplingParams) -> list[list[int]]:
     """Prompts begin one step after the other, in chunks, while the ones before decode."""
     rng = np.random.default_rng(3)
     sequences = [
@@ -36,8 +36,8 @@ def generate(runner: ModelRunner, params: SamplingParams) -> list[list[int]]:
     return [sequence.token_ids for sequence in sequences]
 
 
-def written_blocks(runner: ModelRunner) -> set[int]:
-    return {int(block) for block in runner.cache.gpu_pool.any(dim=1).nonzero()}
+def written_blocks(runner: LocalRunner) -> set[int]:
+    return {int(block) for block in runner.pools.gpu_pool.any(dim=1).nonzero()}
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), RANDOM], ids=["greedy", "random"])
@@ -45,7 +45,7 @@ def test_padded_graphs_draw_the_tokens_of_eager_steps(tiny: Path, params: Sampli
     expected = generate(make_device_runner(tiny, None, backend="torch", num_gpu_blocks=50), params)
     recorder = GraphsOnCpu()
     runner = make_device_runner(tiny, recorder, max_graph_tokens=MAX_TOKENS, num_gpu_blocks=50)
-    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    runner.pools.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     assert generate(runner, params) == expected
     assert recorder.num_captured == len(mixed_ladder(MAX_TOKENS)) + len(ladder(8)) == 2 + 4
     assert recorder.num_replayed == 9
@@ -53,7 +53,7 @@ def test_padded_graphs_draw_the_tokens_of_eager_steps(tiny: Path, params: Sampli
 
 def test_padding_leaves_no_trace_in_the_pool(tiny: Path) -> None:
     runner = make_device_runner(tiny, GraphsOnCpu(), max_graph_tokens=MAX_TOKENS, num_gpu_blocks=50)
-    assert not runner.cache.gpu_pool.any(), "recording has written to blocks"
+    assert not runner.pools.gpu_pool.any(), "recording has written to blocks"
     generate(runner, RANDOM)
     eager = make_device_runner(tiny, None, backend="torch", num_gpu_blocks=50)
     generate(eager, RANDOM)
@@ -73,7 +73,7 @@ def test_graphs_of_tritons_kernels_draw_the_same(
     runner = make_device_runner(
         tmp_path, recorder, backend="triton", sampling="triton", max_num_seqs=4, max_graph_tokens=32
     )
-    runner.cache.gpu_pool.fill_(0xFF)
+    runner.pools.gpu_pool.fill_(0xFF)
     filtered = SamplingParams(temperature=1.1, seed=11, top_k=20, top_p=0.9)
     prompts = [[5, 17, 40], [8], list(range(3, 20))]
     found = Driver(runner=runner, chunk=9).generate(prompts, num_tokens=3, params=filtered)
@@ -90,7 +90,7 @@ def test_graphs_of_tritons_kernels_draw_the_same(
 def test_longer_steps_and_those_that_report_prompts_stay_eager(tiny: Path) -> None:
     recorder = GraphsOnCpu()
     runner = make_device_runner(tiny, recorder, max_graph_tokens=MAX_TOKENS, num_gpu_blocks=50)
-    graphs = runner._graphs
+    graphs = runner.executor.graphs
     assert graphs is not None
     work = [
         (make_sequence(range(3, 3 + length), range(8 * i + 1, 8 * i + 9)), length)
@@ -117,7 +117,7 @@ def test_memory_is_that_of_the_largest_graphs_of_each_kind(tiny: Path) -> None:
     recorder = GraphsOnCpu(bytes_each=(5000, 30, 7, 2))
     runner = make_device_runner(tiny, recorder, max_graph_tokens=192)
     recorder.num_captured = 0
-    graphs = runner._graphs
+    graphs = runner.executor.graphs
     assert graphs is not None
     with torch.inference_mode():
         assert graphs.measure() == 5000 + 2 * 30 + 7 + 3 * 2  # of 3 mixed sizes, and of 4

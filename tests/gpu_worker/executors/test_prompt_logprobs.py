@@ -9,7 +9,7 @@ import torch
 from signalbox_contract.logprobs import PromptLogprobs
 from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.model_runners import make_runner
@@ -20,7 +20,7 @@ PROMPT = np.random.default_rng(5).integers(3, VOCAB, 150).tolist()
 ASKS = SamplingParams(num_prompt_logprobs=3)
 
 
-def make_table(runner: ModelRunner) -> SequenceTable:
+def make_table(runner: LocalRunner) -> SequenceTable:
     capacity = WorkerCapacity(
         block_size=16,
         num_gpu_blocks=20,
@@ -33,7 +33,7 @@ def make_table(runner: ModelRunner) -> SequenceTable:
     return SequenceTable(model=runner.model, capacity=capacity, num_gpu_blocks=20)
 
 
-def prefill(runner: ModelRunner, chunk: int) -> list[PromptLogprobs]:
+def prefill(runner: LocalRunner, chunk: int) -> list[PromptLogprobs]:
     """Computes the prompt in chunks, beside a sequence that asks for nothing."""
     table = make_table(runner)
     found: list[PromptLogprobs] = []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu import test_decode_steps as on_a_card
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def runners_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_runner(path: Path, *, enforce_eager: bool = False, **_: Any) -> ModelRunner:
+    def make_runner(path: Path, *, enforce_eager: bool = False, **_: Any) -> LocalRunner:
         return make_device_runner(
             path,
             GraphsOnCpu(),

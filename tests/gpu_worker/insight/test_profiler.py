@@ -18,7 +18,7 @@ from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_worker.device.memory import tensor_bytes
 from signalbox_worker.insight.profiler import Profile, Profiler
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config
 from tests.gpu_worker.model_runners import make_runner
@@ -29,7 +29,7 @@ SHORT_NS = 300_000_000
 BLOCKS = {"num_gpu_blocks": 8, "num_cpu_blocks": 4}
 
 
-def load(path: Path, **options: Any) -> ModelRunner:
+def load(path: Path, **options: Any) -> LocalRunner:
     return make_runner(path, kv_cache_memory=1 / 1024, swap_space=1 / 1024, **options)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import CacheConfig
 from signalbox_worker.kv_cache import capacity as capacity_module
-from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
+from signalbox_worker.kv_cache.capacity import WHOLE, Footprint, RankShare, measure_capacity
 from signalbox_worker.kv_cache.measured_device import HostDevice
 
 BYTES_PER_TOKEN = 1000
@@ -46,21 +45,16 @@ class MeasuredHost(HostDevice):
 def measure(
     device: MeasuredHost,
     *,
-    step_divisor: int = 1,
+    share: RankShare = WHOLE,
     swap_space: float | None = None,
-    **options: Any,
+    **model: int,
 ) -> WorkerCapacity:
     return measure_capacity(
-        cache_config=CacheConfig(
-            max_num_batched_tokens=512, max_num_seqs=16, swap_space=swap_space
-        ),
-        block_size=16,
-        max_model_len=4096,
-        block_bytes=1,
-        device=device,
-        execute=device.execute,
-        step_divisor=step_divisor,
-        **options,
+        CacheConfig(max_num_batched_tokens=512, max_num_seqs=16, swap_space=swap_space),
+        Footprint(block_size=16, block_bytes=1, max_model_len=4096, **model),
+        device,
+        device.execute,
+        share=share,
     )
 
 

@@ -10,7 +10,7 @@ from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
 from signalbox_worker.config import GIB
 from signalbox_worker.kv_cache import cache_engine
 from signalbox_worker.kv_cache.block_dependencies import WorkUnderWay
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.kv_cache.deferred_streams import LateCopies
 from tests.gpu_worker.model_runners import make_runner
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
@@ -18,7 +18,7 @@ from tests.signalbox.llm.make import assert_at_rest, tokens_of
 BLOCK_BYTES = 6144
 
 
-def load(path: Path, num_blocks: int) -> ModelRunner:
+def load(path: Path, num_blocks: int) -> LocalRunner:
     memory = num_blocks * BLOCK_BYTES / GIB
     return make_runner(path, kv_cache_memory=memory, swap_space=64 * BLOCK_BYTES / GIB)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from signalbox_contract.sections.store_moves import Fetch, StoreMoves
+from signalbox_worker.kv_cache.block_pools import BlockPools
 from signalbox_worker.kv_disk.disk_store import DiskStore
 from signalbox_worker.kv_disk.disk_tier import DiskTier
 from signalbox_worker.kv_disk.slot_file import FileCalls
@@ -22,7 +23,6 @@ from signalbox_worker.kv_store import late_store
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.kv_store.pool_transfers import STALLED, PoolTransfers
 from signalbox_worker.kv_store.store_threads import StoreThreads
-from signalbox_worker.native.block_pools import BlockPools
 from signalbox_worker.store_config import DiskConfig
 from tests.gpu_worker.kv_disk.disks import (
     BLOCK_BYTES,

@@ -10,6 +10,7 @@ from signalbox_contract.sections.store_moves import (
     MoveResult,
     StoreMoves,
 )
+from signalbox_worker.kv_cache.block_pools import BlockPools
 from signalbox_worker.kv_store.block_transfers import BlockReader
 from signalbox_worker.kv_store.pool_transfers import (
     CANCELLED,
@@ -19,7 +20,6 @@ from signalbox_worker.kv_store.pool_transfers import (
 )
 from signalbox_worker.kv_store.store_threads import no_store
 from signalbox_worker.kv_store.transfer import Transfer
-from signalbox_worker.native.block_pools import BlockPools
 
 BLOCK_BYTES = 64
 TICKET, OTHER = b"t" * 16, b"o" * 16

@@ -27,7 +27,8 @@ from signalbox_worker.kv_peers.peer_client import PeerClient
 from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED, ExportedBlocks
 from signalbox_worker.kv_store.transfer import Transfer
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner
+from signalbox_worker.simulated.simulated_executor import POISON
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.worker import NO_EPOCH, Worker
 from tests.gpu_worker.served_worker import EPOCH, init_cache
 from tests.integration.insight.test_metrics import value

@@ -14,6 +14,7 @@ import pytest
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.kv_shared.shared_tier import SharedTier, check_config
 from signalbox_worker.kv_store.block_store import StoreError
+from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner
 from signalbox_worker.store_config import SharedConfig
 from tests.gpu_worker.kv_shared.redis_servers import (
@@ -201,7 +202,7 @@ URL = "redis://127.0.0.1"
 def test_files_are_checked_before_a_model_is_loaded(config: SharedConfig, message: str) -> None:
     model, device = ModelConfig(model="nowhere"), DeviceConfig(device="cpu")
     with pytest.raises(ValueError, match=message):
-        make_runner(model, CacheConfig(), device_config=device, shared_config=config)
+        make_runner(RunnerConfig(model=model, cache=CacheConfig(), device=device, shared=config))
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:

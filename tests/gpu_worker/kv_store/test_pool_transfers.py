@@ -18,11 +18,11 @@ from signalbox_contract.sections.store_moves import (
     Store,
     StoreMoves,
 )
+from signalbox_worker.kv_cache.block_pools import BlockPools
 from signalbox_worker.kv_store.memory_store import MemoryStore
 from signalbox_worker.kv_store.pool_transfers import CANCELLED, STALLED, PoolTransfers
 from signalbox_worker.kv_store.store_threads import StoreThreads
 from signalbox_worker.kv_store.transfer import Transfer
-from signalbox_worker.native.block_pools import BlockPools
 from tests.gpu_worker.kv_store.stores import (
     BLOCK_BYTES,
     FailingStore,

@@ -8,11 +8,10 @@ import torch
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence
 from signalbox_contract.step_result import StepResult
-from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.batch import Batch, Launched
 from signalbox_worker.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
-from signalbox_worker.runner.model_runner import ModelRunner
-from signalbox_worker.runner.runner import Launched
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.tiny_models import VOCAB
@@ -24,7 +23,7 @@ FILTERED = SamplingParams(temperature=1.2, seed=3, top_k=11, top_p=0.9)
 STARVED = SamplingParams(min_tokens=6, stop_token_ids=tuple(range(40)))
 
 
-def make_lease(runner: ModelRunner, tokenizer_json: bytes = b"") -> Lease:
+def make_lease(runner: LocalRunner, tokenizer_json: bytes = b"") -> Lease:
     capacity = runner.profile()
     runner.init_cache_engine(num_gpu_blocks=40, num_cpu_blocks=0)
     return Lease(

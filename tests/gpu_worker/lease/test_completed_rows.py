@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels import triton
-from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
 from signalbox_worker.lease.step_pipeline import StepPipeline
-from signalbox_worker.runner.runner import Launched
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.lease.steps_in_flight import (

@@ -12,9 +12,8 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import TablePatch
-from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.runner.model_runner import ModelRunner
-from signalbox_worker.runner.runner import Launched
+from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
@@ -36,11 +35,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def runner(tiny: Path) -> ModelRunner:
+def runner(tiny: Path) -> LocalRunner:
     return make_device_runner(tiny, GraphsOnCpu(), max_num_seqs=4)
 
 
-def same_at_both_depths(runner: ModelRunner, drive: Callable[[Steps], None]) -> Steps:
+def same_at_both_depths(runner: LocalRunner, drive: Callable[[Steps], None]) -> Steps:
     """Drives one step at a time, then two in flight, which say the same; returns the latter."""
     driven = []
     for depth in (1, 2):
@@ -54,7 +53,7 @@ def same_at_both_depths(runner: ModelRunner, drive: Callable[[Steps], None]) -> 
 
 
 @pytest.fixture
-def fed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fed(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens of each launched batch were fed forward."""
     counts: list[int] = []
     launch = runner.launch
@@ -76,7 +75,7 @@ def fed(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_tokens_equal_those_of_one_step_at_a_time(
-    params: tuple[SamplingParams, ...], num_fed: list[int], runner: ModelRunner, fed: list[int]
+    params: tuple[SamplingParams, ...], num_fed: list[int], runner: LocalRunner, fed: list[int]
 ) -> None:
     def drive(steps: Steps) -> None:
         fed.clear()
@@ -88,7 +87,7 @@ def test_tokens_equal_those_of_one_step_at_a_time(
 
 
 def test_tokens_that_may_not_be_drawn_yet_wait_until_they_may(
-    runner: ModelRunner, fed: list[int]
+    runner: LocalRunner, fed: list[int]
 ) -> None:
     def drive(steps: Steps) -> None:
         fed.clear()
@@ -100,7 +99,7 @@ def test_tokens_that_may_not_be_drawn_yet_wait_until_they_may(
     assert fed == [0] * 7 + [2] * 3
 
 
-def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) -> None:
+def test_branches_prefills_and_decodes_mix(runner: LocalRunner, fed: list[int]) -> None:
     """A prompt in chunks beside decodes, and branches of it, whose tokens the host copies."""
 
     def drive(steps: Steps) -> None:
@@ -130,7 +129,7 @@ def test_branches_prefills_and_decodes_mix(runner: ModelRunner, fed: list[int]) 
     assert len({tuple(tokens[seq_id][-5:]) for seq_id in (1, 11, 12)}) == 3
 
 
-def test_a_sequence_that_goes_while_it_is_under_way_leaves_no_token(runner: ModelRunner) -> None:
+def test_a_sequence_that_goes_while_it_is_under_way_leaves_no_token(runner: LocalRunner) -> None:
     steps = Steps(make_lease(runner), 3)
     steps.send(new=make_sequences(RANDOM, RANDOM))
     steps.send(running={0: 1, 1: 1})
@@ -144,7 +143,7 @@ def test_a_sequence_that_goes_while_it_is_under_way_leaves_no_token(runner: Mode
     table.check()
 
 
-def test_a_step_that_is_not_allowed_changes_nothing(runner: ModelRunner) -> None:
+def test_a_step_that_is_not_allowed_changes_nothing(runner: LocalRunner) -> None:
     steps = Steps(make_lease(runner), 2)
     steps.send(new=make_sequences(RANDOM))
     with pytest.raises(InvalidArgument, match="a sequence that this worker knows"):
@@ -156,11 +155,11 @@ def test_a_step_that_is_not_allowed_changes_nothing(runner: ModelRunner) -> None
     assert steps.tokens() == alone.tokens()
 
 
-def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: ModelRunner) -> None:
+def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: LocalRunner) -> None:
     steps = Steps(make_lease(runner), 2)
     steps.send(new=make_sequences(GREEDY, RANDOM))
     steps.hear()
-    runner.cache.gpu_pool[0] = 0xFF  # NaN in the first block of sequence 0
+    runner.pools.gpu_pool[0] = 0xFF  # NaN in the first block of sequence 0
     decode(steps, [0, 1], 3)
     steps.hear()
     failures = [[*result.failures] for result in steps.results]
@@ -173,7 +172,7 @@ def test_a_sequence_that_fails_under_way_fails_alone_and_stays_failed(runner: Mo
 
 
 def test_a_step_that_cannot_be_launched_is_computed_in_parts(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute = runner.execute
 
@@ -197,7 +196,7 @@ def test_a_step_that_cannot_be_launched_is_computed_in_parts(
 
 
 def test_an_error_of_the_device_ends_the_lease_for_all_steps_in_flight(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lost:
         can_feed = True
@@ -221,7 +220,7 @@ def test_an_error_of_the_device_ends_the_lease_for_all_steps_in_flight(
         lease.execute(make_step(4, running={0: 1}), arrived_ns=0)
 
 
-def test_steps_without_tokens_pass_those_under_way(runner: ModelRunner) -> None:
+def test_steps_without_tokens_pass_those_under_way(runner: LocalRunner) -> None:
     steps = Steps(make_lease(runner), 3)
     steps.send(new=make_sequences(RANDOM))
     steps.send()

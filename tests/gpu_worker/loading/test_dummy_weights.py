@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_worker.config import ModelConfig, ModelError
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import WEIGHTS, Probe, make_prompts, make_runner, remove_files
 from tests.gpu_worker.tiny_models import FAMILIES, make_model
@@ -33,7 +33,7 @@ def make_config(path: Path, **changes: Any) -> Path:
     return path
 
 
-def load(path: Path, **options: Any) -> ModelRunner:
+def load(path: Path, **options: Any) -> LocalRunner:
     return make_runner(path, load_format="dummy", num_gpu_blocks=64, **options)
 
 

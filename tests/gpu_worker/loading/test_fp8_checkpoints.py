@@ -138,11 +138,11 @@ def test_a_card_holds_what_the_checkpoint_says(
     assert "weights: fp8 of the checkpoint, " in caplog.text
     assert "19 matrices are held in fp8" in caplog.text  # of 21; gate is not held without up
     decoded = make_runner(tmp_path, cpu_backend="torch", quantization="none")
-    layers = [layer.attention for layer in runner._loaded.model.layers]
+    layers = [layer.attention for layer in runner.executor.loaded.model.layers]
     assert all(layer.qkv.is_quantised and layer.out.is_quantised for layer in layers)
-    of_layers = [layer.feed_forward for layer in runner._loaded.model.layers]
+    of_layers = [layer.feed_forward for layer in runner.executor.loaded.model.layers]
     assert [one.gate_up.is_quantised for one in of_layers] == [True, False, True]
-    assert runner._loaded.weights_bytes < 0.6 * decoded._loaded.weights_bytes
+    assert runner.executor.loaded.weights_bytes < 0.6 * decoded.executor.loaded.weights_bytes
     assert_rounds_as(runner, reference_log_probabilities(reference))
 
 
@@ -152,7 +152,7 @@ def test_floats_become_fp8_at_load(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO):
         runner = make_runner(tmp_path, cpu_backend="torch", quantization="fp8")
     assert "weights: fp8, made at load, " in caplog.text
-    layer = runner._loaded.model.layers[0].attention.qkv._matrix
+    layer = runner.executor.loaded.model.layers[0].attention.qkv._matrix
     assert layer.codes.dtype is torch.float8_e4m3fn
     assert layer.scales.shape == (12 * 32, 1)
     with torch.no_grad():
@@ -168,9 +168,9 @@ def test_made_up_weights_are_held_in_fp8(described: Any, tmp_path: Path) -> None
     remove_files(tmp_path, *WEIGHTS)
     form = "auto" if described else "fp8"
     runner = make_runner(tmp_path, cpu_backend="torch", load_format="dummy", quantization=form)
-    attention = runner._loaded.model.layers[0].attention
+    attention = runner.executor.loaded.model.layers[0].attention
     assert attention.qkv.is_quantised
-    assert not runner._loaded.model.layers[0].feed_forward.router.is_quantised
+    assert not runner.executor.loaded.model.layers[0].feed_forward.router.is_quantised
     logits = last_logits(runner, *PROMPTS, chunks=(29, 1))
     assert logits.isfinite().all() and logits.std() > 1e-3
 

@@ -81,7 +81,7 @@ def test_experts_are_held_and_computed_as_stored(
     with caplog.at_level("INFO"):
         runner = make_runner(encoded, cpu_backend="torch")
     assert f"{NOT_ROUNDED} 24 matrices" in caplog.text
-    for layer in runner._loaded.model.layers:
+    for layer in runner.executor.loaded.model.layers:
         mixture = layer.feed_forward
         assert mixture.gate_up.is_quantised and mixture.down.is_quantised
         assert mixture.gate_up.stacked().weight.dtype is torch.float8_e4m3fn
@@ -100,7 +100,7 @@ def test_inputs_of_experts_are_rounded_where_they_are_no_op(
     with caplog.at_level("INFO"):
         runner = make_runner(encoded, cpu_backend="torch")
     assert NOT_ROUNDED not in caplog.text
-    mixture = runner._loaded.model.layers[0].feed_forward
+    mixture = runner.executor.loaded.model.layers[0].feed_forward
     rows = torch.randn(2, 160) * 5
     of_codes = rounded(rows, Rounding(code=Element.FP8_E4M3))
     found = mixture.gate_up.multiply(3, rows)
@@ -113,7 +113,7 @@ def test_without_a_kernel_experts_are_decoded(tmp_path: Path) -> None:
     assert not registry.has_own(ops.mix_experts.__name__, torch.device("cpu"))
     encoded, decoded = save_both(tmp_path, by_row, FP8)
     runner = make_runner(encoded, cpu_backend="torch", quantization="none")
-    assert not runner._loaded.model.layers[0].feed_forward.gate_up.is_quantised
+    assert not runner.executor.loaded.model.layers[0].feed_forward.gate_up.is_quantised
     expected = last_logits(make_runner(decoded, cpu_backend="torch"), *PROMPTS, chunks=(29, 1))
     actual = last_logits(runner, *PROMPTS, chunks=(29, 1))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)

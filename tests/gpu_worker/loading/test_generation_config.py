@@ -8,7 +8,8 @@ import pytest
 
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
 from signalbox_worker.loading.generation_config import read_generation_config, within_vocabulary
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner_factory import make_runner
 from tests.gpu_worker.loading.gguf_files import open_path, writing
 from tests.gpu_worker.tiny_models import make_model
 
@@ -34,7 +35,7 @@ def test_a_model_brings_its_own_file(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG)
     expected = {"temperature": 0.6, "top_k": 20, "max_tokens": 512}
     assert read(tmp_path) == (expected, {}, (2, 5, 7))
-    runner = ModelRunner(ModelConfig(model=str(tmp_path)), CacheConfig())
+    runner = make_runner(RunnerConfig(model=ModelConfig(model=str(tmp_path)), cache=CacheConfig()))
     assert runner.model.sampling_defaults.model.fields() == expected
     assert runner.model.eos_token_ids == (2, 5, 7)
 

@@ -12,9 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from signalbox_contract.startup import StartupPhase, StartupProgress
+from signalbox_worker import runner_factory
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
 from signalbox_worker.loading.model_source import model_name
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.loading.gguf_files import open_path
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
@@ -108,7 +109,10 @@ def test_description_of_no_quantised_weights_leaves_floats(
 def test_progress_is_told(tmp_path: Path) -> None:
     make_model(tmp_path)
     told: list[StartupProgress] = []
-    runner = ModelRunner(ModelConfig(model=str(tmp_path)), CacheConfig(), progress=told.append)
+    runner = runner_factory.make_runner(
+        RunnerConfig(model=ModelConfig(model=str(tmp_path)), cache=CacheConfig()),
+        progress=told.append,
+    )
     loading = [progress for progress in told if progress.phase is StartupPhase.LOAD]
     assert loading[0].num_total == 0
     num_weights = loading[-1].num_total

@@ -72,11 +72,11 @@ def test_a_card_holds_four_bits(form: str, family: str, tmp_path: Path) -> None:
     reference = save_quantised(tmp_path, family, *FORMS[form], stays="layers.1.mlp.up")
     runner = make_runner(tmp_path, cpu_backend="torch")
     decoded = make_runner(tmp_path, cpu_backend="torch", quantization="none")
-    layers = [layer.attention for layer in runner._loaded.model.layers]
+    layers = [layer.attention for layer in runner.executor.loaded.model.layers]
     assert all(layer.qkv.is_quantised and layer.out.is_quantised for layer in layers)
-    of_layers = [layer.feed_forward for layer in runner._loaded.model.layers]
+    of_layers = [layer.feed_forward for layer in runner.executor.loaded.model.layers]
     assert [one.gate_up.is_quantised for one in of_layers] == [True, False, True]
-    assert runner._loaded.weights_bytes < 0.5 * decoded._loaded.weights_bytes
+    assert runner.executor.loaded.weights_bytes < 0.5 * decoded.executor.loaded.weights_bytes
     assert_greedy(runner, reference, PROMPTS)
 
 
@@ -97,7 +97,7 @@ def test_made_up_weights_are_held_in_four_bits(name: str, tmp_path: Path) -> Non
     make_model(tmp_path, "mixtral", **SHAPE)
     remove_files(tmp_path, *WEIGHTS)
     runner = make_runner(tmp_path, cpu_backend="torch", load_format="dummy", quantization=name)
-    assert runner._loaded.model.layers[0].attention.qkv.is_quantised
+    assert runner.executor.loaded.model.layers[0].attention.qkv.is_quantised
     logits = last_logits(runner, *PROMPTS, chunks=(29, 1))
     assert logits.isfinite().all() and logits.std() > 1e-3
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.native.executor import NativeExecutor
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.loading.gguf_files import writing
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -46,11 +46,11 @@ def test_a_mixture_of_types_is_computed_as_its_values_are(file: Path, tmp_path: 
     types = {tensor.tensor_type.name for tensor in source.tensors if len(tensor.shape) > 1}
     assert len(types) > 1
     runner = make_runner(file, block_size=16)
-    assert isinstance(runner, NativeRunner)
-    assert {*re.findall(r"\d of (\w+)", runner.program.weights)} == types
+    assert isinstance(runner.executor, NativeExecutor)
+    assert {*re.findall(r"\d of (\w+)", runner.executor.program.weights)} == types
     in_file = sum(tensor.n_bytes for tensor in source.tensors)
-    assert runner.program.weights_bytes <= 1.05 * in_file
+    assert runner.executor.program.weights_bytes <= 1.05 * in_file
     expanded = make_runner(expand(source, tmp_path / "x.gguf"), block_size=16, quantization="none")
-    assert isinstance(expanded, NativeRunner)
+    assert isinstance(expanded.executor, NativeExecutor)
     tokens = Driver(runner=runner).generate(PROMPTS, num_tokens=24)
     assert tokens == Driver(runner=expanded).generate(PROMPTS, num_tokens=24)

@@ -124,7 +124,7 @@ def test_auto_takes_what_a_trial_says(
     triton_device: str, unpacked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(tmp_path)
-    model = make_runner(tmp_path, device=triton_device, cpu_backend="torch")._loaded.model
+    model = make_runner(tmp_path, device=triton_device, cpu_backend="torch").executor.loaded.model
     assert model.fused_rows == 0, "a CPU takes its own products"
     monkeypatch.setattr(registry, "has_own", lambda op, device: True)
     verdict = Verdict()
@@ -158,7 +158,7 @@ def test_what_cannot_be_fused_is_named(
         runner = make_runner(tmp_path / family, device=triton_device, cpu_backend="torch")
         choose = partial(
             choose_products,
-            model=runner._loaded.model,
+            model=runner.executor.loaded.model,
             placement=Placement(torch.device(triton_device), dtype),
             num_ranks=num_ranks,
             is_quantised=is_quantised,

@@ -20,7 +20,7 @@ from signalbox_worker.loading.model_source import open_model
 from signalbox_worker.loading.weight_loader import load_weights
 from signalbox_worker.models import ModelShape, model_spec
 from signalbox_worker.models.decoder_config import llama_config
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import (
     WHOLE,
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
-def make_torch_runner(path: Path, **options: Any) -> ModelRunner:
+def make_torch_runner(path: Path, **options: Any) -> LocalRunner:
     return make_runner(
         path, model_impl="signalbox", cpu_backend="torch", num_gpu_blocks=400, **options
     )

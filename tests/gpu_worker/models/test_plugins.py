@@ -18,7 +18,7 @@ from signalbox_worker.models import (
     registry,
 )
 from signalbox_worker.models.llama import Decoder
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
 from tests.gpu_worker.tiny_models import OUTSIDE, make_model
 
@@ -34,7 +34,7 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     sys.modules.pop(MODULE, None)
 
 
-def load(path: Path, *plugins: str) -> ModelRunner:
+def load(path: Path, *plugins: str) -> LocalRunner:
     return make_runner(
         path, model_impl="signalbox", model_plugin=",".join(plugins), num_gpu_blocks=64
     )

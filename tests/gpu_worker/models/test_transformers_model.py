@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 def test_model_without_a_file_of_ours_equals_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
     runner = make_runner(tmp_path)
-    assert isinstance(runner._loaded.model, TransformersModel)
+    assert isinstance(runner.executor.loaded.model, TransformersModel)
     prompts = make_prompts(1, 5, 17, 33, 60)
     assert_greedy(runner, reference, prompts, 10, chunks=(WHOLE, 7))
     assert_greedy(runner, reference, prompts[-1:], 10, chunks=[16])
@@ -50,7 +50,7 @@ def test_model_without_a_file_of_ours_equals_transformers(family: str, tmp_path:
 def test_either_implementation_of_ours_gives_the_same_tokens(impl: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path)
     runner = make_runner(tmp_path, model_impl=impl)
-    assert isinstance(runner._loaded.model, TransformersModel) is (impl == "transformers")
+    assert isinstance(runner.executor.loaded.model, TransformersModel) is (impl == "transformers")
     assert_greedy(runner, reference, make_prompts(3, 40), 12)
 
 
@@ -59,7 +59,7 @@ def test_variant_that_ours_lacks_runs_through_transformers(tmp_path: Path) -> No
     with pytest.raises(ModelError, match="hidden_act 'gelu' is not supported"):
         make_runner(tmp_path, model_impl="signalbox")
     runner = make_runner(tmp_path)
-    assert isinstance(runner._loaded.model, TransformersModel)
+    assert isinstance(runner.executor.loaded.model, TransformersModel)
     assert_greedy(runner, reference, make_prompts(30), 12)
 
 
@@ -91,7 +91,7 @@ def test_window_that_only_the_mask_knows_is_honoured(tmp_path: Path) -> None:
     """Its layers pass no window to the attention function."""
     reference = make_model(tmp_path, "phimoe")
     runner = make_runner(tmp_path)
-    assert runner._loaded.attention._shape.sliding_windows == (19, 19, 19)  # type: ignore[attr-defined]
+    assert runner.executor.loaded.attention._shape.sliding_windows == (19, 19, 19)  # type: ignore[attr-defined]
     assert_greedy(runner, reference, make_prompts(50))
 
 

@@ -12,7 +12,7 @@ from signalbox_contract.model import Arithmetic
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
 from signalbox_worker.config import CacheConfig
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.native_kernels import skip_without_native_kernels
@@ -37,11 +37,11 @@ ROUNDED_LOGITS = {
 }
 
 
-def make_native_runner(path: Path, **options: Any) -> NativeRunner:
+def make_native_runner(path: Path, **options: Any) -> LocalRunner:
     return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
 
 
-def logits_of(runner: NativeRunner) -> np.ndarray:
+def logits_of(runner: LocalRunner) -> np.ndarray:
     """Returns [3, vocab] of the last tokens of three prompts, computed in chunks."""
     wanted = SamplingParams(num_logprobs=1)
     sequences = [
@@ -54,7 +54,7 @@ def logits_of(runner: NativeRunner) -> np.ndarray:
         for sequence, done in chunks:
             sequence.num_computed += done
     runner.execute(make_batch([(s, s.num_left) for s in sequences], block_size=16))
-    return runner._executor._logits[:3].copy()
+    return runner.executor._logits[:3].copy()
 
 
 @pytest.mark.parametrize("isa", available_isas())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_worker.native.native_runner import NativeRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -13,13 +13,13 @@ from tests.native_kernels import skip_without_native_kernels
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
-def runner(request: pytest.FixtureRequest, native_tiny: Path) -> NativeRunner:
+def runner(request: pytest.FixtureRequest, native_tiny: Path) -> LocalRunner:
     skip_without_native_kernels()
-    runner: NativeRunner = make_runner(native_tiny, cpu_backend="native", dtype=request.param)
+    runner: LocalRunner = make_runner(native_tiny, cpu_backend="native", dtype=request.param)
     return runner
 
 
-def test_branches_of_one_token_draw_from_its_logits(runner: NativeRunner) -> None:
+def test_branches_of_one_token_draw_from_its_logits(runner: LocalRunner) -> None:
     (prompt,) = make_prompts(9)
     params = SamplingParams(temperature=1.0, seed=11)
     alone = [
@@ -35,7 +35,7 @@ def test_branches_of_one_token_draw_from_its_logits(runner: NativeRunner) -> Non
     assert len(set(drawn)) > 1
 
 
-def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: NativeRunner) -> None:
+def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: LocalRunner) -> None:
     (prompt,) = make_prompts(20)
     sequence = make_sequence(prompt, [1, 2])
     samples = runner.execute(make_batch([(sequence, 12)], block_size=16))
@@ -48,7 +48,7 @@ def test_step_without_rows_draws_nothing_and_the_next_one_goes_on(runner: Native
     assert samples.sample_ns > 0
 
 
-def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: NativeRunner) -> None:
+def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: LocalRunner) -> None:
     (prompt,) = make_prompts(37)
     (expected,) = Driver(runner=runner).generate([prompt], num_tokens=20)
     runner.init_cache_engine(num_gpu_blocks=64, num_cpu_blocks=8)
@@ -56,7 +56,7 @@ def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: NativeRunne
     while len(sequence.token_ids) < len(prompt) + 8:
         driver.step([sequence])
     runner.apply(make_step(swap_out=make_mapping({9: 7, 4: 0, 30: 2})))
-    runner.cache.gpu_pool[[9, 4, 30]] = 77
+    runner.pools.gpu_pool[[9, 4, 30]] = 77
     runner.apply(make_step(swap_in=make_mapping({7: 50, 0: 51, 2: 3})))
     sequence.blocks[:3] = [50, 51, 3]
     while len(sequence.token_ids) < len(prompt) + 20:
@@ -64,7 +64,7 @@ def test_swapped_sequence_goes_on_as_if_nothing_had_happened(runner: NativeRunne
     assert sequence.token_ids[len(prompt) :] == expected
 
 
-def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(runner: NativeRunner) -> None:
+def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(runner: LocalRunner) -> None:
     def make_sequences() -> list[Generated]:
         prompts = make_prompts(17, 17, 18)
         return [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(prompts)]
@@ -74,9 +74,9 @@ def test_poisoned_sequence_fails_alone_and_its_blocks_can_be_reused(runner: Nati
         driver.step(healthy)
     sick = make_sequences()
     driver.step(sick)
-    runner.cache.gpu_pool[sick[1].blocks[0]] = 255  # NaN everywhere
+    runner.pools.gpu_pool[sick[1].blocks[0]] = 255  # NaN everywhere
     assert driver.step(sick).failed == {1: "logits are not finite"}
-    runner.cache.gpu_pool[:] = 255
+    runner.pools.gpu_pool[:] = 255
     heirs = make_sequences()
     for _ in range(20):
         assert not driver.step(heirs).failed

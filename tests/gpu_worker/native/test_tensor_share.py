@@ -9,12 +9,13 @@ import pytest
 from signalbox_kernels.adapters import LoraPair
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix, quantise, stored
+from signalbox_worker.batch.stage_layers import all_layers
 from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.native.tensor_share import TensorShare, tensor_share, why_not_divided
 from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD
-from signalbox_worker.native.weights import Weights
+from signalbox_worker.native.weights import WeightForm, Weights
 from signalbox_worker.parallel_config import ParallelConfig
 from tests.gpu_worker.native.test_weights import Stored, make_config, make_stored
 from tests.kernels.native.matrices import make_stored as make_matrix
@@ -48,8 +49,9 @@ def shares_of(config: DecoderConfig, tensors: Stored, size: int) -> list[TensorS
 
 
 def weights_of(tensors: Stored, share: TensorShare, **options: Any) -> Weights:
-    defaults = {"dtype": np.dtype(np.float32), "quantization": None, "num_threads": 1}
-    return Weights(share.whole, tensors, share=share, **defaults | options)
+    form = WeightForm(options.pop("dtype", np.dtype(np.float32)), options.pop("quantization", None))
+    stage = options.pop("stage", all_layers(share.whole.num_layers))
+    return Weights(tensors, share, stage, form, num_threads=1, **options)
 
 
 def blocks(weights: Weights, name: str) -> AnyArray:

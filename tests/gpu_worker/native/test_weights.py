@@ -9,12 +9,14 @@ import pytest
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
 from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_worker.batch.stage_layers import all_layers
 from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import DecoderConfig, qwen2_config
+from signalbox_worker.native.tensor_share import TensorShare
 from signalbox_worker.native.weight_shapes import EMBEDDING, HEAD, weight_shapes
-from signalbox_worker.native.weights import Weights
+from signalbox_worker.native.weights import WeightForm, Weights
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -56,8 +58,9 @@ def make_stored(config: DecoderConfig, on_read: Callable[[str], None] = lambda _
 
 
 def make_weights(config: DecoderConfig, stored: Stored, **options: Any) -> Weights:
-    defaults = {"dtype": np.dtype(np.float32), "quantization": None, "num_threads": 1}
-    return Weights(config, stored, **defaults | options)
+    form = WeightForm(options.pop("dtype", np.dtype(np.float32)), options.pop("quantization", None))
+    layers = all_layers(config.num_layers)
+    return Weights(stored, TensorShare(whole=config), layers, form, num_threads=1, **options)
 
 
 def test_a_tensor_is_read_when_it_is_taken() -> None:

@@ -73,7 +73,7 @@ def test_vectors_through_tritons_attention_are_the_same(
     """Learned positions and no window; rotation on the way into the cache, with windows."""
     model = save(tmp_path, family, st.Normalize())
     runner = make_runner(tmp_path / "saved", attention_backend="triton", device=triton_device)
-    runner.cache.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
+    runner.pools.gpu_pool.fill_(0xFF)  # a NaN wherever nobody has written
     assert_same(runner, model, TEXTS[:8])
 
 

@@ -108,5 +108,5 @@ def test_activations_in_8_bits_are_close(name: str, tmp_path: Path) -> None:
     skip_without_native_kernels()
     exact = log_probabilities(serve(name, tmp_path, dtype="float32"), PROMPT)
     runner = serve(name, tmp_path, dtype="bfloat16")
-    assert runner.program.arithmetic == "8 bits"
+    assert runner.executor.program.arithmetic == "8 bits"
     assert 0 < float((log_probabilities(runner, PROMPT) - exact).abs().mean()) < 0.1

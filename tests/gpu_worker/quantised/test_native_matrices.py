@@ -90,7 +90,10 @@ def test_activations_in_8_bits_are_close(form: str, tmp_path: Path) -> None:
     save(tmp_path, form)
     exact = make_probed(tmp_path, dtype="float32")
     runner = make_probed(tmp_path, dtype="bfloat16")
-    assert (exact.program.arithmetic, runner.program.arithmetic) == ("float32", "8 bits")
+    assert (exact.executor.program.arithmetic, runner.executor.program.arithmetic) == (
+        "float32",
+        "8 bits",
+    )
     assert 0 < difference(exact, runner) < 0.05
 
 

@@ -53,7 +53,7 @@ from signalbox_worker.ranks.service.rank_servicer import (
     Meeting,
     RankServer,
 )
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner_factory import make_runner
 from signalbox_worker.store_config import DiskConfig, SharedConfig
 from tests.gpu_worker.builders import make_mapping, make_step
@@ -71,13 +71,7 @@ def load(path: Path, tp: int = 2, pp: int = 1, **more: Any) -> RankedRunner:
     """Loads a worker of processes."""
     on_lost = more.pop("on_lost", lambda _: None)
     start = with_sizes(make_start(path, ParallelConfig(), **more), tp, pp)
-    runner = make_runner(
-        start.model,
-        start.cache,
-        device_config=start.device,
-        parallel_config=start.parallel,
-        on_lost=on_lost,
-    )
+    runner = make_runner(start, on_lost=on_lost)
     assert isinstance(runner, RankedRunner)
     return runner
 
@@ -135,7 +129,7 @@ def test_a_draw_that_fails_on_rank_0_costs_no_rank(
         raise MemoryError("no memory to draw")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ranks._own._executor, "sampler", fail)
+        patch.setattr(ranks._own.executor, "sampler", fail)
         with pytest.raises(MemoryError, match="no memory to draw"):
             ranks.execute(make_some())
     assert ranks.execute(make_some()).token_ids.tolist() == expected
@@ -162,7 +156,7 @@ def test_ranks_of_which_some_have_graphs_do_not_compute(
     ranks: RankedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(type(ranks._own), "num_graphs", 3)
+        patch.setattr(type(ranks._own.executor), "num_graphs", 3)
         with pytest.raises(DeviceLost, match="graphs could be recorded on some ranks only"):
             ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
     ranks.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=2)
@@ -408,13 +402,13 @@ def test_ranks_whose_blocks_have_other_sizes_are_refused(
 ) -> None:
     """Each rank tries backends on its own device, and may take another one."""
     runner = load_threads(with_sizes(make_start(tiny, ParallelConfig()), 1, 2))
-    profile = ModelRunner.profile
+    profile = LocalRunner.profile
 
-    def odd(self: ModelRunner) -> WorkerCapacity:
+    def odd(self: LocalRunner) -> WorkerCapacity:
         return replace(profile(self), block_size=32 if self is runner._own else 16)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "profile", odd)
+        patch.setattr(LocalRunner, "profile", odd)
         with pytest.raises(ValueError, match="blocks of different sizes; name one of them"):
             runner.profile()
     assert runner.profile().pipeline_parallel_size == 2

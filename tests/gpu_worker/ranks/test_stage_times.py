@@ -49,7 +49,7 @@ def test_each_stage_reports_what_it_computed_waited_for_and_passed_on(native_tin
 
     wait_until(lambda: passed() > 0)  # answers come beside the batches
     confirmed = [stage for stage in found if stage.boundary_bytes]
-    row_bytes = runner._own.program.shape.hidden_size * 4  # float32
+    row_bytes = runner._own.executor.program.shape.hidden_size * 4  # float32
     assert all(stage.boundary_bytes % (NUM_TOKENS * row_bytes) == 0 for stage in confirmed)
     assert all(stage.boundary_ns > 0 for stage in confirmed)
     runner.close()

@@ -32,7 +32,7 @@ class ThreadRanks:
         return [self.runner._own, *(one.shard for one in self._started)]
 
     def block(self, rank: int, index: int) -> memoryview:
-        found: memoryview = self.shares[rank].cache.cpu_block(index)
+        found: memoryview = self.shares[rank].pools.cpu_block(index)
         return found
 
     def fill(self, *numbers: int) -> None:

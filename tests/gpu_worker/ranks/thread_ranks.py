@@ -107,7 +107,7 @@ def make_start(
 def load_threads(start: Start) -> Any:
     """Returns a runner over threads; one of a single rank has none."""
     if start.parallel.num_ranks == 1:
-        return make_runner(start.model, start.cache, device_config=start.device)
+        return make_runner(start)
     return RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(ThreadRank))
 
 

@@ -76,7 +76,7 @@ def main() -> None:
         tensors.tolist = lambda tensor: as_list(torch.zeros(tensor.shape, dtype=tensor.dtype))
         triton.knobs.runtime.jit_post_compile_hook = _note
         runner.init_cache_engine(num_gpu_blocks=16, num_cpu_blocks=0)
-        runner.warm_up()
+        runner.executor.warm_up()
         triton.knobs.runtime.jit_post_compile_hook = _note
         at_start = list(_taken())
         for case in (*CASES.values(), *PROMPTS):

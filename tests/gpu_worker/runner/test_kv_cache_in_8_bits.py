@@ -24,7 +24,7 @@ from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import CacheConfig, ModelError
 from signalbox_worker.layers import AttentionPlan
 from signalbox_worker.loading import attention_shape, loaded_model
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
 from tests.gpu_worker.model_runners import last_logits, make_prompts, make_runner
@@ -44,9 +44,9 @@ of_8_bits = pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 on_both_backends = pytest.mark.parametrize("cpu_backend", ["torch", "native"])
 
 
-def make_torch_runner(path: Path, kv_dtype: str, **options: Any) -> ModelRunner:
+def make_torch_runner(path: Path, kv_dtype: str, **options: Any) -> LocalRunner:
     fixed: dict[str, Any] = {"cpu_backend": "torch", "block_size": BLOCK_SIZE}
-    runner: ModelRunner = make_runner(path, **fixed | {"kv_cache_dtype": kv_dtype} | options)
+    runner: LocalRunner = make_runner(path, **fixed | {"kv_cache_dtype": kv_dtype} | options)
     return runner
 
 
@@ -160,7 +160,7 @@ def test_a_fork_goes_on_in_a_copy_of_the_last_block(
     fork.num_prompt = len(prompt)
     runner.apply(make_step(copy=make_mapping({5: 6})))
     expected = decode(driver, sequence, 7)
-    runner.cache.gpu_pool[5] = 255
+    runner.pools.gpu_pool[5] = 255
     assert decode(driver, fork, 7) == expected
 
 
@@ -199,7 +199,7 @@ def test_scales_of_the_checkpoint_are_used(
     }
     ignored = {"model.layers.0.self_attn.q_scale": 3.0}
     runner = make_fp8_runner(with_scales(native_tiny, tmp_path, scales | ignored))
-    shape: AttentionShape = runner._loaded.attention._shape  # type: ignore[attr-defined]
+    shape: AttentionShape = runner.executor.loaded.attention._shape  # type: ignore[attr-defined]
     assert shape.fp8_scales == ((0.5, 2.0), (1.5, 3.0), (2.5, 4.0))
     assert "scales of K and V" not in caplog.text
 
@@ -209,7 +209,7 @@ def test_one_scale_may_be_for_both_and_without_any_it_is_1(
 ) -> None:
     path = with_scales(native_tiny, tmp_path, {"model.layers.1.self_attn.kv_scale": 0.25})
     runner = make_fp8_runner(path)
-    shape: AttentionShape = runner._loaded.attention._shape  # type: ignore[attr-defined]
+    shape: AttentionShape = runner.executor.loaded.attention._shape  # type: ignore[attr-defined]
     assert shape.fp8_scales == ((1.0, 1.0), (0.25, 0.25), (1.0, 1.0))
     warned = [line for line in caplog.messages if "scales of K and V" in line]
     assert len(warned) == 1

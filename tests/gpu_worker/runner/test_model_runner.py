@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from signalbox_worker import runner_factory
 from signalbox_worker.batch.largest_batch import largest_batch
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
 from signalbox_worker.device.ram import available_ram
@@ -19,9 +20,9 @@ from signalbox_worker.loading import loaded_model
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks import rank_shard
 from signalbox_worker.ranks.rank_shard import load_shard
-from signalbox_worker.ranks.service.rank_messages import Start
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import VOCAB
@@ -29,7 +30,7 @@ from tests.gpu_worker.tiny_models import VOCAB
 MIB = 1 << 20
 
 
-def make_swapping_runner(path: Path, **options: Any) -> ModelRunner:
+def make_swapping_runner(path: Path, **options: Any) -> LocalRunner:
     options = {"max_num_seqs": 8, "swap_space": MIB / GIB, "num_gpu_blocks": 64} | options
     return make_runner(path, **options)
 
@@ -120,7 +121,7 @@ def test_a_step_without_memory_says_so(
 
     runner = make_swapping_runner(tiny)
     batch = make_batch([(make_sequences(3)[0], 3)], block_size=16)
-    monkeypatch.setattr(runner, "_execute", fail)
+    monkeypatch.setattr(runner.executor, "_execute", fail)
     with pytest.raises(MemoryError, match="memory"):
         runner.execute(batch)
     with pytest.raises(MemoryError, match="lower max_num_batched_tokens"):
@@ -130,10 +131,10 @@ def test_a_step_without_memory_says_so(
 def test_new_cache_engine_forgets_the_old_one(tiny: Path) -> None:
     runner = make_swapping_runner(tiny)
     runner.execute(make_batch([(make_sequences(20)[0], 20)], block_size=16))
-    assert runner.cache.gpu_pool.any()
+    assert runner.pools.gpu_pool.any()
     runner.init_cache_engine(num_gpu_blocks=10, num_cpu_blocks=0)
-    assert runner.cache.gpu_pool.shape[0] == 10
-    assert not runner.cache.gpu_pool.any()
+    assert runner.pools.gpu_pool.shape[0] == 10
+    assert not runner.pools.gpu_pool.any()
 
 
 def test_pools_that_there_is_no_memory_for_say_why(
@@ -143,7 +144,7 @@ def test_pools_that_there_is_no_memory_for_say_why(
         raise MemoryError("CUDA cannot pin 7 MiB of RAM")
 
     runner = make_swapping_runner(tiny)
-    monkeypatch.setattr("signalbox_worker.runner.model_runner.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.executors.torch_executor.CacheEngine", make)
     with pytest.raises(MemoryError, match=r"lower .*swap_space \(CUDA cannot pin 7 MiB"):
         runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
 
@@ -153,20 +154,20 @@ def test_the_old_pool_is_gone_before_a_new_one_comes(
 ) -> None:
     """A card has no room for two."""
     runner = make_swapping_runner(tiny)
-    old = weakref.ref(runner.cache.gpu_pool)
+    old = weakref.ref(runner.pools.gpu_pool)
     is_gone: list[bool] = []
 
     def make(**arguments: object) -> CacheEngine:
         is_gone.append(old() is None)
         return CacheEngine(**arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("signalbox_worker.runner.model_runner.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.executors.torch_executor.CacheEngine", make)
     runner.init_cache_engine(num_gpu_blocks=32, num_cpu_blocks=0)
     assert is_gone == [True]
 
 
 def test_execute_before_init_cache_engine_is_refused(tiny: Path) -> None:
-    runner = ModelRunner(ModelConfig(model=str(tiny)), CacheConfig())
+    runner = runner_factory.make_runner(RunnerConfig(model=ModelConfig(model=str(tiny))))
     with pytest.raises(RuntimeError, match="init_cache_engine comes first"):
         runner.execute(make_batch([(make_sequences(3)[0], 3)], block_size=16))
 
@@ -178,8 +179,11 @@ def test_max_model_len_can_only_be_lowered(tiny: Path) -> None:
 
 
 def test_parallel_size_without_a_group_is_refused(tiny: Path) -> None:
-    with pytest.raises(ValueError, match="the ranks have no place to meet at"):
-        make_runner(tiny, parallel_config=ParallelConfig(tensor_parallel_size=2))
+    config = RunnerConfig(
+        model=ModelConfig(model=str(tiny)), parallel=ParallelConfig(tensor_parallel_size=2)
+    )
+    with pytest.raises(ValueError, match="ranks have no place to meet at"):
+        load_shard(config)
 
 
 def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
@@ -187,15 +191,14 @@ def test_blocks_that_ranks_cannot_run_natively_are_refused_with_the_reason(
 ) -> None:
     monkeypatch.setattr(rank_shard, "_meet", lambda start, opened, keys, why_not: why_not)
     monkeypatch.setattr(loaded_model, "join", lambda *_: ParallelGroup(0, 2))
-    start = Start(
+    config = RunnerConfig(
         model=ModelConfig(model=str(tiny), dtype="float32", quantization="int8"),
-        cache=CacheConfig(),
         parallel=ParallelConfig(tensor_parallel_size=2),
         device=DeviceConfig(device="cpu"),
     )
     message = "'int8', which takes a native program, but head size 8 is no multiple of 16"
     with pytest.raises(ModelError, match=message):
-        load_shard(start)
+        load_shard(config)
 
 
 def test_16_bits_are_refused_in_pytorch(tiny: Path) -> None:

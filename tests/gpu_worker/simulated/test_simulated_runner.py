@@ -18,7 +18,8 @@ from signalbox_worker.loading.byte_tokenizer import (
 from signalbox_worker.sequences.sequence_table import SequenceTable
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import POISON, SimulatedRunner
+from signalbox_worker.simulated.simulated_executor import POISON
+from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import (
     make_config,
     make_mapping,

@@ -12,7 +12,7 @@ import torch
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
-from signalbox_worker.runner.model_runner import ModelRunner
+from signalbox_worker.runner.local_runner import LocalRunner
 from tests.integration.demo_model.test_model_parity import make_stack
 from tests.transformers_demo import demo
 
@@ -111,7 +111,7 @@ async def search(stub: pb_grpc.InferenceServiceStub, case: Case) -> Found:
 
 
 async def test_hypotheses_are_those_of_transformers(
-    runner: ModelRunner, reference: list[Found]
+    runner: LocalRunner, reference: list[Found]
 ) -> None:
     """Though groups are swapped out and in."""
     config = SchedulerConfig(

@@ -17,6 +17,7 @@ from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_worker import runner_factory as factory
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner_config import RunnerConfig
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.integration.stack import (
@@ -60,9 +61,11 @@ def guess_tokens(runner: Runner) -> list[list[int]]:
 def make_runner() -> Runner:
     """In float32, in which tokens are to be those of transformers."""
     return factory.make_runner(
-        ModelConfig(model=str(DEMO), max_model_len=512, dtype="float32"),
-        CacheConfig(kv_cache_memory=1 / 4, swap_space=1 / 16, max_num_seqs=32),
-        device_config=DeviceConfig(device="cpu"),
+        RunnerConfig(
+            model=ModelConfig(model=str(DEMO), max_model_len=512, dtype="float32"),
+            cache=CacheConfig(kv_cache_memory=1 / 4, swap_space=1 / 16, max_num_seqs=32),
+            device=DeviceConfig(device="cpu"),
+        )
     )
 
 

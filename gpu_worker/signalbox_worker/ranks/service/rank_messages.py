@@ -5,7 +5,7 @@ or a setting needs no other place. Commands count from 1, and a report about one
 A batch is sent as a `Batch` whose rows say which tokens draw, and nothing of how: rank 0 draws.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +16,7 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import Stages
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.store_config import DiskConfig, SharedConfig
+from signalbox_worker.runner_config import RunnerConfig
 
 
 class RankAddress(NamedTuple):
@@ -30,17 +28,15 @@ class RankAddress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(RunnerConfig):
     """Command to load a shard of a model; comes once, after `Meet`; answered with `Loaded`."""
 
-    model: ModelConfig
-    cache: CacheConfig
-    parallel: ParallelConfig
-    device: DeviceConfig
-    disk: DiskConfig = field(default_factory=DiskConfig)
-    shared: SharedConfig = field(default_factory=SharedConfig)
     addresses: tuple[RankAddress, ...] = ()
     """Addresses of all ranks, by rank."""
+
+    @classmethod
+    def of(cls, config: RunnerConfig) -> "Start":
+        return cls(**{one.name: getattr(config, one.name) for one in fields(config)})
 
     @property
     def next_rank(self) -> int | None:

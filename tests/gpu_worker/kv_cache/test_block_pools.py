@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from signalbox_contract.sections.block_moves import BlockMapping
-from signalbox_worker.native.block_pools import BlockPools
+from signalbox_worker.kv_cache.block_pools import BlockPools
 from tests.gpu_worker.builders import make_mapping, make_step
 
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.step import Step
 from signalbox_worker.device.spans import span
+from signalbox_worker.kv_cache.pools import Pools
 
 Pool = NDArray[np.uint8]
 
 
-class BlockPools:
+class BlockPools(Pools):
     """Both pools, zeroed; the system provides a page when it is first written to."""
 
     def __init__(self, *, num_gpu_blocks: int, num_cpu_blocks: int, block_bytes: int) -> None:
@@ -26,16 +27,21 @@ class BlockPools:
         self.gpu_pool: Pool = np.zeros((num_gpu_blocks, block_bytes), dtype=np.uint8)
         self.cpu_pool: Pool = np.zeros((num_cpu_blocks, block_bytes), dtype=np.uint8)
 
+    @property
+    def gpu_bytes(self) -> int:
+        return self.gpu_pool.nbytes
+
+    @property
+    def cpu_bytes(self) -> int:
+        return self.cpu_pool.nbytes
+
     def cpu_block(self, index: int) -> memoryview:
-        """Returns the bytes of a block of the CPU pool."""
         return memoryview(self.cpu_pool[index])
 
     def copies_begun(self) -> Callable[[], None]:
-        """Returns a function that waits for nothing: copies end within the call."""
         return _nothing
 
     def apply(self, sections: Step) -> int:
-        """Moves the blocks that a section names; returns the nanoseconds that this takes."""
         start, moves = time.monotonic_ns(), sections.block_moves
         for name, source, target, mapping in (
             ("swap_out", self.gpu_pool, self.cpu_pool, moves.swap_out),
@@ -55,4 +61,4 @@ def _copy(source: Pool, target: Pool, mapping: BlockMapping) -> None:
 
 
 def _nothing() -> None:
-    """Waits for no copies."""
+    """Waits for no copies: they end within the step that names them."""
