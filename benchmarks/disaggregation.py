@@ -146,7 +146,7 @@ async def measure_model(
     seed: int = 0,
     kv_gib: float = 3.0,
 ) -> tuple[list[ModelAnswer], int]:
-    """Does the same with workers of a model; returns how many requests were handed over, too."""
+    """Does the same with workers of a model; returns how many requests were migrated, too."""
     async with model_pool(model) as pool:
         for core, role in enumerate(kind.roles(num_workers)):
             await pool.join(
@@ -162,8 +162,8 @@ async def measure_model(
         await pool.until_whole(pool.answers)
         answers = await _ask_all(pool, load, size, rate=rate, seconds=seconds, seed=seed)
         await pool.until_whole(answers)
-        num_handed_over = await pool.count_handovers(answers)
-        return answers, num_handed_over
+        num_out = await pool.count_migrations(answers)
+        return answers, num_out
 
 
 async def _ask_all(
@@ -230,7 +230,7 @@ async def run_model(args: argparse.Namespace) -> None:
     for rate in args.rates or load.rates:
         tokens = None
         for kind in _kinds(args):
-            answers, num_handed_over = await measure_model(
+            answers, num_out = await measure_model(
                 args.model,
                 load,
                 kind,
@@ -241,7 +241,7 @@ async def run_model(args: argparse.Namespace) -> None:
             tokens = tokens or [answer.token_ids for answer in answers]
             assert tokens == [answer.token_ids for answer in answers], "pools differ in tokens"
             print(row(load, kind, answers, rate=rate, seconds=args.seconds))
-            print(f"<!-- {num_handed_over} of {len(answers)} were handed over -->", flush=True)
+            print(f"<!-- {num_out} of {len(answers)} were migrated -->", flush=True)
 
 
 def _load(profile: str, args: argparse.Namespace) -> Load:

@@ -4,7 +4,7 @@
     python -m benchmarks.drain --model MODEL [--contexts 512 2048] [--streams 1]
         [--tensor-parallel-size 1] [--pipeline-parallel-size 1]
 
-All streams run on one worker; another joins, and the first is drained: with handover, and without,
+All streams run on one worker; another joins, and the first is drained: with migration, and without,
 where a stream that is still there when the time to drain is over is computed anew on the other.
 Without a model the real scheduler plans for workers in simulated time, whose steps cost what was
 measured or what a data sheet says: see simulated_time/step_costs.py. With one all is real, each
@@ -33,14 +33,14 @@ CPU_BLOCKS = 1 << 12
 
 
 class Gaps(NamedTuple):
-    """Seconds between tokens of the streams, and how many were handed over."""
+    """Seconds between tokens of the streams, and how many were migrated."""
 
     usual: float
     """Median before the drain."""
     median: float
     """Median of the streams' longest gaps from the beginning of the drain on."""
     longest: float
-    num_handed_over: int
+    num_out: int
     duration: float
     """Seconds from the beginning of the drain until the worker has left."""
 
@@ -77,8 +77,8 @@ def measure(
     longest = [answer.longest_gap_s(since=began_at) for answer in answers]
     connector = other.loop.scheduler.connector
     assert isinstance(connector, TransferConnector)
-    num_handed_over = connector.handovers.num_taken_over
-    return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
+    num_out = connector.migrations.num_in
+    return Gaps(usual, median(longest), max(longest), num_out, duration)
 
 
 def _run_until_each_has(pool: SimulatedPool, *, num_more_tokens: int) -> None:
@@ -134,23 +134,23 @@ async def _drain(pool: ModelPool, owner: ModelWorker, answers: list[ModelAnswer]
     duration = time.perf_counter() - began_at
     await pool.until_more(answers, 8)
     await pool.cancel(answers)
-    num_handed_over = await pool.count_handovers(answers)
+    num_out = await pool.count_migrations(answers)
     longest = [answer.longest_gap_s(since=began_at) for answer in answers]
-    return Gaps(usual, median(longest), max(longest), num_handed_over, duration)
+    return Gaps(usual, median(longest), max(longest), num_out, duration)
 
 
 def row(context: int, gaps: Gaps, *, hands_over: bool) -> str:
     """Returns a row of the table."""
     cells = (f"{1e3 * seconds:.0f}" for seconds in gaps[:3])
     return (
-        f"| {context} | {'handed over' if hands_over else 'computed anew'}"
-        f" | {' | '.join(cells)} | {gaps.num_handed_over} | {gaps.duration:.1f} |"
+        f"| {context} | {'migrated' if hands_over else 'computed anew'}"
+        f" | {' | '.join(cells)} | {gaps.num_out} | {gaps.duration:.1f} |"
     )
 
 
 HEADER = (
     "| tokens of each | what runs is | between tokens before ms | longest gap ms, median of"
-    " the streams | of all | handed over | until it left s |\n|---|---|---|---|---|---|---|"
+    " the streams | of all | migrated | until it left s |\n|---|---|---|---|---|---|---|"
 )
 
 

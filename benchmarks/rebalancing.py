@@ -32,9 +32,9 @@ class Figures(NamedTuple):
     longest: float
     duration: float
     """Until the last stream has ended."""
-    num_handed_over: int
+    num_out: int
     num_most: int
-    """Times that one stream was handed over, at most."""
+    """Times that one stream was migrated, at most."""
 
 
 def measure(
@@ -77,8 +77,8 @@ def measure(
         p99=gaps[int(0.99 * len(gaps))],
         longest=gaps[-1],
         duration=max(answer.token_times[-1] for answer in answers) - joined_at,
-        num_handed_over=connector.handovers.num_taken_over,
-        num_most=max(group.num_handovers for group in groups),
+        num_out=connector.migrations.num_in,
+        num_most=max(group.num_migrations for group in groups),
     )
 
 
@@ -94,7 +94,7 @@ def main() -> None:
         print(
             f"\n{costs.name}: {args.streams} streams of {args.tokens} tokens\n\n"
             "| tokens of each prompt | streams | between tokens ms, median | p99 | longest"
-            " | all ended s | handed over | one stream, times |\n|---|---|---|---|---|---|---|---|"
+            " | all ended s | migrated | one stream, times |\n|---|---|---|---|---|---|---|---|"
         )
         for context in args.contexts:
             for moves in (False, True):
@@ -108,7 +108,7 @@ def main() -> None:
                 cells = (f"{1e3 * seconds:.1f}" for seconds in figures[:3])
                 print(
                     f"| {context} | {'rebalance' if moves else 'stay'} | {' | '.join(cells)}"
-                    f" | {figures.duration:.1f} | {figures.num_handed_over} | {figures.num_most} |",
+                    f" | {figures.duration:.1f} | {figures.num_out} | {figures.num_most} |",
                     flush=True,
                 )
 

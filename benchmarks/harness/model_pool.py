@@ -231,8 +231,8 @@ class ModelPool:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def count_handovers(self, answers: Sequence[ModelAnswer]) -> int:
-        """Returns how many of the requests were handed over."""
+    async def count_migrations(self, answers: Sequence[ModelAnswer]) -> int:
+        """Returns how many of the requests were migrated."""
         kind = explain_pb2.EVENT_KIND_MIGRATED
         events = [(await self._scheduler.explain(one.request_id)).events for one in answers]
         return sum(any(event.kind == kind for event in some) for some in events)

@@ -142,7 +142,7 @@ class Cluster:
         step_loop.wake()
 
     def drain(self, step_loop: StepLoop) -> None:
-        """Lets a worker hand over or finish what it has; a no-op if it drains already.
+        """Lets a worker migrate or finish what it has; a no-op if it drains already.
 
         Requests that only it would have taken wait.
         """

@@ -25,7 +25,7 @@ async def test_a_stream_of_two_ranks_is_handed_over(model: str) -> None:
         pipeline_parallel_size=2,
         kv_gib=0.05,
     )
-    assert gaps.num_handed_over == 1
+    assert gaps.num_out == 1
     assert gaps.longest > 0
 
 

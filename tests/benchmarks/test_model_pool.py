@@ -31,7 +31,7 @@ async def test_clients_of_a_worker_that_drains_get_their_tokens(tmp_path: Path) 
 async def test_requests_of_a_worker_for_prompts_are_handed_over(tmp_path: Path) -> None:
     make_llama(tmp_path)
     load = replace(disaggregation.LOADS["cpu"], chat=Asked(8, 100), long=Asked(100, 100))
-    answers, num_handed_over = await disaggregation.measure_model(
+    answers, num_out = await disaggregation.measure_model(
         str(tmp_path),
         load,
         disaggregation.PoolKind(64, num_prefill=1),
@@ -40,6 +40,6 @@ async def test_requests_of_a_worker_for_prompts_are_handed_over(tmp_path: Path) 
         seconds=2.0,
         kv_gib=0.05,
     )
-    assert num_handed_over > 0
+    assert num_out > 0
     assert all(answer.is_whole for answer in answers)
     assert {answer.asked for answer in answers} == {load.chat, load.long}

@@ -123,7 +123,7 @@ def test_streams_that_are_handed_over_stop_for_less_than_those_that_are_computed
         drain.measure(costs, context=2048, num_streams=4, within_s=5.0, hands_over=hands_over)
         for hands_over in (False, True)
     )
-    assert (anew.num_handed_over, over.num_handed_over) == (0, 4)
+    assert (anew.num_out, over.num_out) == (0, 4)
     assert anew.longest > costs.prefill_s(2048) > over.longest >= over.median
 
 
@@ -134,8 +134,8 @@ def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
         )
         for moves in (False, True)
     )
-    assert stay.num_handed_over == 0
-    assert 1 < rebalanced.num_handed_over <= 8
+    assert stay.num_out == 0
+    assert 1 < rebalanced.num_out <= 8
     assert rebalanced.num_most == 1
     assert rebalanced.median < stay.median
     assert rebalanced.duration < stay.duration
@@ -143,4 +143,4 @@ def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
 
 def test_a_worker_on_which_steps_would_take_as_long_gets_one_stream() -> None:
     rebalanced = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
-    assert rebalanced.num_handed_over == 1
+    assert rebalanced.num_out == 1

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.hosts import Host, NoHosts, hosts
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves import handover_rounds, prefix_loader
+from signalbox_scheduler.kv_moves import migration_rounds, prefix_loader
 from signalbox_worker.kv_peers import peer_client
 
 if TYPE_CHECKING:
@@ -59,6 +59,6 @@ def keeping_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no move of blocks be late because the machine is busy."""
-    monkeypatch.setattr(handover_rounds, "GRACE_S", 60.0)
+    monkeypatch.setattr(migration_rounds, "GRACE_S", 60.0)
     monkeypatch.setattr(prefix_loader, "GRACE_S", 60.0)
     monkeypatch.setattr(peer_client, "TOLD_S", 60.0)

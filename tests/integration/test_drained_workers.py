@@ -22,7 +22,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
-from tests.integration.test_handovers_of_models import outputs, start, take_nothing_new
+from tests.integration.test_migrations_of_models import outputs, start, take_nothing_new
 from tests.scheduler_svc.make import transfers
 from tests.signalbox.stacks import COMMAND, environment, run_here
 from tests.waiting import EVENT_S, eventually
@@ -65,15 +65,17 @@ async def test_streams_of_a_worker_that_is_drained_go_on_without_recompute(
         expected = await outputs(client, await start(client, 0))
         with worker_process(model, scheduler.address, tmp_path / "second"):
             await eventually(lambda: len(loops) == 2)
-            owner, taker = (loop.scheduler for loop in loops)
-            take_nothing_new(taker, monkeypatch)
+            source, destination = (loop.scheduler for loop in loops)
+            take_nothing_new(destination, monkeypatch)
             handles = await start(client, 100)
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
-            hold_until_drained(owner, monkeypatch)
-            await drain(how, owner, first, scheduler.address)
+            hold_until_drained(source, monkeypatch)
+            await drain(how, source, first, scheduler.address)
             assert await outputs(client, handles) == expected
-            assert transfers(taker).handovers.num_taken_over > 0
-            assert taker.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
+            assert transfers(destination).migrations.num_in > 0
+            assert destination.output_processor.num_prompt_tokens == 0, (
+                "a prompt was computed again"
+            )
             assert await asyncio.to_thread(first.wait, EVENT_S) == 0
             await eventually(lambda: len(loops) == 1)
             await assert_idle(scheduler)
@@ -91,15 +93,15 @@ def hold_until_drained(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def drain(
-    how: str, owner: Scheduler, process: subprocess.Popen[bytes], scheduler: str
+    how: str, source: Scheduler, process: subprocess.Popen[bytes], scheduler: str
 ) -> None:
     if how == "SIGTERM":
         process.send_signal(signal.SIGTERM)
         return
-    arguments = ("drain", owner.worker_name, "--scheduler", scheduler)
+    arguments = ("drain", source.worker_name, "--scheduler", scheduler)
     done = await asyncio.to_thread(run_here, *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"{owner.worker_name} drains; requests on it: " in done.stdout
+    assert f"{source.worker_name} drains; requests on it: " in done.stdout
 
 
 async def test_a_worker_that_an_operator_drains_leaves() -> None:

@@ -40,7 +40,7 @@ class Served:
         shard = getattr(self.runner, "_own", None) or self.runner  # of the first rank
         self.tier: DiskTier = shard.transfers.store.store
         self.loading = transfers(core.scheduler).loading
-        self.moves = transfers(core.scheduler).moves
+        self.moves = transfers(core.scheduler).transfers
         assert self.tier.opened.wait(EVENT_S)
 
     def tokens(self, prompt: list[int] = PROMPT) -> list[int]:

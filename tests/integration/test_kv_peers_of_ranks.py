@@ -150,7 +150,7 @@ async def test_a_rank_that_is_killed_while_blocks_move_costs_a_recompute(
 async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_only(
     tmp_path: Path,
 ) -> None:
-    """The stream runs until it has been handed over, however long that takes."""
+    """The stream runs until it has been migrated, however long that takes."""
     make_llama(tmp_path, max_position_embeddings=8192)
     config = SchedulerConfig(port=0, disaggregation=Disaggregation.STATIC)
     load = loading(tmp_path, max_model_len=8192)
@@ -169,9 +169,9 @@ async def test_a_prompt_of_one_worker_is_decoded_by_another_of_the_same_sizes_on
                 await refused.task
         async with running_worker(scheduler.address, load, role=WorkerRole.DECODE):
             await eventually(lambda: len(loops) == 2)
-            handovers = transfers(loops[1].scheduler).handovers
+            migrations = transfers(loops[1].scheduler).migrations
             await client.add(1, PROMPT, max_tokens=8000)
-            await eventually(lambda: handovers.num_taken_over == 1)
+            await eventually(lambda: migrations.num_in == 1)
             num_before = len(tokens_of(client, 1))
             await eventually(lambda: len(tokens_of(client, 1)) >= num_before + 16)
             await client.abort(1)

@@ -27,7 +27,7 @@ MAX_KEEP_S = 0.005
 """Longest that a step may take for the copies of evicted blocks, and of those of one write or lend:
 others wait for their tokens. One block of a write or lend is always copied: a rate that was
 measured too low would end both for good, since only copies correct it."""
-MAX_LEND_SHARE = 1 / 16
+MAX_EXPORT_SHARE = 1 / 16
 """Share of a step that those of one lend may take if that is longer. The parts of a lend wait for
 steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
 would not end."""
@@ -105,7 +105,7 @@ class CostModel:
             step_s: of steps that the purpose waits for; 0 if nothing waits for it.
             is_urgent: False if the purpose is that steps get shorter.
         """
-        most_s = max(MAX_KEEP_S, MAX_LEND_SHARE * step_s)
+        most_s = max(MAX_KEEP_S, MAX_EXPORT_SHARE * step_s)
         if not is_urgent:
             most_s = min(most_s, MAX_SPARE_SHARE * step_s)
         return not num_copies or self.copy_s(num_copies + 1) <= most_s

@@ -1,6 +1,6 @@
 """The block copies of the plan in the making, within the GPU pool and between the pools.
 
-The block tables of sequences call for copies, and so do the workers' stores, lends and handovers,
+The block tables of sequences call for copies, and so do the workers' stores, lends and migrations,
 whose blocks no sequence owns. The worker copies out of the GPU pool first, then into it.
 """
 

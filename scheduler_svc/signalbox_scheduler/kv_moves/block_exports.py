@@ -1,8 +1,7 @@
 """Blocks that a worker of the cluster lends to others, which fetch them instead of computing.
 
-What goes from one worker to another is a lend, which is a move of its owner's pool, and a fetch,
-which is a move of its reader's; the end of either ends the other.
-"""
+What goes from one worker to another is an export, which is a transfer of its owner's pool, and a
+fetch, which is a transfer of its reader's; the end of either ends the other."""
 
 import hashlib
 import itertools
@@ -15,20 +14,21 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 
-LEND_S = 10.0
+EXPORT_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""
-MAX_LENT_SHARE = 0.25
+MAX_EXPORTED_SHARE = 0.25
 """Most of a CPU pool that may be lent at a time."""
 MAX_PLANS_AHEAD = 4
-"""Plans whose copies may be ahead of a lend: a reader copies all of a part to the GPU in a step."""
+"""Plans whose copies may be ahead of an export: a reader copies all of a part to the GPU in a
+step."""
 
 
-def most_lent(num_cpu_blocks: int) -> int:
+def most_exported(num_cpu_blocks: int) -> int:
     """Returns how many blocks of a CPU pool may be lent at a time; 0 if it is too small."""
-    return int(MAX_LENT_SHARE * num_cpu_blocks)
+    return int(MAX_EXPORTED_SHARE * num_cpu_blocks)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -39,7 +39,7 @@ class TransferEndpoint:
     inflight: StepsInFlight
     """Steps that the worker computes before the one that lends what is wanted now."""
     cost: CostModel
-    moves: MovesUnderWay
+    transfers: PendingTransfers
     wake: Callable[[], None]
     """Makes the worker's driver plan."""
 
@@ -55,60 +55,62 @@ class PeerFetch:
     owner: "BlockExports"
     reader: TransferEndpoint
     source: BlockSource
-    fetch: Move
+    fetch: Transfer
     ahead: Hold
-    """Blocks of the owner's CPU pool with copies of what comes after the lend, for the next."""
+    """Blocks of the owner's CPU pool with copies of what comes after the export, for the next."""
     private: Mapping[BlockHash, int]
     """GPU blocks of the owner that nothing finds, by names of what they hold."""
     is_urgent: bool = True
     """False if steps of the owner are to copy little for it."""
-    lend: Move | None = None
+    export: Transfer | None = None
     """None until the owner's next plan."""
     is_read: bool = True
-    """False once the fetch has ended, so that the lend is about to end, too."""
+    """False once the fetch has ended, so that the export is about to end, too."""
 
     @property
     def goes_on(self) -> bool:
         """True if the blocks are being read, and neither move was called off."""
-        moves = (self.fetch, self.lend)
-        return self.is_read and all(one is None or one.cancelled_at is None for one in moves)
+        transfers = (self.fetch, self.export)
+        return self.is_read and all(one is None or one.cancelled_at is None for one in transfers)
 
     def call_off(self, now: float) -> None:
         """Ends the fetch, for which nothing is lent; a no-op if it has ended."""
         if self.is_read:
-            self.reader.moves.cancel(self.fetch, now)
+            self.reader.transfers.cancel(self.fetch, now)
             self.reader.wake()
 
 
 class BlockExports:
-    """The lends of one worker, and what the next of them are for."""
+    """The exports of one worker, and what the next of them are for."""
 
     def __init__(self, endpoint: TransferEndpoint, *, blocks: BlockSpaceManager) -> None:
         self.endpoint = endpoint
         self.num_bytes = 0
         """Bytes that others have read."""
         self._blocks = blocks
-        self._moves = endpoint.moves
+        self._transfers = endpoint.transfers
         self._num_tickets = 0
         self._wanted: dict[PeerFetch, None] = {}
-        """Fetches for which the next plan lends."""
-        self._lends: dict[Move, PeerFetch] = {}
+        """Fetches for which the next plan exports."""
+        self._exports: dict[Transfer, PeerFetch] = {}
 
     @property
-    def is_lending(self) -> bool:
+    def is_exporting(self) -> bool:
         """True if other workers read of this one, or are about to."""
-        return bool(self._wanted or self._lends)
+        return bool(self._wanted or self._exports)
 
     @property
-    def num_lendable(self) -> int:
+    def num_exportable(self) -> int:
         """Blocks that the next plan may lend beside those that are wanted already."""
         num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
         return max(0, self._num_spare - num_wanted)
 
     @property
     def _num_spare(self) -> int:
-        num_lent = sum(len(move.hold.blocks) for move, one in self._lends.items() if one.is_read)
-        return max(0, most_lent(self._blocks.cpu.num_blocks) - num_lent)
+        num_exported = sum(
+            len(transfer.hold.blocks) for transfer, one in self._exports.items() if one.is_read
+        )
+        return max(0, most_exported(self._blocks.cpu.num_blocks) - num_exported)
 
     def num_found(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks either pool has."""
@@ -135,9 +137,9 @@ class BlockExports:
 
     def plan(self, now: float) -> None:
         """Lends what is wanted, as far as it is still here."""
-        self._moves.cancel_older(MoveKind.LEND, began_before=now - 2 * LEND_S, now=now)
+        self._transfers.cancel_older(TransferKind.EXPORT, began_before=now - 2 * EXPORT_S, now=now)
         wanted, self._wanted = self._wanted, {}
-        for pair in self._lends.values() if wanted else ():
+        for pair in self._exports.values() if wanted else ():
             pair.ahead.release()  # what is wanted now comes first
         for pair in wanted:
             if not self._num_spare:
@@ -147,26 +149,26 @@ class BlockExports:
             if not hold.blocks:
                 pair.call_off(now)
                 continue
-            pair.lend = self._moves.lend(
+            pair.export = self._transfers.export(
                 pair.fetch.hashes[: len(hold.blocks)],
                 hold,
                 ticket=pair.source.ticket,
                 reader=pair.reader.identity.certified_name,
-                lasts_s=LEND_S,
+                lasts_s=EXPORT_S,
                 now=now,
             )
-            self._lends[pair.lend] = pair
-        if not wanted and len(self._lends) == 1:  # else plans copy for the others
-            ((lend, pair),) = self._lends.items()
-            self._copy_ahead(pair, num_lent=len(lend.hashes))
+            self._exports[pair.export] = pair
+        if not wanted and len(self._exports) == 1:  # else plans copy for the others
+            ((export, pair),) = self._exports.items()
+            self._copy_ahead(pair, num_exported=len(export.hashes))
 
-    def _copy_ahead(self, pair: PeerFetch, *, num_lent: int) -> None:
+    def _copy_ahead(self, pair: PeerFetch, *, num_exported: int) -> None:
         """Copies what the reader will ask for next, while it reads the first of its blocks.
 
         It comes in fewer and longer parts so, as each part has to wait for steps of both workers.
         """
         num_ahead = len(pair.ahead.blocks)
-        rest = pair.fetch.hashes[num_lent + num_ahead : num_lent + self._num_spare]
+        rest = pair.fetch.hashes[num_exported + num_ahead : num_exported + self._num_spare]
         if pair.goes_on and self._keeps_more(pair, num_ahead // MAX_PLANS_AHEAD):
             public = list(itertools.takewhile(lambda one: one not in pair.private, rest))
             pair.ahead.absorb(self._take_copies(pair, public))
@@ -198,40 +200,40 @@ class BlockExports:
         """Returns a hold of the pool from which blocks are lent."""
         return Hold(self._blocks.cpu)
 
-    def lent(self, move: Move, result: MoveResult) -> None:
-        """Takes the end of a lend, and of its ownership of the blocks."""
+    def ended(self, transfer: Transfer, result: MoveResult) -> None:
+        """Takes the end of an export, and of its ownership of the blocks."""
         self.num_bytes += result.num_bytes
-        self._lends.pop(move).ahead.release()
-        move.hold.release()
+        self._exports.pop(transfer).ahead.release()
+        transfer.hold.release()
         if self._wanted:
             self.endpoint.wake()
 
     def give_up(self, pair: PeerFetch, now: float) -> None:
-        """Ends a lend that is read no more; a no-op if it has ended."""
+        """Ends an export that is read no more; a no-op if it has ended."""
         self._wanted.pop(pair, None)
-        if pair.lend in self._lends:
+        if pair.export in self._exports:
             pair.ahead.release()
-            self._moves.cancel(pair.lend, now)
+            self._transfers.cancel(pair.export, now)
             self.endpoint.wake()
 
     def take_back(self, block_hash: BlockHash, now: float) -> None:
-        """Ends the lends of a block that went wrong here."""
-        for pair in [*self._wanted, *self._lends.values()]:
+        """Ends the exports of a block that went wrong here."""
+        for pair in [*self._wanted, *self._exports.values()]:
             if block_hash in pair.fetch.hashes:
                 self.give_up(pair, now)
 
     def leave(self, now: float) -> None:
         """Ends what others wait for: the worker is gone."""
-        for pair in [*self._wanted, *self._lends.values()]:
+        for pair in [*self._wanted, *self._exports.values()]:
             pair.call_off(now)
         self._wanted.clear()
-        self._lends.clear()
+        self._exports.clear()
 
     def check(self) -> None:
         """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
-        for move, pair in self._lends.items():
-            for block, block_hash in zip(move.hold.blocks, move.hashes, strict=True):
+        for transfer, pair in self._exports.items():
+            for block, block_hash in zip(transfer.hold.blocks, transfer.hashes, strict=True):
                 known = self._blocks.cpu.hashes.get(block)
                 is_private = known is None and block_hash in pair.private
-                is_lent = known == block_hash or is_private or move.cancelled_at is not None
-                assert is_lent, f"{block} is not what is lent"
+                is_exported = known == block_hash or is_private or transfer.cancelled_at is not None
+                assert is_exported, f"{block} is not what is lent"

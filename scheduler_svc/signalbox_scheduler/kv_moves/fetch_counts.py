@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.sample import Sample, also_named, counter, counters
-from signalbox_scheduler.kv_moves.moves_under_way import Move
+from signalbox_scheduler.kv_moves.pending_transfers import Transfer
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class FetchCounts:
             tier=tier,
         )
 
-    def add_failure(self, move: Move, result: MoveResult) -> None:
-        """Counts a move that has failed, unless it was called off."""
-        self.num_failures += bool(result.failed) and move.cancelled_at is None
+    def add_failure(self, transfer: Transfer, result: MoveResult) -> None:
+        """Counts a transfer that has failed, unless it was called off."""
+        self.num_failures += bool(result.failed) and transfer.cancelled_at is None
 
-    def add_fetch(self, move: Move, result: MoveResult, *, num_tokens: int) -> None:
+    def add_fetch(self, transfer: Transfer, result: MoveResult, *, num_tokens: int) -> None:
         """Counts the end of a fetch, of whose tokens so many are used."""
         self.num_hits += num_tokens
         self.num_bytes += result.num_bytes
-        self.add_failure(move, result)
+        self.add_failure(transfer, result)

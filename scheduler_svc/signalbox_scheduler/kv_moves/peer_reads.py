@@ -1,8 +1,7 @@
 """Blocks that a worker reads of others of the cluster instead of computing them.
 
-A fetch is a move of its reader's pool. It has bounds of its own and waits for nothing: what does
-not arrive is computed.
-"""
+A fetch is a transfer of its reader's pool. It has bounds of its own and waits for nothing: what
+does not arrive is computed."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv_moves.block_exports import BlockExports, PeerFetch, TransferEndpoint
 from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
 from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
-from signalbox_scheduler.kv_moves.moves_under_way import Move
+from signalbox_scheduler.kv_moves.pending_transfers import Transfer
 
 MAX_ORIGINS = 1 << 16
 """Blocks whose origin a worker remembers at most."""
@@ -45,8 +44,8 @@ class PeerReads:
         self._exports = exports
         self._fetch_cost = FetchCost(endpoint.cost, block_size=blocks.block_size, from_peers=True)
         self._blocks = blocks
-        self._moves = endpoint.moves
-        self._fetches: dict[Move, PeerFetch] = {}
+        self._transfers = endpoint.transfers
+        self._fetches: dict[Transfer, PeerFetch] = {}
         self._paused: dict[BlockExports, float] = {}
         self._origins: OrderedDict[BlockHash, PeerIdentity] = OrderedDict()
         """Workers whose blocks this worker read, least recent first."""
@@ -73,7 +72,7 @@ class PeerReads:
 
     def fetch_if_paying(
         self, hashes: Sequence[BlockHash], now: float, *, most: int
-    ) -> tuple[Move, float] | None:
+    ) -> tuple[Transfer, float] | None:
         """Returns a fetch of the first of some blocks, and the time at which it should have ended;
         None if none pays.
 
@@ -101,7 +100,7 @@ class PeerReads:
         *,
         private: Mapping[BlockHash, int] = _NONE,
         is_urgent: bool = True,
-    ) -> Move:
+    ) -> Transfer:
         """Begins to read blocks of another worker; ask the CPU pool's `num_free` first.
 
         Args:
@@ -110,47 +109,47 @@ class PeerReads:
             is_urgent: see `PeerFetch`.
         """
         source = owner.make_source(self._endpoint.identity)
-        move = self._moves.fetch(hashes, now, source=source)
+        transfer = self._transfers.fetch(hashes, now, source=source)
         pair = PeerFetch(
             owner=owner,
             reader=self._endpoint,
             source=source,
-            fetch=move,
+            fetch=transfer,
             private=private,
             ahead=owner.make_hold(),
             is_urgent=is_urgent,
         )
-        self._fetches[move] = pair
+        self._fetches[transfer] = pair
         owner.want(pair)
-        return move
+        return transfer
 
-    def fetched(self, move: Move, result: MoveResult, now: float) -> bool:
+    def fetched(self, transfer: Transfer, result: MoveResult, now: float) -> bool:
         """Takes the end of a fetch; False if it was not from another worker."""
-        pair = self._fetches.pop(move, None)
+        pair = self._fetches.pop(transfer, None)
         if pair is None:
             return False
         pair.is_read = False
         pair.ahead.release()
-        if pair.lend is None or result.num_blocks < len(pair.lend.hashes):
+        if pair.export is None or result.num_blocks < len(pair.export.hashes):
             pair.owner.give_up(pair, now)
-        if result.failed and move.cancelled_at is None:
+        if result.failed and transfer.cancelled_at is None:
             self._pause(pair.owner, now)
-        for block_hash in () if move.is_void else move.hashes[: result.num_blocks]:
+        for block_hash in () if transfer.is_void else transfer.hashes[: result.num_blocks]:
             self._origins[block_hash] = pair.owner.endpoint.identity
             self._origins.move_to_end(block_hash)
         while len(self._origins) > MAX_ORIGINS:
             self._origins.popitem(last=False)
         return True
 
-    def cancel(self, move: Move, now: float) -> None:
+    def cancel(self, transfer: Transfer, now: float) -> None:
         """Calls a fetch off, and what is lent for it."""
-        if (pair := self._fetches.get(move)) is not None:
+        if (pair := self._fetches.get(transfer)) is not None:
             pair.owner.give_up(pair, now)
             pair.call_off(now)
 
-    def came_late(self, move: Move, now: float) -> bool:
+    def came_late(self, transfer: Transfer, now: float) -> bool:
         """Counts a fetch that took too long; False if it is from no other worker."""
-        pair = self._fetches.get(move)
+        pair = self._fetches.get(transfer)
         if pair is not None:
             self.counts.num_late += 1
             self._pause(pair.owner, now)
@@ -170,9 +169,9 @@ class PeerReads:
 
         Returns whether it had come.
         """
-        for move, pair in self._fetches.items():
-            if pair.owner is owner and block_hash in move.hashes:
-                move.is_void = True
+        for transfer, pair in self._fetches.items():
+            if pair.owner is owner and block_hash in transfer.hashes:
+                transfer.is_void = True
                 pair.call_off(now)
         if self._origins.get(block_hash) is not owner.endpoint.identity:
             return False

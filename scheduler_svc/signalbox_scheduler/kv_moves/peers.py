@@ -9,7 +9,7 @@ from dataclasses import replace
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PeerIdentity, WorkerConfig
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
-from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint, most_lent
+from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint, most_exported
 from signalbox_scheduler.kv_moves.peer_reads import PeerReads
 
 
@@ -41,6 +41,6 @@ class TransferPeer:
 
 def peer_identity(config: WorkerConfig) -> PeerIdentity:
     """Returns the identity of a worker; without a format of blocks if its CPU pool lends none."""
-    if config.cache.has_cpu_cache and most_lent(config.cache.num_cpu_blocks):
+    if config.cache.has_cpu_cache and most_exported(config.cache.num_cpu_blocks):
         return config.identity
     return replace(config.identity, kv_format="")

@@ -18,8 +18,8 @@ from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
 from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
 from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
-from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
+from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
@@ -41,7 +41,7 @@ _loaders = itertools.count(1)
 class _Load:
     """Move and deadline of a loading request."""
 
-    move: Move
+    transfer: Transfer
     """Several requests may wait for one."""
     until: float
     """Time at which the request gives up."""
@@ -62,7 +62,7 @@ class PrefixLoader:
     def __init__(
         self,
         state: SchedulerState,
-        moves: MovesUnderWay,
+        transfers: PendingTransfers,
         peer_reads: PeerReads,
         *,
         distrusted: DistrustedBlocks,
@@ -73,7 +73,7 @@ class PrefixLoader:
         self._queues = state.queues
         self._blocks = state.blocks
         self._pool = state.blocks.cpu
-        self._moves = moves
+        self._transfers = transfers
         self._selection = state.selection
         self._suspects = state.suspects
         self._store_cost = FetchCost(
@@ -104,20 +104,20 @@ class PrefixLoader:
     def _give_up(self, group: SequenceGroup, load: _Load, now: float) -> None:
         """Calls a fetch that is late off, whose end says what has arrived; returns a request that
         waits for a lookup, or for that end for too long."""
-        if load.move.cancelled_at is not None:
+        if load.transfer.cancelled_at is not None:
             self._return(group, now)
             return
-        self._count_late(load.move, now)
-        if load.move.kind is not MoveKind.FETCH:
+        self._count_late(load.transfer, now)
+        if load.transfer.kind is not TransferKind.FETCH:
             self._return(group, now)
             return
-        self._moves.cancel(load.move, now)
+        self._transfers.cancel(load.transfer, now)
         for other in self._loads.values():
-            if other.move is load.move:
+            if other.transfer is load.transfer:
                 other.until = now + GRACE_S
 
-    def _count_late(self, move: Move, now: float) -> None:
-        if not self._peer_reads.came_late(move, now):
+    def _count_late(self, transfer: Transfer, now: float) -> None:
+        if not self._peer_reads.came_late(transfer, now):
             self.counts.num_late += 1
             self._paused_until = now + PAUSE_S
 
@@ -148,18 +148,18 @@ class PrefixLoader:
         num_missing = min(num_missing, self._most_fetched)
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
         if hashes and (other := self._load_of(hashes[0])):
-            self._wait_for(group, other.move, now, until=other.until, held=Hold(self._pool))
+            self._wait_for(group, other.transfer, now, until=other.until, held=Hold(self._pool))
             return
         if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
             return
         group.asked_stores = (*group.asked_stores, self._number)
         hashes = hashes[: self._num_trusted(hashes)]
-        if not hashes or now < self._paused_until or self._moves.is_clearing:
+        if not hashes or now < self._paused_until or self._transfers.is_clearing:
             return
         if self._store_cost.predict(len(hashes), now) is not None:
             self.counts.num_queries += len(hashes) * blocks.block_size
-            move = self._moves.find(hashes, now)
-            self._wait_for(group, move, now, until=now + GRACE_S, held=self._hold(prefix))
+            transfer = self._transfers.find(hashes, now)
+            self._wait_for(group, transfer, now, until=now + GRACE_S, held=self._hold(prefix))
 
     def _begin_from_peer(
         self,
@@ -185,9 +185,9 @@ class PrefixLoader:
         if (fetch := reads.fetch_if_paying(hashes, now, most=self._num_fetchable)) is None:
             held.release()
             return False
-        move, until = fetch
+        transfer, until = fetch
         group.asked_stores = (*group.asked_stores, self._number)
-        self._wait_for(group, move, now, until=until + GRACE_S, held=held)
+        self._wait_for(group, transfer, now, until=until + GRACE_S, held=held)
         return True
 
     def _hold(self, prefix: list[FoundBlock]) -> Hold:
@@ -199,14 +199,16 @@ class PrefixLoader:
     def _load_of(self, block_hash: BlockHash) -> _Load | None:
         """Returns a request's wait for a block that is looked up or on its way."""
         loads = self._loads.values()
-        return next((load for load in loads if block_hash in load.move.hashes), None)
+        return next((load for load in loads if block_hash in load.transfer.hashes), None)
 
     def _wait_for(
-        self, group: SequenceGroup, move: Move, now: float, *, until: float, held: Hold
+        self, group: SequenceGroup, transfer: Transfer, now: float, *, until: float, held: Hold
     ) -> None:
         group.timeline.loading(self._queues.admission.waits, now)
         self._queues.load(group)
-        self._loads[group] = _Load(move=move, until=until, held=held, arrived=Hold(self._pool))
+        self._loads[group] = _Load(
+            transfer=transfer, until=until, held=held, arrived=Hold(self._pool)
+        )
 
     def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first of these blocks may come from the store."""
@@ -215,29 +217,29 @@ class PrefixLoader:
 
     # Results
 
-    def found(self, move: Move, result: MoveResult, now: float) -> None:
+    def found(self, transfer: Transfer, result: MoveResult, now: float) -> None:
         """Takes the end of a lookup: fetches what was found, if that pays."""
-        self.counts.add_failure(move, result)
-        num_found = self._num_trusted(move.hashes[: result.num_blocks])
+        self.counts.add_failure(transfer, result)
+        num_found = self._num_trusted(transfer.hashes[: result.num_blocks])
         num_blocks = min(num_found, self._num_fetchable)
         load_s = self._store_cost.predict(num_blocks, now)
-        waiting = self._waiting_for(move)
-        if move.is_void or num_blocks < 1 or load_s is None:
+        waiting = self._waiting_for(transfer)
+        if transfer.is_void or num_blocks < 1 or load_s is None:
             for group in waiting:
                 self._return(group, now)
         elif waiting:
             self._store_cost.begin(now)
-            fetch = self._moves.fetch(move.hashes[:num_blocks], now)
+            fetch = self._transfers.fetch(transfer.hashes[:num_blocks], now)
             until = now + self._store_cost.longest_s(num_blocks, load_s) + GRACE_S
             for group in waiting:
-                self._loads[group].move, self._loads[group].until = fetch, until
+                self._loads[group].transfer, self._loads[group].until = fetch, until
 
     @property
     def _num_fetchable(self) -> int:
         """Blocks of the CPU pool that another fetch may have."""
         holds = [*self._pinned.values(), *(load.arrived for load in self._loads.values())]
         num_fetched = sum(len(hold.blocks) for hold in holds)
-        num_fetched += self._moves.num_blocks(MoveKind.FETCH)
+        num_fetched += self._transfers.num_blocks(TransferKind.FETCH)
         return min(self._most_fetched - num_fetched, self._pool.num_free)
 
     @property
@@ -245,29 +247,29 @@ class PrefixLoader:
         return int(MAX_FETCHED_SHARE * self._pool.num_blocks)
 
     def fetched(
-        self, move: Move, result: MoveResult, now: float, *, from_peer: bool = False
+        self, transfer: Transfer, result: MoveResult, now: float, *, from_peer: bool = False
     ) -> None:
         """Takes the end of a fetch, and of its ownership of the blocks."""
-        num_blocks = 0 if move.is_void else result.num_blocks
+        num_blocks = 0 if transfer.is_void else result.num_blocks
         if not from_peer:
-            num_blocks = self._num_trusted(move.hashes[:num_blocks])
+            num_blocks = self._num_trusted(transfer.hashes[:num_blocks])
         counts = self._peer_reads.counts if from_peer else self.counts
-        counts.add_fetch(move, result, num_tokens=num_blocks * self._blocks.block_size)
-        arrived = move.hold.publish(move.hashes[:num_blocks])
-        move.hold.release()
-        waiting = self._waiting_for(move)
+        counts.add_fetch(transfer, result, num_tokens=num_blocks * self._blocks.block_size)
+        arrived = transfer.hold.publish(transfer.hashes[:num_blocks])
+        transfer.hold.release()
+        waiting = self._waiting_for(transfer)
         for group in waiting:
             group.timeline.moved_blocks(
                 EventKind.FETCHED,
                 now,
                 result,
-                source=move.source,
-                store="" if move.source else self._store_kind,
+                source=transfer.source,
+                store="" if transfer.source else self._store_kind,
             )
         if waiting:
             self._loads[waiting[0]].arrived.absorb(arrived)
         arrived.release()
-        rest = move.hashes[num_blocks:] if num_blocks and not result.failed else ()
+        rest = transfer.hashes[num_blocks:] if num_blocks and not result.failed else ()
         if waiting and from_peer and rest and self._go_on(waiting, rest, now):
             return
         for group in waiting:
@@ -279,16 +281,16 @@ class PrefixLoader:
         fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)
         if fetch is None:
             return False
-        move, until = fetch
+        transfer, until = fetch
         for group in waiting:
-            self._loads[group].move, self._loads[group].until = move, until + GRACE_S
+            self._loads[group].transfer, self._loads[group].until = transfer, until + GRACE_S
         return True
 
-    def _waiting_for(self, move: Move) -> list[SequenceGroup]:
+    def _waiting_for(self, transfer: Transfer) -> list[SequenceGroup]:
         return [
             group
             for group, load in self._loads.items()
-            if load.move is move and group in self._queues.loading
+            if load.transfer is transfer and group in self._queues.loading
         ]
 
     # Ending
@@ -304,8 +306,8 @@ class PrefixLoader:
         What it waits for is called off if no other waits for it.
         """
         load = self._loads.pop(group)
-        if not any(other.move is load.move for other in self._loads.values()):
-            self._moves.cancel(load.move, now)
+        if not any(other.transfer is load.transfer for other in self._loads.values()):
+            self._transfers.cancel(load.transfer, now)
         prefix = load.held
         prefix.absorb(load.arrived)
         if group not in self._queues.loading:

@@ -1,7 +1,7 @@
 """The connector of a worker that has a store, or other workers to exchange KV with.
 
-Results of moves come with results of steps, so that an empty step is planned now and then while
-nothing else is and moves are under way.
+Results of transfers come with results of steps, so that an empty step is planned now and then while
+nothing else is and transfers are under way.
 """
 
 import logging
@@ -16,10 +16,10 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockRetracted
 from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint
 from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
-from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
 from signalbox_scheduler.kv_moves.peers import TransferPeer, peer_identity
+from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.kv_moves.prefix_loader import PrefixLoader
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.kv_moves.write_behind import NoWrites, WriteBehind
 from signalbox_scheduler.planning.connector import KVConnector, OnCleared
 from signalbox_scheduler.planning.plan import StepPlan
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 LOADING_POLL_S = 0.002
 """Least time between empty steps while a request loads."""
 POLL_SHARE = 1 / 8
-"""Share of the time since a move last began or ended that passes between them, if that is more: an
-empty step takes time from the processes that move blocks, or compute beside them."""
+"""Share of the time since a transfer last began or ended that passes between them, if that is more:
+an empty step takes time from the processes that move blocks, or compute beside them."""
 POLL_S = 0.05
-"""Most time between empty steps, and the time while no request waits for moves."""
+"""Most time between empty steps, and the time while no request waits for transfers."""
 
 
 class Exchange(Protocol):
@@ -47,7 +47,7 @@ class Exchange(Protocol):
     def distrust(self, block_hash: BlockHash, source: BlockExports, now: float) -> None:
         """Keeps a block that went wrong on a worker from being used wherever it has gone."""
 
-    def migrate(self, source: WorkerHandovers, now: float) -> None:
+    def migrate(self, source: WorkerMigrations, now: float) -> None:
         """Begins to move groups of a worker to others that have room, if they should leave."""
 
 
@@ -61,29 +61,29 @@ class TransferConnector(KVConnector):
 
     def __init__(self, state: SchedulerState, exchange: Exchange, wake: Callable[[], None]) -> None:
         store = state.config.store
-        self.moves = MovesUnderWay(state.blocks.cpu)
+        self.transfers = PendingTransfers(state.blocks.cpu)
         endpoint = TransferEndpoint(
             identity=peer_identity(state.config),
             inflight=state.in_flight,
             cost=state.cost,
-            moves=self.moves,
+            transfers=self.transfers,
             wake=wake,
         )
         self.peer = TransferPeer(endpoint, exchange.exports, blocks=state.blocks)
-        self.handovers = WorkerHandovers(state, self.peer)
+        self.migrations = WorkerMigrations(state, self.peer)
         self.loading = PrefixLoader(
-            state, self.moves, self.peer.reads, distrusted=exchange.distrusted
+            state, self.transfers, self.peer.reads, distrusted=exchange.distrusted
         )
         self.has_store = store is not None
         self.write_behind = NoWrites()
         if store is not None:
-            self.write_behind = WriteBehind(store, self.moves, state)
+            self.write_behind = WriteBehind(store, self.transfers, state)
         self._exchange = exchange
         self._state = state
-        self._clears: dict[Move, OnCleared] = {}
+        self._clears: dict[Transfer, OnCleared] = {}
         """Clears of the store that have not ended."""
         self._changed_at = -math.inf
-        """Time of the last plan that began a move, or result that ended one."""
+        """Time of the last plan that began a transfer, or result that ended one."""
         self._now = 0.0  # as of the last call that said it
         state.blocks.records_events = True
 
@@ -93,25 +93,25 @@ class TransferConnector(KVConnector):
         """Takes the groups that load out of the queue before the plan takes others."""
         self._follow(now)
         self.loading.plan(now)
-        self.handovers.plan(now)
-        self._exchange.migrate(self.handovers, now)
-        plan.has_incoming = self.handovers.has_ready
+        self.migrations.plan(now)
+        self._exchange.migrate(self.migrations, now)
+        plan.has_incoming = self.migrations.has_ready
 
     def admit_ready(self, now: float) -> Iterable[SequenceGroup]:
-        return self.handovers.take_in(now)
+        return self.migrations.take_in(now)
 
     def release_reservation(self, now: float) -> bool:
-        return self.handovers.yield_room(now)
+        return self.migrations.yield_room(now)
 
     def finish_step(self, plan: StepPlan, now: float) -> None:
-        """Gives a filled plan its moves; a step of a suspect has none."""
+        """Gives a filled plan its transfers; a step of a suspect has none."""
         if plan.is_alone:
             return
         self._follow(now)
         self.write_behind.plan(now)
-        self.handovers.drop_left(now)
+        self.migrations.abort_invalid(now)
         self.peer.exports.plan(now)
-        plan.store_moves = self.moves.pop_section()
+        plan.store_moves = self.transfers.pop_section()
         if plan.store_moves is not None:
             self._changed_at = now
 
@@ -119,30 +119,30 @@ class TransferConnector(KVConnector):
         self._follow(now)
         self._changed_at = now
         for result in results:
-            move = self.moves.end(result)
-            if move is None:
+            transfer = self.transfers.end(result)
+            if transfer is None:
                 logger.warning("move %d has ended, which is not under way", result.move_id)
                 continue
-            result = result._replace(num_blocks=min(result.num_blocks, len(move.hashes)))
-            if move.kind is MoveKind.FIND:
-                self._found(move, result, now)
-            elif move.kind is MoveKind.FETCH:
-                self._fetched(move, result, now)
-            elif move.kind is MoveKind.STORE:
-                self.write_behind.stored(move, result, now)
-            elif move.kind is MoveKind.LEND:
-                self.peer.exports.lent(move, result)
-            elif move.kind is MoveKind.CLEAR:
-                self._clears.pop(move)(result.failed)
+            result = result._replace(num_blocks=min(result.num_blocks, len(transfer.hashes)))
+            if transfer.kind is TransferKind.FIND:
+                self._found(transfer, result, now)
+            elif transfer.kind is TransferKind.FETCH:
+                self._fetched(transfer, result, now)
+            elif transfer.kind is TransferKind.STORE:
+                self.write_behind.stored(transfer, result, now)
+            elif transfer.kind is TransferKind.EXPORT:
+                self.peer.exports.ended(transfer, result)
+            elif transfer.kind is TransferKind.CLEAR:
+                self._clears.pop(transfer)(result.failed)
 
-    def _found(self, move: Move, result: MoveResult, now: float) -> None:
-        if not (result.failed or move.is_void):
-            self.write_behind.know(move.hashes[: result.num_blocks])
-            self.write_behind.miss(move.hashes[result.num_blocks :])
-        self.loading.found(move, result, now)
+    def _found(self, transfer: Transfer, result: MoveResult, now: float) -> None:
+        if not (result.failed or transfer.is_void):
+            self.write_behind.know(transfer.hashes[: result.num_blocks])
+            self.write_behind.miss(transfer.hashes[result.num_blocks :])
+        self.loading.found(transfer, result, now)
 
-    def _fetched(self, move: Move, result: MoveResult, now: float) -> None:
-        from_peer = self.peer.reads.fetched(move, result, now)
+    def _fetched(self, transfer: Transfer, result: MoveResult, now: float) -> None:
+        from_peer = self.peer.reads.fetched(transfer, result, now)
         self._state.cost.observe_load(
             num_bytes=result.num_bytes,
             seconds=result.duration_ns / 1e9,
@@ -150,13 +150,13 @@ class TransferConnector(KVConnector):
             from_peer=from_peer,
         )
         if not from_peer and not result.failed:
-            self.write_behind.miss(move.hashes[result.num_blocks :])
-        if not self.handovers.fetched(move, result, now):
-            self.loading.fetched(move, result, now, from_peer=from_peer)
+            self.write_behind.miss(transfer.hashes[result.num_blocks :])
+        if not self.migrations.fetched(transfer, result, now):
+            self.loading.fetched(transfer, result, now, from_peer=from_peer)
 
     def step_answered(self, now: float) -> None:
         self._follow(now)
-        self.handovers.answered()
+        self.migrations.answered()
 
     def _follow(self, now: float) -> None:
         """Takes what has happened to blocks since the last hook."""
@@ -168,34 +168,34 @@ class TransferConnector(KVConnector):
                 self.write_behind.follow(event)
 
     def distrust(self, block_hash: BlockHash, now: float) -> None:
-        """Keeps a block that may be wrong from being written, read by others and handed over."""
+        """Keeps a block that may be wrong from being written, read by others and migrated."""
         self.write_behind.know([block_hash])
         self.peer.exports.take_back(block_hash, now)
-        self.handovers.distrust(block_hash, now)
+        self.migrations.distrust(block_hash, now)
 
     # Time
 
     @property
     def next_poll_at(self) -> float:
-        if not self.moves:
+        if not self.transfers:
             return math.inf
         asked_at = self._state.in_flight.last_planned_at
-        is_awaited = self._state.queues.loading or self.handovers.coming
+        is_awaited = self._state.queues.loading or self.migrations.incoming
         wait_s = max(LOADING_POLL_S, POLL_SHARE * (asked_at - self._changed_at))
         return asked_at + (min(wait_s, POLL_S) if is_awaited else POLL_S)
 
     @property
     def overdue_at(self) -> float:
-        return self.moves.overdue_at
+        return self.transfers.overdue_at
 
     @property
     def exchanges_groups(self) -> bool:
-        return bool(self.handovers.coming or self.handovers.leaving)
+        return bool(self.migrations.incoming or self.migrations.outgoing)
 
     # The worker
 
     def set_role(self, role: WorkerRole) -> None:
-        self.handovers.only_prefills = role is WorkerRole.PREFILL
+        self.migrations.only_prefills = role is WorkerRole.PREFILL
         self.peer.endpoint.wake()
 
     def drain(self) -> None:
@@ -208,9 +208,9 @@ class TransferConnector(KVConnector):
         self.loading.forget_pins()
         if self.has_store:
             self.write_behind.forget()
-            self._clears[self.moves.clear(tenant, self._now, mark)] = on_cleared
+            self._clears[self.transfers.clear(tenant, self._now, mark)] = on_cleared
         else:
-            self.moves.void(self._now)
+            self.transfers.void(self._now)
             on_cleared("")
 
     def close(self) -> None:
@@ -247,10 +247,10 @@ class TransferConnector(KVConnector):
             by="tier",
         )
         if has_peers:
-            yield from self.handovers.samples()
+            yield from self.migrations.samples()
 
     def check(self) -> None:
-        self.moves.check()
+        self.transfers.check()
         self.peer.exports.check()
         self.loading.check()
-        self.handovers.check()
+        self.migrations.check()

@@ -18,7 +18,7 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.moves_under_way import Move, MoveKind, MovesUnderWay
+from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.kv_moves.used_blocks import UsedBlocks
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
@@ -67,7 +67,7 @@ class NoWrites:
     def plan(self, now: float) -> None:
         """Begins to write blocks of one request, as far as the bounds let it."""
 
-    def stored(self, move: Move, result: MoveResult, now: float) -> None:
+    def stored(self, transfer: Transfer, result: MoveResult, now: float) -> None:
         """Takes the end of a write, and of its ownership of the blocks."""
 
     def forget(self) -> None:
@@ -77,9 +77,11 @@ class NoWrites:
 class WriteBehind(NoWrites):
     """Chooses what one worker writes to its store, and remembers what it has written."""
 
-    def __init__(self, store: StoreCapacity, moves: MovesUnderWay, state: SchedulerState) -> None:
+    def __init__(
+        self, store: StoreCapacity, transfers: PendingTransfers, state: SchedulerState
+    ) -> None:
         self._store_kind = store.kind
-        self._moves = moves
+        self._transfers = transfers
         self._blocks = state.blocks
         self._cost = state.cost
         self._allowance = WriteAllowance(store, block_bytes=state.cost.block_bytes)
@@ -87,7 +89,7 @@ class WriteBehind(NoWrites):
         self._known: OrderedDict[BlockHash, None] = OrderedDict()
         self._used = UsedBlocks()
         self._ends = UsedBlocks(MAX_ENDS)
-        self._of: dict[Move, SequenceGroup] = {}
+        self._of: dict[Transfer, SequenceGroup] = {}
         self._paused_until = -math.inf
 
     def follow(self, event: PrefixFound | SequenceFreed) -> None:
@@ -140,7 +142,7 @@ class WriteBehind(NoWrites):
             self._known.pop(block_hash, None)
 
     def plan(self, now: float) -> None:
-        self._moves.cancel_older(MoveKind.STORE, began_before=now - MAX_STORE_S, now=now)
+        self._transfers.cancel_older(TransferKind.STORE, began_before=now - MAX_STORE_S, now=now)
         num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
         if not self._wanted or num_blocks < 1 or now < self._paused_until:
             return
@@ -148,8 +150,8 @@ class WriteBehind(NoWrites):
         if chosen:
             hashes, group = list(chosen), next(iter(chosen.values()))
             self._allowance.take(len(hashes))
-            move = self._moves.store(hashes, hold, tenant=group.request.tenant, now=now)
-            self._of[move] = group
+            transfer = self._transfers.store(hashes, hold, tenant=group.request.tenant, now=now)
+            self._of[transfer] = group
             self.know(hashes)
 
     def _choose(self, most: int) -> tuple[dict[BlockHash, SequenceGroup], Hold]:
@@ -171,24 +173,24 @@ class WriteBehind(NoWrites):
 
     @property
     def _num_storable(self) -> int:
-        num_stored = self._moves.num_blocks(MoveKind.STORE)
+        num_stored = self._transfers.num_blocks(TransferKind.STORE)
         return most_stored(self._blocks.cpu.num_blocks) - num_stored
 
-    def stored(self, move: Move, result: MoveResult, now: float) -> None:
+    def stored(self, transfer: Transfer, result: MoveResult, now: float) -> None:
         self.num_blocks += result.num_blocks
         self.num_bytes += result.num_bytes
-        if move.is_void:
-            self.miss(move.hashes)
+        if transfer.is_void:
+            self.miss(transfer.hashes)
         elif result.failed:
             self.num_failures += 1
             self._paused_until = now + PAUSE_S
-        elif result.num_blocks < len(move.hashes):
+        elif result.num_blocks < len(transfer.hashes):
             self._paused_until = now + REFUSED_PAUSE_S
-        self.miss(move.hashes[result.num_blocks :])
-        group = self._of.pop(move)
+        self.miss(transfer.hashes[result.num_blocks :])
+        group = self._of.pop(transfer)
         if not group.is_finished:
             group.timeline.moved_blocks(EventKind.STORED, now, result, store=self._store_kind)
-        move.hold.release(oldest_first=True)
+        transfer.hold.release(oldest_first=True)
 
     def forget(self) -> None:
         self._wanted.clear()

@@ -27,11 +27,11 @@ class GroupQueues:
         """Groups whose prefix is looked for in the worker's store, or on its way from there."""
         self.is_accepting = True
         self.only_decodes = False
-        """True if other workers compute prompts, and hand the groups over."""
+        """True if other workers compute prompts, and migrate the groups."""
         self.num_sequence_slots = 0
         """Sequences of the running groups, those that forks will add included."""
         self.num_held_slots = 0
-        """Sequences of groups that other workers are handing over."""
+        """Sequences of groups that other workers are migrating."""
         self.num_returned = 0
         """Times that a group has gone back to the shared queue; another worker may take it."""
         self._slots_of: dict[SequenceGroup, int] = {}  # of each that runs

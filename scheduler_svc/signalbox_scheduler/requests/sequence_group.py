@@ -197,7 +197,7 @@ class SequenceGroup:
     masks: MaskUse | None = None
     """Set once a mask was dear, or the group sat a step out."""
     num_preemptions: int = 0
-    num_handovers: int = 0
+    num_migrations: int = 0
     """Times that it has gone from one worker to another with its blocks."""
     num_lost_workers: int = 0
     """Workers that were lost while one of their steps held the group."""
@@ -295,11 +295,11 @@ class SequenceGroup:
         """Yields what parts have counted of this request alone."""
         if self.masks is not None:
             yield from self.masks.samples()
-        if self.num_handovers:
+        if self.num_migrations:
             yield counter(
                 "num_migrations",
                 "Times that it migrated to another worker with its blocks.",
-                self.num_handovers,
+                self.num_migrations,
             )
 
     def set_status(self, status: SequenceStatus) -> None:

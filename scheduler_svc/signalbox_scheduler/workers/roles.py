@@ -1,4 +1,4 @@
-"""Gives workers roles: to compute prompts, or to decode what the former hand over (DistServe, OSDI
+"""Gives workers roles: to compute prompts, or to decode what the former migrate (DistServe, OSDI
 2024).
 
 A worker asks for a role when it joins. What each does follows from what the present workers have
@@ -44,7 +44,7 @@ class Roles:
         for one in pool:
             if not _identity(one).kv_format:
                 return (
-                    f"{_name(one, loop)} cannot hand requests over, as a pool with roles does;"
+                    f"{_name(one, loop)} cannot migrate requests, as a pool with roles does;"
                     " give it more swap space (--swap-space), and the scheduler --prefix-caching"
                     " and --cpu-prefix-cache, or leave --role out"
                 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.insight import step_spans
-from signalbox_scheduler.kv_moves.moves_under_way import MAX_CANCEL_S
+from signalbox_scheduler.kv_moves.pending_transfers import MAX_CANCEL_S
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.grammar_queue import Constraint

@@ -12,7 +12,7 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
+from signalbox_scheduler.kv_moves.migration_rounds import MigrationRounds
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.gpu_worker.kv_peers.test_reading import num_moves
@@ -132,15 +132,15 @@ async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over
     is_paused: bool, alone: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round of copies has just begun, before or after a group was paused."""
-    is_copying, begin = asyncio.Event(), HandoverRounds.begin
+    is_copying, begin = asyncio.Event(), MigrationRounds.begin
 
     def begin_and_tell(*args: Any) -> bool:
-        has_begun, handover = begin(*args), args[1]
-        if handover.fetch is not None and handover.has_paused is is_paused:
+        has_begun, migration = begin(*args), args[1]
+        if migration.fetch is not None and migration.has_paused is is_paused:
             is_copying.set()
         return has_begun
 
-    monkeypatch.setattr(HandoverRounds, "begin", begin_and_tell)
+    monkeypatch.setattr(MigrationRounds, "begin", begin_and_tell)
     make_runner = simulated(
         step_ns=3_000_000, block_size=4, num_gpu_blocks=1000, num_cpu_blocks=200
     )

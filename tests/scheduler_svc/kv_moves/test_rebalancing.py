@@ -9,8 +9,8 @@ from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
 from signalbox_scheduler.kv_moves.peer_registry import LEAST_SURPLUS, SURPLUS_SHARE
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
-from tests.scheduler_svc.kv_moves.test_handover_histories import HandoverHistory
-from tests.scheduler_svc.kv_moves.test_handovers import Pair, abort, fail_a_round, num_recomputed
+from tests.scheduler_svc.kv_moves.test_migration_histories import MigrationHistory
+from tests.scheduler_svc.kv_moves.test_migrations import Pair, abort, fail_a_round, num_recomputed
 from tests.scheduler_svc.make import Loop, make_request
 
 NUM_GROUPS = 8
@@ -55,7 +55,7 @@ class Busy(Pair):
 
     @property
     def num_moved(self) -> int:
-        return sum(group.num_handovers for group in self.groups)
+        return sum(group.num_migrations for group in self.groups)
 
 
 def margin(load: int) -> float:
@@ -80,7 +80,7 @@ def most_copied(busy: Busy, num_turns: int) -> int:
     for _ in range(num_turns):
         num_before = worker.num_swapped_out
         busy.turn()
-        if not any(handover.has_paused for handover in busy.of(0).leaving.values()):
+        if not any(migration.has_paused for migration in busy.of(0).outgoing.values()):
             most = max(most, worker.num_swapped_out - num_before)
     return most
 
@@ -117,7 +117,7 @@ def test_one_group_at_a_time_goes_from_a_worker_to_another() -> None:
     busy.join_now()
     for _ in range(40):
         busy.turn()
-        assert len(busy.of(0).leaving) <= 1
+        assert len(busy.of(0).outgoing) <= 1
     busy.assert_right()
     assert busy.num_moved > 1
 
@@ -155,7 +155,7 @@ def test_nothing_goes_to_a_worker_that_should_not_have_it(
     while busy.now < began_at + min(1.0, PAUSE_S):
         busy.turn()
     assert busy.num_moved == 0
-    assert not busy.of(0).leaving
+    assert not busy.of(0).outgoing
     busy.of(1).only_prefills = False
     busy.assert_right()
 
@@ -168,7 +168,7 @@ def test_nothing_moves_while_a_request_waits_that_the_other_worker_may_take() ->
     busy.admission.add(waiting)
     for _ in range(20):
         busy.step(0)
-    assert not busy.of(0).leaving
+    assert not busy.of(0).outgoing
     busy.turns(40)
     assert waiting.is_finished
     assert busy.num_moved > 1
@@ -218,15 +218,15 @@ def test_what_cannot_be_taken_over_is_left_alone_for_a_while() -> None:
     busy.fill()
     busy.join_now()
     busy.store(1).ends_at_once = False
-    while not busy.of(0).leaving:
+    while not busy.of(0).outgoing:
         busy.turn()
-    (group,) = busy.of(0).leaving
+    (group,) = busy.of(0).outgoing
     fail_a_round(busy, group)
     busy.turn()
-    assert busy.of(0).num_given_up == 1
+    assert busy.of(0).num_aborted == 1
     busy.store(1).ends_at_once = True
     busy.turns(5)
-    assert not busy.of(0).leaving, "its reads have just failed"
+    assert not busy.of(0).outgoing, "its reads have just failed"
     busy.now += PAUSE_S
     busy.turns(40)
     assert busy.num_moved > 1
@@ -243,12 +243,12 @@ def test_groups_that_end_here_and_there_set_little_moving() -> None:
         if index % 4 == 3 and len(running) > 1:
             abort(busy, running[0])
     busy.assert_right()
-    moves = [group.num_handovers for group in busy.groups]
+    moves = [group.num_migrations for group in busy.groups]
     assert max(moves) <= 3
     assert sum(moves) <= len(moves)
 
 
-class JoiningHistory(HandoverHistory):
+class JoiningHistory(MigrationHistory):
     """Histories of workers beside which others join; they rebalance by themselves."""
 
     def _step(self, loop: Loop) -> bool:
@@ -285,6 +285,6 @@ def test_whatever_happens_while_workers_join_output_is_exact(
     histories = [JoiningHistory(seed) for seed in range(first, first + 10)]
     for history in histories:
         history.run()
-    assert sum(one.num_handed_over for one in histories) > 10, "else this proves little"
-    moves = [group.num_handovers for history in histories for group in history.groups]
+    assert sum(one.num_out for one in histories) > 10, "else this proves little"
+    moves = [group.num_migrations for history in histories for group in history.groups]
     assert max(moves) <= 4

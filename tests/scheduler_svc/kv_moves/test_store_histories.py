@@ -10,7 +10,7 @@ import pytest
 
 from signalbox_contract.model import StoreCapacity
 from tests.scheduler_svc.fake_store import Ending
-from tests.scheduler_svc.kv_moves.test_lending_histories import History
+from tests.scheduler_svc.kv_moves.test_export_histories import History
 from tests.scheduler_svc.make import Loop
 
 

@@ -1,4 +1,4 @@
-"""Workers that compute prompts hand groups over to workers that decode; neither is waited for."""
+"""Workers that compute prompts migrate groups to workers that decode; neither is waited for."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from signalbox_contract.errors import Code
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import Disaggregation, PeerIdentity
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.workers.roles import resolve
@@ -83,8 +83,8 @@ class Pool:
         loops = self.cluster.step_loops
         return [loop.worker_name for loop in loops if self.cluster.roles.of(loop) is role]
 
-    def of(self, name: str) -> WorkerHandovers:
-        return transfers(self.workers[name][0].scheduler).handovers
+    def of(self, name: str) -> WorkerMigrations:
+        return transfers(self.workers[name][0].scheduler).migrations
 
     def ask(self, prompt: list[int] = PROMPT, **request: Any) -> SequenceGroup:
         self.num_requests += 1
@@ -307,10 +307,10 @@ def state_of(pool: Pool, group: SequenceGroup) -> str:
     if group in pool.cluster.admission:
         return "queued"
     for _, loop in pool.workers.values():
-        handovers = transfers(loop.scheduler).handovers
-        if group in handovers.leaving:
+        migrations = transfers(loop.scheduler).migrations
+        if group in migrations.outgoing:
             return "paused" if group.is_paused else "copying"
-        if handovers.num_taken_over and loop.scheduler.holds(group):
+        if migrations.num_in and loop.scheduler.holds(group):
             return "taken over"
     return "computing"
 

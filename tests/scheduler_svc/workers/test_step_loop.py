@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from signalbox_contract.model import StoreCapacity
-from signalbox_scheduler.kv_moves.moves_under_way import MAX_CANCEL_S
+from signalbox_scheduler.kv_moves.pending_transfers import MAX_CANCEL_S
 from signalbox_scheduler.kv_moves.transfer_connector import LOADING_POLL_S
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.requests.sequence_group import SequenceGroup

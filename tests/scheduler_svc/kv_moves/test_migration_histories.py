@@ -1,26 +1,26 @@
-"""Random histories of workers that hand running groups over: exact output, and no block lost."""
+"""Random histories of workers that migrate running groups: exact output, and no block lost."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from signalbox_contract.request import BeamSearchParams
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.kv_moves.test_lending_histories import History
+from tests.scheduler_svc.kv_moves.test_export_histories import History
 from tests.scheduler_svc.make import Loop, content_of, make_request, outputs, transfers
 
 GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
 
 
-class HandoverHistory(History):
+class MigrationHistory(History):
     """What happens to workers whose groups go elsewhere in the middle of everything."""
 
     def __init__(self, seed: int) -> None:
-        self.num_begun = self.num_handed_over = self.num_given_up = 0
+        self.num_begun = self.num_out = self.num_aborted = 0
         self.has_beams = False
         super().__init__(seed)
 
@@ -52,18 +52,18 @@ class HandoverHistory(History):
             self.admission.add(group)
 
     def _endings(self) -> Iterator[Ending]:
-        """Most rounds end well, else no handover would."""
+        """Most rounds end well, else no migration would."""
         for ending in super()._endings():
             yield ending if self.rng.random() < 0.5 else Ending(self.rng.choice([1, 2]))
 
     def hand_over(self) -> None:
-        owner, taker = map(of, self.rng.sample(self.loops, 2))
-        groups = self.rng.sample(owner.queues.running, len(owner.queues.running))
-        self.num_begun += any(taker.reserve(one, owner, self.now) for one in groups)
+        source, destination = map(of, self.rng.sample(self.loops, 2))
+        groups = self.rng.sample(source.queues.running, len(source.queues.running))
+        self.num_begun += any(destination.reserve(one, source, self.now) for one in groups)
 
     def abort_on_its_way(self) -> None:
-        """Aborts what is being handed over, in whatever state that is."""
-        leaving = [group for loop in self.loops for group in of(loop).leaving]
+        """Aborts what is being migrated, in whatever state that is."""
+        leaving = [group for loop in self.loops for group in of(loop).outgoing]
         if leaving:
             self.gone.add(group := self.rng.choice(leaving))
             for loop in self.loops:
@@ -83,8 +83,8 @@ class HandoverHistory(History):
 
     def _count(self, loop: Loop) -> None:
         super()._count(loop)
-        self.num_handed_over += of(loop).num_handed_over
-        self.num_given_up += of(loop).num_given_up
+        self.num_out += of(loop).num_out
+        self.num_aborted += of(loop).num_aborted
 
     @property
     def events(self) -> dict[Callable[[], None], float]:
@@ -110,14 +110,14 @@ class HandoverHistory(History):
             assert tokens == expected(prompt, num_tokens=len(tokens), branch=branch)
 
 
-def of(loop: Loop) -> WorkerHandovers:
-    return transfers(loop.scheduler).handovers
+def of(loop: Loop) -> WorkerMigrations:
+    return transfers(loop.scheduler).migrations
 
 
 @pytest.mark.parametrize("first", range(0, 80, 10))
 def test_whatever_happens_output_is_exact_and_blocks_are_conserved(first: int) -> None:
-    histories = [HandoverHistory(seed) for seed in range(first, first + 10)]
+    histories = [MigrationHistory(seed) for seed in range(first, first + 10)]
     for history in histories:
         history.run()
-    assert sum(one.num_handed_over for one in histories) > 10, "else this proves little"
-    assert sum(one.num_given_up for one in histories) > 20, "else this proves little"
+    assert sum(one.num_out for one in histories) > 10, "else this proves little"
+    assert sum(one.num_aborted for one in histories) > 20, "else this proves little"

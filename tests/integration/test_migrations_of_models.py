@@ -21,7 +21,8 @@ def _column(values: list[int]) -> bytes:
     return np.array(values, dtype="<i4").tobytes()
 
 
-RULES: list[dict[str, Any]] = [  # that depend on all tokens before, of which the taker has none
+# They depend on all tokens before, of which the destination has none.
+RULES: list[dict[str, Any]] = [
     {},
     {},
     {"presence_penalty": 0.7, "frequency_penalty": 0.3},
@@ -86,12 +87,14 @@ async def test_requests_of_a_model_go_on_at_another_worker(
         expected = await outputs(client, await start(client, 0))
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
-            taker = loops[1].scheduler
-            take_nothing_new(taker, monkeypatch)
+            destination = loops[1].scheduler
+            take_nothing_new(destination, monkeypatch)
             handles = await start(client, 100)
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
             cluster.drain(loops[0])
             assert await outputs(client, handles) == expected
-            assert transfers(taker).handovers.num_taken_over > 0
-            assert taker.output_processor.num_prompt_tokens == 0, "a prompt was computed again"
+            assert transfers(destination).migrations.num_in > 0
+            assert destination.output_processor.num_prompt_tokens == 0, (
+                "a prompt was computed again"
+            )
             await assert_idle(scheduler)

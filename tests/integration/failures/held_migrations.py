@@ -1,4 +1,4 @@
-"""A `signalbox` process that stops in the middle of a handover, until a file is gone.
+"""A `signalbox` process that stops in the middle of a migration, until a file is gone.
 
 A scheduler makes the file when it begins the first round of copies in the state that is asked for;
 workers that lend wait with each block while it is there.
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.__main__ import main as run
-from signalbox_scheduler.kv_moves import handover_rounds
-from signalbox_scheduler.kv_moves.handover_rounds import HandoverRounds
+from signalbox_scheduler.kv_moves import migration_rounds
+from signalbox_scheduler.kv_moves.migration_rounds import MigrationRounds
 from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"
@@ -20,12 +20,12 @@ HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 
 def main() -> int:
     hold, is_paused = Path(os.environ[HOLD]), os.environ[STATE] == "paused"
-    begin, copy_out, is_held = HandoverRounds.begin, ExportedBlocks.copy_out, False
+    begin, copy_out, is_held = MigrationRounds.begin, ExportedBlocks.copy_out, False
 
     def begin_and_hold(*args: Any) -> bool:
         nonlocal is_held
-        has_begun, handover = begin(*args), args[1]
-        if not is_held and handover.fetch is not None and handover.has_paused is is_paused:
+        has_begun, migration = begin(*args), args[1]
+        if not is_held and migration.fetch is not None and migration.has_paused is is_paused:
             hold.touch()
             is_held = True
         return has_begun
@@ -35,8 +35,8 @@ def main() -> int:
             time.sleep(0.01)
         return copy_out(lent, index)
 
-    handover_rounds.GRACE_S = 600.0
-    HandoverRounds.begin = begin_and_hold  # type: ignore[method-assign]
+    migration_rounds.GRACE_S = 600.0
+    MigrationRounds.begin = begin_and_hold  # type: ignore[method-assign]
     ExportedBlocks.copy_out = wait_and_copy  # type: ignore[method-assign]
     return run()
 

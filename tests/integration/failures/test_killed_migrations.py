@@ -20,7 +20,7 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.chaos.services import START_S, Service, stats_of, until_free
-from tests.integration.failures.held_handovers import HOLD, STATE
+from tests.integration.failures.held_migrations import HOLD, STATE
 from tests.integration.stack import running_router
 from tests.integration.test_stack import make_request
 from tests.ports import free_port
@@ -29,7 +29,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.system
 
-HELD = (sys.executable, "-m", "tests.integration.failures.held_handovers")
+HELD = (sys.executable, "-m", "tests.integration.failures.held_migrations")
 NUM_STREAMS, MOST_TOKENS = 4, 4000
 """Streams last for more than a minute, and are cancelled when all is over."""
 PROMPTS = [[number + 1] * (90 + number) for number in range(NUM_STREAMS)]
@@ -117,9 +117,9 @@ class Killing:
         name = max(stats.workers, key=lambda one: one.num_requests_running).address
         async with SchedulerClient(self.address) as client:
             await client.drain(name)
-        owner = next(one for one in self.workers if name.endswith(f":{one.port}"))
-        (taker,) = (one for one in self.workers if one is not owner)
-        return owner, taker
+        source = next(one for one in self.workers if name.endswith(f":{one.port}"))
+        (destination,) = (one for one in self.workers if one is not source)
+        return source, destination
 
 
 class Streams:
@@ -163,21 +163,21 @@ CASES = pytest.mark.parametrize(
     [
         ("scheduler", "copying"),
         ("scheduler", "paused"),
-        ("owner", "paused"),
-        ("taker", "copying"),
+        ("source", "paused"),
+        ("destination", "copying"),
     ],
 )
 
 
 @CASES
-async def test_nothing_stays_pinned_when_a_process_is_killed_in_a_handover(
+async def test_nothing_stays_pinned_when_a_process_is_killed_in_a_migration(
     harmed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await harm_in_a_handover(Killing(tmp_path), harmed, state, tmp_path, monkeypatch)
+    await harm_in_a_migration(Killing(tmp_path), harmed, state, tmp_path, monkeypatch)
 
 
 @CASES
-async def test_nothing_stays_pinned_when_a_host_is_cut_off_in_a_handover(
+async def test_nothing_stays_pinned_when_a_host_is_cut_off_in_a_migration(
     harmed: str,
     state: str,
     tmp_path: Path,
@@ -185,10 +185,10 @@ async def test_nothing_stays_pinned_when_a_host_is_cut_off_in_a_handover(
     three: list[Host],
 ) -> None:
     """Neither on those that are left, nor on the one that is cut off."""
-    await harm_in_a_handover(Killing(tmp_path, three), harmed, state, tmp_path, monkeypatch)
+    await harm_in_a_migration(Killing(tmp_path, three), harmed, state, tmp_path, monkeypatch)
 
 
-async def harm_in_a_handover(
+async def harm_in_a_migration(
     stack: Killing, harmed: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold = tmp_path / "hold"
@@ -203,12 +203,13 @@ async def harm_in_a_handover(
         )
         channel = await running.enter_async_context(open_channel(router.server.address))
         streams = Streams(pb_grpc.InferenceServiceStub(channel))
-        owner, taker = await stack.drain_the_busier()
+        source, destination = await stack.drain_the_busier()
         await eventually(hold.exists)
-        await until(owner, True, "worker_kv_peer_moves", direction="lend")
-        await until(taker, True, "worker_kv_peer_moves", direction="read")
-        victim = {"scheduler": stack.scheduler, "owner": owner, "taker": taker}[harmed]
-        left = [owner, taker]
+        await until(source, True, "worker_kv_peer_moves", direction="lend")
+        await until(destination, True, "worker_kv_peer_moves", direction="read")
+        ends = {"source": source, "destination": destination}
+        victim = {"scheduler": stack.scheduler, **ends}[harmed]
+        left = [source, destination]
         if victim.host is not None:
             victim.host.cut_off()
         else:
@@ -222,17 +223,17 @@ async def harm_in_a_handover(
         hold.unlink()
         if victim.host is not None:
             victim.host.connect()
-        elif victim is not owner:
+        elif victim is not source:
             victim.command = tuple(COMMAND)
             victim.start()
         await streams.cancel(after=8)
         if victim is stack.scheduler:
             await stack.until_joined(2)
         else:
-            await until(taker, True, "worker_lease")
+            await until(destination, True, "worker_lease")
         await until_free(stack.address)
-        if victim is taker:
-            assert await owner.wait() == 0, "it has drained, and leaves"
-        for worker in (owner, taker):
+        if victim is destination:
+            assert await source.wait() == 0, "it has drained, and leaves"
+        for worker in (source, destination):
             if worker.process is not None and worker.process.poll() is None:
                 await until_nothing_moves(worker)

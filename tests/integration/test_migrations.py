@@ -13,7 +13,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.reports import metrics
 from signalbox_worker.simulated.simulated_draws import expected_tokens
 from tests.integration.insight.test_metrics import value
@@ -47,8 +47,8 @@ NUM_STREAMS, NUM_TOKENS = 8, 300
 pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
-def of(cluster: Cluster, number: int) -> WorkerHandovers:
-    return transfers(cluster.step_loops[number].scheduler).handovers
+def of(cluster: Cluster, number: int) -> WorkerMigrations:
+    return transfers(cluster.step_loops[number].scheduler).migrations
 
 
 def prompt_of(handle: int) -> list[int]:
@@ -99,10 +99,10 @@ async def test_a_worker_that_drains_hands_its_streams_over(
 ) -> None:
     recording = tmp_path / "decisions"
     async with streams(str(recording), num_sequences=num_sequences) as running:
-        cluster, owner = running.scheduler.cluster, of(running.scheduler.cluster, 0)
+        cluster, source = running.scheduler.cluster, of(running.scheduler.cluster, 0)
         await running.first.registration.drain(timeout_s=60)
         await eventually(lambda: len(cluster.step_loops) == 1)
-        assert owner.num_handed_over == of(cluster, 0).num_taken_over == NUM_STREAMS
+        assert source.num_out == of(cluster, 0).num_in == NUM_STREAMS
         registry = make_registry(lambda: metrics.samples(cluster))
         assert value(registry, "signalbox_migrations_total", result="in") == NUM_STREAMS
         assert value(registry, "signalbox_migration_pause_seconds_count") == NUM_STREAMS
@@ -127,9 +127,9 @@ async def test_a_worker_that_drains_hands_its_streams_over(
 
 async def test_a_taker_that_dies_leaves_the_streams_where_they_are() -> None:
     async with streams() as running:
-        cluster, owner = running.scheduler.cluster, of(running.scheduler.cluster, 0)
+        cluster, source = running.scheduler.cluster, of(running.scheduler.cluster, 0)
         running.scheduler.cluster.step_loops[0].scheduler.drain()
-        await eventually(lambda: bool(owner.leaving))
+        await eventually(lambda: bool(source.outgoing))
         async with running_worker(running.scheduler.address, simulated(**CONFIG)):
             await eventually(lambda: len(cluster.step_loops) == 3)
             await running.second.kill()
@@ -141,11 +141,11 @@ async def test_a_worker_that_joins_under_load_takes_streams_over(tmp_path: Path)
     recording = tmp_path / "decisions"
     async with streams(str(recording), token_ns=1_000_000) as running:
         cluster = running.scheduler.cluster
-        await eventually(lambda: of(cluster, 1).num_taken_over > 1)
+        await eventually(lambda: of(cluster, 1).num_in > 1)
         await running.assert_right()
         planners = [loop.scheduler.planner for loop in cluster.step_loops]
         assert planners[1].num_prefix_queries == 0, "nothing is computed again"
-        assert of(cluster, 0).num_handed_over >= of(cluster, 1).num_taken_over > 1
+        assert of(cluster, 0).num_out >= of(cluster, 1).num_in > 1
     assert_replays(recording)
 
 

@@ -10,17 +10,17 @@ from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
-from signalbox_scheduler.kv_moves.handover import RETRY_S
-from signalbox_scheduler.kv_moves.handover_rounds import GRACE_S
-from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
-from signalbox_scheduler.kv_moves.worker_handovers import WorkerHandovers
+from signalbox_scheduler.kv_moves.migration import RETRY_S
+from signalbox_scheduler.kv_moves.migration_rounds import GRACE_S
+from signalbox_scheduler.kv_moves.pending_transfers import TransferKind
+from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.scheduler import LONG_STEP_S
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.kv_moves.test_lending import PROMPT, Workers
+from tests.scheduler_svc.kv_moves.test_block_exports import PROMPT, Workers
 from tests.scheduler_svc.make import (
     Loop,
     assert_all_free,
@@ -34,7 +34,7 @@ from tests.scheduler_svc.make import (
 
 NUM_TOKENS = 24
 NUM_TURNS = 12
-"""Turns after which any handover of these tests has ended."""
+"""Turns after which any migration of these tests has ended."""
 
 
 class Pair(Workers):
@@ -47,8 +47,8 @@ class Pair(Workers):
         self.knows_all = True
         super().__init__(num, **fields)
 
-    def of(self, number: int) -> WorkerHandovers:
-        return transfers(self.loops[number].scheduler).handovers
+    def of(self, number: int) -> WorkerMigrations:
+        return transfers(self.loops[number].scheduler).migrations
 
     def start(
         self, prompt: list[int] = PROMPT, *, num_steps: int = 3, **request: Any
@@ -149,7 +149,7 @@ def test_a_running_group_goes_on_at_another_worker_without_recompute(
     (event,) = (one for one in group.timeline.events if one.kind is EventKind.MIGRATED)
     assert event.worker == "w1:1"
     assert event.num_bytes == event.num_blocks * BLOCK_BYTES > 0
-    assert (pair.of(0).num_handed_over, pair.of(1).num_taken_over) == (1, 1)
+    assert (pair.of(0).num_out, pair.of(1).num_in) == (1, 1)
     assert pair.of(1).num_bytes == event.num_bytes
 
 
@@ -159,7 +159,7 @@ def test_a_group_computes_while_its_whole_blocks_are_copied() -> None:
     assert pair.begin(group)
     before = len(group.sequences[0].output_token_ids)
     num_paused = 0
-    while group in pair.of(0).leaving:
+    while group in pair.of(0).outgoing:
         pair.turn()
         num_paused += group.is_paused
     assert len(group.sequences[0].output_token_ids) > before
@@ -173,7 +173,7 @@ def test_the_pause_does_not_grow_with_the_context(num_tokens: int) -> None:
     group = pair.start(list(range(num_tokens)), num_steps=4, max_tokens=20)
     assert pair.begin(group)
     num_paused = num_moved = 0
-    while group in pair.of(0).leaving:
+    while group in pair.of(0).outgoing:
         num_moved += group.is_paused and pair.store(1).num_borrowed
         pair.turn()
         num_paused += group.is_paused
@@ -188,7 +188,7 @@ def test_a_group_is_not_paused_for_copies_that_have_no_room(
     # Of so few blocks that nothing is copied before the pause.
     group = pair.start(PROMPT[:7], num_steps=2, max_tokens=60)
     with monkeypatch.context() as patched:
-        patched.setattr(BlockExports, "num_lendable", 0)
+        patched.setattr(BlockExports, "num_exportable", 0)
         assert pair.begin(group)
         pair.loops[0].send()  # a pause lasts until steps in flight are answered
         pair.step(1)
@@ -196,7 +196,7 @@ def test_a_group_is_not_paused_for_copies_that_have_no_room(
         pair.loops[0].answer()
         for _ in range(NUM_TURNS):
             pair.turn()
-    assert pair.of(0).num_given_up == 1
+    assert pair.of(0).num_aborted == 1
     pair.hand_over(group)
     pair.assert_right()
 
@@ -211,15 +211,15 @@ def test_a_paused_group_waits_a_while_for_room_that_others_take(
     pair.step(1)
     assert group.is_paused
     with monkeypatch.context() as patched:
-        patched.setattr(BlockExports, "num_lendable", 0)
-        patched.setattr(BlockExports, "is_lending", True)
+        patched.setattr(BlockExports, "num_exportable", 0)
+        patched.setattr(BlockExports, "is_exporting", True)
         pair.loops[0].answer()
         pair.turn()
         assert group.is_paused
         pair.step(1, seconds=GRACE_S)
         pair.turn()
         assert not group.is_paused
-    assert pair.of(0).num_given_up >= 1
+    assert pair.of(0).num_aborted >= 1
     pair.assert_right()
 
 
@@ -232,7 +232,7 @@ def test_a_group_goes_on_copying_until_its_prompt_is_computed() -> None:
     assert num_recomputed(group) == 0
 
 
-def test_what_the_taker_has_cached_is_not_copied() -> None:
+def test_what_the_destination_has_cached_is_not_copied() -> None:
     pair = Pair()
     pair.hand_over(pair.start())
     group = pair.start()  # with the five whole blocks of the same prompt
@@ -242,7 +242,7 @@ def test_what_the_taker_has_cached_is_not_copied() -> None:
     pair.assert_right()
 
 
-def test_groups_that_share_a_prefix_share_it_at_the_taker() -> None:
+def test_groups_that_share_a_prefix_share_it_at_the_destination() -> None:
     pair = Pair()
     groups = [pair.start(num_steps=2), pair.start(num_steps=2)]
     assert all(map(pair.begin, groups))
@@ -256,7 +256,7 @@ def test_groups_that_share_a_prefix_share_it_at_the_taker() -> None:
 
 @pytest.mark.parametrize("num_turns", [-1, 0, 1, 2, 3, 4, 5])
 def test_nothing_is_found_that_was_cached_before_a_clear(num_turns: int) -> None:
-    """The handover is begun after it, or so many turns before."""
+    """The migration is begun after it, or so many turns before."""
     pair = Pair()
     group = pair.start(max_tokens=60)
     if num_turns >= 0:
@@ -283,7 +283,7 @@ def test_nothing_is_found_that_was_cached_before_a_clear(num_turns: int) -> None
 @pytest.mark.parametrize("kind", ["one", "branches"])
 @pytest.mark.parametrize("num_turns", [-1, 0, 1, 2, 3, 4, 5, NUM_TURNS])
 def test_nothing_is_found_that_went_wrong_for_another_group(num_turns: int, kind: str) -> None:
-    """The handover is begun after that, or so many turns before; it may have ended by then."""
+    """The migration is begun after that, or so many turns before; it may have ended by then."""
     pair = Pair(num_cpu_blocks=80)
     other = pair.start(num_steps=1, max_tokens=60)
     group = pair.start(**{"max_tokens": 60, **REQUESTS[kind]})
@@ -309,24 +309,24 @@ def test_nothing_is_found_that_went_wrong_for_another_group(num_turns: int, kind
     assert num_recomputed(group) == 0
 
 
-def test_a_group_shares_the_blocks_that_it_has_at_the_taker_by_hash() -> None:
-    """Also those that the CPU pool of the taker held before they came."""
+def test_a_group_shares_the_blocks_that_it_has_at_the_destination_by_hash() -> None:
+    """Also those that the CPU pool of the destination held before they came."""
     pair = Pair(num_cpu_blocks=80)
     group = pair.start(max_tokens=60)
-    seq, taker = group.sequences[0], pair.loops[1].scheduler.blocks
+    seq, destination = group.sequences[0], pair.loops[1].scheduler.blocks
     for name in seq.block_hashes[4][:5]:
-        block = taker.cpu.allocate()
-        taker.cpu.cache_block(block, name)
+        block = destination.cpu.allocate()
+        destination.cpu.cache_block(block, name)
         pair.store(1).cpu[block] = dict(pair.content[name])
-        taker.cpu.free(block)
+        destination.cpu.free(block)
     pair.hand_over(group)
-    assert [taker.gpu.find(name) for name in seq.block_hashes[4][:5]] == seq.block_table[:5]
+    assert [destination.gpu.find(name) for name in seq.block_hashes[4][:5]] == seq.block_table[:5]
     pair.assert_right()
     assert num_recomputed(group) == 0
 
 
 @pytest.mark.parametrize("num_turns", [0, 1, 2])
-def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_taker(num_turns: int) -> None:
+def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_destination(num_turns: int) -> None:
     pair = Pair(num_cpu_blocks=80)
     group = pair.start(max_tokens=60)
     other = pair.start(num_steps=0, max_tokens=60)
@@ -337,7 +337,7 @@ def test_a_group_does_not_go_to_blocks_that_went_wrong_at_the_taker(num_turns: i
     assert pair.begin(group)
     for _ in range(num_turns):
         pair.turn()
-    assert group in pair.of(1).coming
+    assert group in pair.of(1).incoming
     retract(pair.loops[1], other.sequences[0])
     pair.step(1, seconds=RETRY_S)
     if group in pair.of(0).queues.running:
@@ -396,7 +396,7 @@ def test_workers_that_are_all_full_keep_what_they_have() -> None:
     while not pair.of(0).queues.swapped:
         pair.step(0)
     pair.step(0)
-    assert not pair.of(0).leaving
+    assert not pair.of(0).outgoing
     pair.assert_right()
 
 
@@ -417,7 +417,7 @@ def test_a_worker_without_room_or_of_another_format_takes_nothing(fields: dict[s
     pair.loops.append(pair.join(2, **fields))
     assert not pair.of(2).reserve(group, pair.of(0), pair.now)
     assert not pair.of(2).blocks.gpu.num_holds()
-    assert not pair.of(0).leaving
+    assert not pair.of(0).outgoing
     pair.assert_right()
 
 
@@ -433,7 +433,7 @@ def test_what_is_kept_for_a_group_is_nobody_elses() -> None:
     pair.assert_right()
 
 
-def test_what_runs_at_the_taker_comes_before_what_may_come() -> None:
+def test_what_runs_at_the_destination_comes_before_what_may_come() -> None:
     pair = Pair(num_gpu_blocks=26, num_cpu_blocks=40)
     group = pair.start()
     pair.store(1).ends_at_once = False  # so that nothing comes
@@ -443,7 +443,7 @@ def test_what_runs_at_the_taker_comes_before_what_may_come() -> None:
     pair.admission.add(other)
     pair.step(1)
     assert pair.begin(group)
-    while pair.of(1).coming:
+    while pair.of(1).incoming:
         pair.step(1)
     assert other.num_preemptions == 0
     pair.store(1).ends_at_once = True
@@ -464,11 +464,11 @@ def lose_owner(pair: Pair, group: SequenceGroup) -> None:
     pair.lose(0)
 
 
-def lose_taker(pair: Pair, group: SequenceGroup) -> None:
+def lose_destination(pair: Pair, group: SequenceGroup) -> None:
     pair.lose(1)
 
 
-def drain_taker(pair: Pair, group: SequenceGroup) -> None:
+def drain_destination(pair: Pair, group: SequenceGroup) -> None:
     pair.loops[1].scheduler.drain()
 
 
@@ -479,7 +479,7 @@ def stop_a_branch(pair: Pair, group: SequenceGroup) -> None:
 
 
 def preempt(pair: Pair, group: SequenceGroup) -> None:
-    """A group before it needs all blocks of the owner."""
+    """A group before it needs all blocks of the source."""
     large = make_request(list(range(100)), max_tokens=28, arrival=-1.0)
     pair.content |= content_of(large, block_size=4)
     pair.groups.append(large)
@@ -509,8 +509,8 @@ def go_wrong(pair: Pair, group: SequenceGroup) -> None:
 HARMS = [
     abort,
     lose_owner,
-    lose_taker,
-    drain_taker,
+    lose_destination,
+    drain_destination,
     stop_a_branch,
     preempt,
     fail_a_round,
@@ -532,16 +532,16 @@ def test_whatever_happens_in_whatever_state_tokens_are_right_and_nothing_is_left
         assert pair.begin(group)
         for index in range(num_steps):
             pair.step(index % 2)
-        if (handover := pair.of(0).leaving.get(group)) is not None:
-            states.add((handover.has_paused, handover.fetch is not None))
+        if (migration := pair.of(0).outgoing.get(group)) is not None:
+            states.add((migration.has_paused, migration.fetch is not None))
         harm(pair, group)
         pair.assert_right()
     assert states >= {(False, True), (True, True), (True, False)}, "else some state was not tried"
 
 
-def test_a_grammar_that_the_taker_forgets_meanwhile_is_compiled_again() -> None:
+def test_a_grammar_that_the_destination_forgets_meanwhile_is_compiled_again() -> None:
     """Each worker has memory for one."""
-    num_given_up = 0
+    num_aborted = 0
     for num_steps in range(2 * NUM_TURNS):
         pair = Pair(num_cpu_blocks=40, grammar_bytes=GROWTH_BYTES)
         group = pair.start(structured_output=("regex", "a"))
@@ -555,8 +555,8 @@ def test_a_grammar_that_the_taker_forgets_meanwhile_is_compiled_again() -> None:
         pair.loops[1].compile()
         pair.store(1).ends_at_once = True
         pair.assert_right()
-        num_given_up += pair.of(0).num_given_up
-    assert num_given_up > 0, "else it was forgotten in no state"
+        num_aborted += pair.of(0).num_aborted
+    assert num_aborted > 0, "else it was forgotten in no state"
 
 
 def test_a_draining_worker_tries_again_later() -> None:
@@ -567,8 +567,8 @@ def test_a_draining_worker_tries_again_later() -> None:
     pair.turn()
     fail_a_round(pair, group)
     pair.turn()
-    assert pair.of(0).num_given_up == 1
-    assert not pair.of(0).leaving
+    assert pair.of(0).num_aborted == 1
+    assert not pair.of(0).outgoing
     pair.store(1).ends_at_once = True
     pair.now += RETRY_S
     for _ in range(NUM_TURNS):
@@ -578,10 +578,10 @@ def test_a_draining_worker_tries_again_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner_s", "taker_s", "most"), [(0.0, 0.0, 1), (0.16, 0.0, 2), (0.0, 0.16, 2)]
+    ("source_s", "destination_s", "most"), [(0.0, 0.0, 1), (0.16, 0.0, 2), (0.0, 0.16, 2)]
 )
 def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_step(
-    owner_s: float, taker_s: float, most: int
+    source_s: float, destination_s: float, most: int
 ) -> None:
     """A block takes 5 ms to copy, and two 1/16 of the longer steps."""
     pair = Pair(num=0)
@@ -593,15 +593,15 @@ def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_ste
     pair.groups.append(other)
     pair.admission.add(other)
     for _ in range(3):
-        pair.step(1, seconds=taker_s)
+        pair.step(1, seconds=destination_s)
     group = pair.start()
-    pair.step(0, seconds=owner_s)
+    pair.step(0, seconds=source_s)
     assert pair.begin(group)
-    moves, seen = transfers(pair.loops[0].scheduler).moves, 0
+    moves, seen = transfers(pair.loops[0].scheduler).transfers, 0
     while group not in pair.of(1).queues.running:
-        for number, seconds in enumerate((owner_s, taker_s)):
+        for number, seconds in enumerate((source_s, destination_s)):
             pair.step(number, seconds=seconds)
-            seen = max(seen, moves.num_blocks(MoveKind.LEND))
+            seen = max(seen, moves.num_blocks(TransferKind.EXPORT))
     assert seen == most
     pair.assert_right()
 
@@ -610,15 +610,15 @@ def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_ste
 def test_a_long_step_is_enough_in_flight_while_a_group_leaves(seconds: float) -> None:
     pair = Pair()
     group = pair.start(max_tokens=48)
-    owner = pair.loops[0].scheduler
+    source = pair.loops[0].scheduler
     pair.step(0, seconds=seconds)
     pair.loops[0].send()
-    assert not owner.has_enough_in_flight
+    assert not source.has_enough_in_flight
     assert pair.begin(group)
-    assert owner.has_enough_in_flight is (seconds > LONG_STEP_S)
+    assert source.has_enough_in_flight is (seconds > LONG_STEP_S)
     pair.loops[0].answer()
-    assert not owner.has_enough_in_flight
-    pair.of(0).leaving[group].give_up(pair.now)
+    assert not source.has_enough_in_flight
+    pair.of(0).outgoing[group].abort(pair.now)
     pair.loops[0].send()
-    assert not owner.has_enough_in_flight
+    assert not source.has_enough_in_flight
     pair.assert_right()

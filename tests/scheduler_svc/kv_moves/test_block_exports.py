@@ -7,12 +7,12 @@ import pytest
 from signalbox_contract.sections.store_moves import Fetch, Lend
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import LEND_S
+from signalbox_scheduler.kv_moves.block_exports import EXPORT_S
 from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
-from signalbox_scheduler.kv_moves.moves_under_way import MoveKind
 from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
 from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.kv_moves.peers import TransferPeer
+from signalbox_scheduler.kv_moves.pending_transfers import TransferKind
 from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
 from signalbox_scheduler.kv_moves.transfer_connector import POLL_S
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -80,7 +80,7 @@ class Workers:
     def num_ahead(self) -> int:
         """Blocks that the first worker has copied for what its reader asks for next."""
         scheduler = self.loops[0].scheduler
-        num_lent = transfers(scheduler).moves.num_blocks(MoveKind.LEND)
+        num_lent = transfers(scheduler).transfers.num_blocks(TransferKind.EXPORT)
         return scheduler.blocks.cpu.num_holds().total() - num_lent
 
     def add(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
@@ -187,7 +187,7 @@ def test_both_workers_are_told_of_one_ticket() -> None:
     assert fetch.source is not None
     assert (fetch.source.address, fetch.source.server_name) == ("w0:1", "w0")
     assert fetch.source.ticket == lend.ticket
-    assert (lend.reader, lend.lasts_ns) == ("w1", LEND_S * 1e9)
+    assert (lend.reader, lend.lasts_ns) == ("w1", EXPORT_S * 1e9)
     assert list(fetch.hashes) == list(lend.hashes)
     assert lending.block_moves.swap_out.dst.tolist() == list(lend.cpu_blocks)
     assert group.sequences[0].status is SequenceStatus.LOADING
@@ -440,8 +440,8 @@ def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
     while workers.peer(1).reads.counts.num_hits < 20:
         for number in (1, 0):
             workers.step(number)
-            moves = transfers(workers.loops[0].scheduler).moves
-            most = max(most, moves.num_blocks(MoveKind.LEND))
+            moves = transfers(workers.loops[0].scheduler).transfers
+            most = max(most, moves.num_blocks(TransferKind.EXPORT))
     assert most == 3
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
@@ -492,7 +492,7 @@ def test_copies_that_were_made_ahead_are_free_if_the_request_ends() -> None:
 
 def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
     workers, group = reading_in_parts(num=3)
-    assert workers.peer(0).exports.num_lendable == 4  # as far as a group that is handed over sees
+    assert workers.peer(0).exports.num_exportable == 4  # as far as a group that is migrated sees
     workers.store(2).ends_at_once = False
     other = workers.add()
     workers.step(2)
