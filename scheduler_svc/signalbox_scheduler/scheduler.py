@@ -123,12 +123,12 @@ class Scheduler:
         if plan.has_sections or self.cost.has_seen_swaps:
             self._swapping.observe(plan, swap_ns=timings.swap_ns)
         num_seqs, num_tokens = len(plan.seqs), plan.total_tokens
-        division, forward_ns = self.planner.division, timings.forward_ns
-        if division.is_used:
-            division.observe(num_tokens=num_tokens, forward_ns=forward_ns)
+        microbatches, forward_ns = self.planner.microbatches, timings.forward_ns
+        if microbatches.is_used:
+            microbatches.observe(num_tokens=num_tokens, forward_ns=forward_ns)
             if not plan.num_before:
                 total_ns = 1e9 * (now - plan.planned_at)
-                division.observe_alone(total_ns=total_ns, forward_ns=forward_ns)
+                microbatches.observe_alone(total_ns=total_ns, forward_ns=forward_ns)
         if num_tokens > num_seqs:
             self.cost.observe_prefill(
                 num_seqs=num_seqs, num_tokens=num_tokens, forward_ns=timings.forward_ns
@@ -143,7 +143,7 @@ class Scheduler:
 
         Does nothing for a branch that is unknown or has ended, and while the group awaits answers.
         """
-        self.state.decode_columns.release(group)
+        self.state.decode_batch.release(group)
         for seq in () if group.awaits_answers else group.unfinished:
             if seq.branch == index:
                 seq.truncate(keep_tokens)
@@ -152,7 +152,7 @@ class Scheduler:
 
     def abort(self, group: SequenceGroup) -> None:
         """Ends a group that runs or is swapped. Blocks come back once no step holds them."""
-        self.state.decode_columns.release(group)
+        self.state.decode_batch.release(group)
         self.state.sequence_release.end_all(group)
 
     def reset_prefix_cache(self) -> bool:
@@ -197,7 +197,7 @@ class Scheduler:
 
         The scheduler is not used afterwards; the groups can be recomputed elsewhere.
         """
-        self.state.decode_columns.release_all()
+        self.state.decode_batch.release_all()
         self.grammars.leave()
         self.connector.close()
         groups = self._queues.remove_all()
@@ -231,7 +231,7 @@ class Scheduler:
             return True
         if not self.state.connector.exchanges_groups:
             return False
-        return self.in_flight.expected_s() >= LONG_STEP_S and not self.planner.division.is_used
+        return self.in_flight.expected_s() >= LONG_STEP_S and not self.planner.microbatches.is_used
 
     @property
     def admission(self) -> AdmissionQueue:
@@ -265,7 +265,7 @@ class Scheduler:
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, wherever its counters are kept."""
-        return self.state.decode_columns.counters(seq)
+        return self.state.decode_batch.counters(seq)
 
     def holds(self, group: SequenceGroup) -> bool:
         """Says whether the group runs or is swapped here."""
@@ -290,7 +290,7 @@ class Scheduler:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
         self.connector.check()
-        self.state.decode_columns.check()
+        self.state.decode_batch.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
         self.blocks.check(queued | self.state.sequence_release.draining)
         self.state.worker_state.check(queued)

@@ -60,7 +60,7 @@ class MigrationEnd:
 
     def pause(self, group: SequenceGroup) -> None:
         """Lets no step take a group of this worker any more until its migration has ended."""
-        self._state.decode_columns.release(group)
+        self._state.decode_batch.release(group)
         self.queues.pause(group)
 
     def release(self, group: SequenceGroup) -> None:

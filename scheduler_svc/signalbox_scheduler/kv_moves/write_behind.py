@@ -19,7 +19,7 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
-from signalbox_scheduler.kv_moves.used_blocks import UsedBlocks
+from signalbox_scheduler.kv_moves.seen_blocks import SeenBlocks
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
@@ -87,8 +87,8 @@ class WriteBehind(NoWrites):
         self._allowance = WriteAllowance(store, block_bytes=state.cost.block_bytes)
         self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
         self._known: OrderedDict[BlockHash, None] = OrderedDict()
-        self._used = UsedBlocks()
-        self._ends = UsedBlocks(MAX_ENDS)
+        self._used = SeenBlocks()
+        self._ends = SeenBlocks(MAX_ENDS)
         self._of: dict[Transfer, SequenceGroup] = {}
         self._paused_until = -math.inf
 
@@ -195,8 +195,8 @@ class WriteBehind(NoWrites):
     def forget(self) -> None:
         self._wanted.clear()
         self._known.clear()
-        self._used = UsedBlocks()
-        self._ends = UsedBlocks(MAX_ENDS)
+        self._used = SeenBlocks()
+        self._ends = SeenBlocks(MAX_ENDS)
 
 
 class WriteAllowance:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from signalbox_contract.step_result import StepResult
 from signalbox_rpc.metrics.sample import Sample, counter
-from signalbox_scheduler.planning.decode_columns import DecodeColumns
+from signalbox_scheduler.planning.decode_batch import DecodeBatch
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.worker_queues import GroupQueues
 from signalbox_scheduler.requests.mask_use import MaskUse
@@ -41,13 +41,13 @@ _NEW = 0.125
 class MaskTurns:
     """One worker's turns."""
 
-    def __init__(self, queues: GroupQueues, columns: DecodeColumns, *, num_stages: int) -> None:
+    def __init__(self, queues: GroupQueues, decode_batch: DecodeBatch, *, num_stages: int) -> None:
         self.num_sat_out = 0
         """Sum over the steps of the requests that sat them out."""
         self.mask_ns = 0
         """CPU time of all masks."""
         self._queues = queues
-        self._columns = columns
+        self._decode_batch = decode_batch
         self._num_stages = num_stages
         self._known: dict[SequenceGroup, None] = {}
         """Groups that run and whose masks have been dear of late."""
@@ -91,7 +91,7 @@ class MaskTurns:
         dear = [group for group in running if self._is_dear(group)]
         self._others_run = not set(known).issubset(dear)
         if dear and self._others_run:
-            self._columns.release(*dear)
+            self._decode_batch.release(*dear)
             plan.dear = self._turns(dear)
 
     def admits(self, plan: StepPlan, group: SequenceGroup) -> bool:

@@ -40,11 +40,11 @@ class StepPlan:
     num_samples: list[int] = field(default_factory=list)
     """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
     reached: list[Sequence] = field(default_factory=list)
-    """Sequences of the decode columns that fill a block, or compute the last that they ever do."""
+    """Sequences of the decode batch that fill a block, or compute the last that they ever do."""
     new: list[int] = field(default_factory=list)
     """Indices of the sequences that are sent in full, ascending; the worker knows the others."""
     decode_ids: Column = _NO_IDS
-    """Ids of the first sequences, those of the decode columns, which many steps have in common."""
+    """Ids of the first sequences, those of the decode batch, which many steps have in common."""
     patches: list[TablePatch] = field(default_factory=list)
     forks: list[Fork] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)

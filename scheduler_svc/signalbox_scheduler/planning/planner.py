@@ -16,10 +16,10 @@ from signalbox_scheduler.planning.adapter_turns import AdapterTurns
 from signalbox_scheduler.planning.arithmetic_changes import ArithmeticChanges
 from signalbox_scheduler.planning.branch_recompute import BranchRecompute
 from signalbox_scheduler.planning.mask_turns import MaskTurns
+from signalbox_scheduler.planning.microbatch_planner import MicrobatchPlanner
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.preemption import Preemption
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
-from signalbox_scheduler.planning.step_division import StepDivision
 from signalbox_scheduler.planning.swapping import Swapping
 from signalbox_scheduler.planning.token_budget import prompt_budget
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
@@ -42,7 +42,7 @@ class Planner:
         self._queues = state.queues
         self._selection = state.selection
         self._blocks = state.blocks
-        self._decode_columns = state.decode_columns
+        self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
         self._suspects = state.suspects
         self._preemption = preemption
@@ -50,9 +50,9 @@ class Planner:
         self._adapter_turns = AdapterTurns(state.queues, config.limits.max_adapters)
         self._has_turns = False  # in the step that is being filled
         self.mask_turns = MaskTurns(
-            state.queues, state.decode_columns, num_stages=config.limits.num_stages
+            state.queues, state.decode_batch, num_stages=config.limits.num_stages
         )
-        self.division = StepDivision(config.limits.num_stages)
+        self.microbatches = MicrobatchPlanner(config.limits.num_stages)
         self._branch_recompute = BranchRecompute(state, preemption=preemption)
         self._worker_name = config.identity.address
         self.arithmetic_changes = ArithmeticChanges(
@@ -92,14 +92,14 @@ class Planner:
         """Adds all groups but suspects."""
         if self._branch_recompute.incomplete:
             self._branch_recompute.make_room(plan, now)
-        columns, queues, admission = self._decode_columns, self._queues, self._queues.admission
+        batch, queues, admission = self._decode_batch, self._queues, self._queues.admission
         self._has_turns, token_budget = self._adapter_turns.begin(plan), plan.token_budget
         self.mask_turns.begin(plan)
-        if self._has_turns or not columns.plan(plan):
-            columns.release_all()
-        all_in_columns = len(columns.seqs) == queues.num_sequence_slots
-        if not all_in_columns or queues.swapped or admission.groups or plan.has_incoming:
-            self._fill_beside_columns(plan, now)
+        if self._has_turns or not batch.plan(plan):
+            batch.release_all()
+        all_in_batch = len(batch.seqs) == queues.num_sequence_slots
+        if not all_in_batch or queues.swapped or admission.groups or plan.has_incoming:
+            self._fill_beside_decodes(plan, now)
         if self._has_turns and self.is_empty(plan):
             self._take_other_turns(plan, token_budget, now)
         if plan.dear:
@@ -115,7 +115,7 @@ class Planner:
             plan.token_budget = token_budget
             self._adapter_turns.begin(plan)
             self.mask_turns.begin(plan)
-            self._fill_beside_columns(plan, now)
+            self._fill_beside_decodes(plan, now)
             if not self.is_empty(plan):
                 return
 
@@ -123,13 +123,13 @@ class Planner:
         """Books the turns. If the worker would be idle otherwise, no group sits the step out."""
         if self.is_empty(plan) and not plan.num_before:
             plan.dear = {}
-            self._fill_beside_columns(plan, now)
+            self._fill_beside_decodes(plan, now)
         if not self.is_empty(plan):
             self.mask_turns.finish(plan)
 
-    def _fill_beside_columns(self, plan: StepPlan, now: float) -> None:
+    def _fill_beside_decodes(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
-        if self.division.is_used or (plan.seqs and self._limits.prefill_spread > 1):
+        if self.microbatches.is_used or (plan.seqs and self._limits.prefill_spread > 1):
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
@@ -137,7 +137,7 @@ class Planner:
             self._add_swapped(plan, now)
             self._add_waiting(plan, now)
         if not self.is_empty(plan):
-            self._update_decode_columns(plan)
+            self._update_decode_batch(plan)
 
     def _fill_alone(self, plan: StepPlan, now: float) -> None:
         """Adds to an empty plan the work of one suspect, which comes in if none is tried yet."""
@@ -151,7 +151,7 @@ class Planner:
             self._add_prefills(plan)
         plan.is_alone = bool(plan.seqs)
         if plan.is_alone:
-            self._update_decode_columns(plan)
+            self._update_decode_batch(plan)
         if plan.is_alone and self._queues.admission.groups:
             self._queues.admission.waits.record(WaitReason.SUSPECT, now)
 
@@ -159,19 +159,20 @@ class Planner:
         """Returns whether the worker has nothing to do; it may swap groups that compute later."""
         return not plan.seqs and not self._blocks.copies.has_swaps
 
-    def _update_decode_columns(self, plan: StepPlan) -> None:
-        """Moves decoding groups into the columns; all leave them while blocks are short."""
+    def _update_decode_batch(self, plan: StepPlan) -> None:
+        """Moves decoding groups into the decode batch; all leave them while blocks are short."""
         if plan.is_short_of_blocks:
-            self._decode_columns.release_all()
+            self._decode_batch.release_all()
             return
-        if self.division.is_used or self._has_turns:  # a step of columns has all of them
+        # A step of the decode batch has all of it.
+        if self.microbatches.is_used or self._has_turns:
             return
         others = plan.seqs[len(plan.decode_ids) :]
-        decoding = dict.fromkeys(seq.group for seq in others if seq.decode_row < 0)  # in order
-        self._decode_columns.join(
+        decoding = dict.fromkeys(seq.group for seq in others if seq.decode_index < 0)  # in order
+        self._decode_batch.join(
             group
             for group in decoding
-            if group not in plan.dear and self._decode_columns.can_join(group)
+            if group not in plan.dear and self._decode_batch.can_join(group)
         )
 
     # Running groups
@@ -191,8 +192,8 @@ class Planner:
                         return
 
     def _most_decodes(self, plan: StepPlan) -> int:
-        """Returns how many decodes the step takes beside those of the columns."""
-        if not self.division.is_used:
+        """Returns how many decodes the step takes beside those of the decode batch."""
+        if not self.microbatches.is_used:
             return plan.token_budget
         decoding = [
             not seq.num_inflight_samples
@@ -201,14 +202,14 @@ class Planner:
             if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens <= 1
         ]
         num_drawing = sum(any(before.num_samples) for before in self._state.in_flight)
-        most = self.division.most_decodes(
+        most = self.microbatches.most_decodes(
             num_decodes=len(decoding), num_ready=sum(decoding), num_steps=num_drawing
         )
         return min(plan.token_budget, most)
 
     def _can_decode(self, seq: Sequence, plan: StepPlan) -> bool:
         """Says whether a sequence may get a token; pipeline stages know none before its answer."""
-        waits = self.division.is_used and seq.num_inflight_samples
+        waits = self.microbatches.is_used and seq.num_inflight_samples
         return not waits and _can_decode(seq, plan)
 
     def _spread_prompts(self, plan: StepPlan) -> None:
@@ -222,7 +223,7 @@ class Planner:
                     for seq in group.sequences
                     if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
                 )
-        budget = self.division.most_prompt_tokens(num_tokens)
+        budget = self.microbatches.most_prompt_tokens(num_tokens)
         if plan.seqs and self._limits.prefill_spread > 1:
             spread = prompt_budget(
                 self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)

@@ -27,7 +27,7 @@ class Preemption:
         self.num_recomputes = 0  # of those; the others were swapped
         self._queues = state.queues
         self._blocks = state.blocks
-        self._decode_columns = state.decode_columns
+        self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
         self._sequence_release = state.sequence_release
         self._swapping = swapping
@@ -75,7 +75,7 @@ class Preemption:
         if plan.deferred_victims:  # one victim at a time is waited for
             return False
         victim = self._queues.running[-1]
-        self._decode_columns.release(victim)  # its counters tell whether it is in flight
+        self._decode_batch.release(victim)  # its counters tell whether it is in flight
         if victim.is_inflight:
             plan.deferred_victims.append(victim)
             return False

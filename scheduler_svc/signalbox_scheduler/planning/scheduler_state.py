@@ -7,7 +7,7 @@ from signalbox_scheduler.config import WorkerConfig
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.connector import KVConnector
-from signalbox_scheduler.planning.decode_columns import DecodeColumns
+from signalbox_scheduler.planning.decode_batch import DecodeBatch
 from signalbox_scheduler.planning.group_selection import GroupSelection
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.sequence_release import SequenceRelease
@@ -29,7 +29,7 @@ class SchedulerState:
     in_flight: StepsInFlight
     queues: GroupQueues
     blocks: BlockSpaceManager
-    decode_columns: DecodeColumns
+    decode_batch: DecodeBatch
     """Counters of the sequences that only decode."""
     worker_state: WorkerState
     """State of each sequence that the worker has."""
@@ -63,7 +63,7 @@ class SchedulerState:
             in_flight=in_flight,
             queues=queues,
             blocks=blocks,
-            decode_columns=DecodeColumns(blocks, admission),
+            decode_batch=DecodeBatch(blocks, admission),
             worker_state=worker_state,
             sequence_release=release,
             grammars=grammars,

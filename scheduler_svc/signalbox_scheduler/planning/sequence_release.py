@@ -17,7 +17,7 @@ NO_LONGER_FITS = RequestFailure(
 class SequenceRelease:
     """Ends sequences, and keeps those that have ended while a step in flight holds them.
 
-    A group must be out of the decode columns, whose counters say what is in flight.
+    A group must be out of the decode batch, whose counters say what is in flight.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
         inflight=[_step(plan, now) for plan in scheduler.in_flight],
         forget_seq_ids=scheduler.state.worker_state.forget_seq_ids,
         draining=[_sequence(seq, scheduler) for seq in scheduler.state.sequence_release.draining],
-        decode_column_seq_ids=[seq.seq_id for seq in scheduler.state.decode_columns.seqs],
+        decode_column_seq_ids=[seq.seq_id for seq in scheduler.state.decode_batch.seqs],
         block_bytes=scheduler.cost.block_bytes,
         loading_request_ids=_ids(scheduler.loading),
         num_moving_owners=scheduler.blocks.cpu.num_holds(),

@@ -68,8 +68,8 @@ class Sequence:
     """Leading blocks that may be found by their hashes, unless their pool has them as private."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
-    decode_row: int = -1
-    """Row in the decode columns, which then keep the counters; -1 outside."""
+    decode_index: int = -1
+    """Index in the decode batch, which then keeps the counters; -1 outside."""
     is_on_worker: bool = False
     """True if the worker knows the sequence, so that a step may name it by id."""
     finish_reason: FinishReason | None = None
@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def counters(self) -> Counters:
-        """The counters of a sequence that is not in the decode columns."""
+        """The counters of a sequence that is not in the decode batch."""
         return Counters(
             self.num_computed_tokens, self.num_inflight_tokens, self.num_inflight_samples
         )
@@ -187,7 +187,7 @@ class SequenceGroup:
     max_length: int = 0
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
     has_decode_rows: bool = False
-    """True while the group is in its scheduler's decode columns."""
+    """True while the group is in its scheduler's decode batch."""
     is_paused: bool = False
     """True while it runs, and no step takes it, because it is about to go to another worker."""
     failure: RequestFailure | None = None

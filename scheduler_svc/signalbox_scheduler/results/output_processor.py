@@ -29,7 +29,7 @@ class OutputProcessor:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
         self._blocks = state.blocks
-        self._decode_columns = state.decode_columns
+        self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
         self._sequence_release = state.sequence_release
         self._admission = state.queues.admission
@@ -47,15 +47,15 @@ class OutputProcessor:
         outcome = StepOutcome()
         if result.prompt_logprobs:
             _accept_prompt_logprobs(plan, result, outcome)
-        drawn, columns = DrawnTokens(plan, result), self._decode_columns
+        drawn, batch = DrawnTokens(plan, result), self._decode_batch
         if drawn.num_leading < len(plan.seqs):
             self._release_those_without_token(drawn)
-        seqs = columns.seqs
+        seqs = batch.seqs
         rows: list[int] | range = range(len(seqs))
         others: list[int] | range = range(len(seqs), len(plan.seqs))
         if len(seqs) > drawn.num_leading or plan.seqs[: len(seqs)] != seqs:
-            inside = [i for i, seq in enumerate(plan.seqs) if seq.decode_row >= 0]
-            others = [i for i, seq in enumerate(plan.seqs) if seq.decode_row < 0]
+            inside = [i for i, seq in enumerate(plan.seqs) if seq.decode_index >= 0]
+            others = [i for i, seq in enumerate(plan.seqs) if seq.decode_index < 0]
             seqs = [plan.seqs[i] for i in inside]
             rows = [row for i in inside for row in drawn.rows(i)]
         if others:
@@ -65,11 +65,11 @@ class OutputProcessor:
         return outcome
 
     def _release_those_without_token(self, drawn: DrawnTokens) -> None:
-        """Releases groups from the columns of which a sequence has failed."""
+        """Releases groups from the decode batch of which a sequence has failed."""
         first, failures = drawn.num_leading, drawn.result.failures
         for i, seq in enumerate(drawn.plan.seqs[first:], start=first):
-            if seq.decode_row >= 0 and (seq.seq_id in failures or not drawn.rows(i)):
-                self._decode_columns.release(seq.group)
+            if seq.decode_index >= 0 and (seq.seq_id in failures or not drawn.rows(i)):
+                self._decode_batch.release(seq.group)
 
     def _accept_decodes(
         self,
@@ -79,12 +79,12 @@ class OutputProcessor:
         outcome: StepOutcome,
         now: float,
     ) -> None:
-        """Takes one token of each of some sequences of the columns.
+        """Takes one token of each of some sequences of the decode batch.
 
         Args:
             rows: index of each one's token.
         """
-        columns, plan, token_ids = self._decode_columns, drawn.plan, drawn.token_ids(rows)
+        batch, plan, token_ids = self._decode_batch, drawn.plan, drawn.token_ids(rows)
         for seq, token_id in zip(seqs, token_ids, strict=True):
             seq.output_token_ids.append(token_id)
         if drawn.result.logprobs:
@@ -95,26 +95,26 @@ class OutputProcessor:
         outcome.token_ids += token_ids
         self.num_generated_tokens += len(seqs)
         joined = plan.seqs[len(plan.decode_ids) :]  # since the step was planned, if they are inside
-        reached = [seq for seq in (*plan.reached, *joined) if seq.decode_row >= 0]
-        ending = columns.count_tokens(seqs, reached) + columns.find_stopped(seqs, token_ids)
+        reached = [seq for seq in (*plan.reached, *joined) if seq.decode_index >= 0]
+        ending = batch.count_tokens(seqs, reached) + batch.find_stopped(seqs, token_ids)
         if ending:
             self._end_decodes(dict.fromkeys(ending), outcome, now)
 
     def _end_decodes(self, seqs: Iterable[Sequence], outcome: StepOutcome, now: float) -> None:
-        """Ends those sequences of the columns whose newest token is their last."""
+        """Ends those sequences of the decode batch whose newest token is their last."""
         ending = [
             (seq, reason)
             for seq in seqs
             if (reason := end_reason(seq, eos_token_ids=self._eos_token_ids))
         ]
-        self._decode_columns.release(*{seq.group for seq, _ in ending})
+        self._decode_batch.release(*{seq.group for seq, _ in ending})
         for seq, reason in ending:
             self._finish(seq, reason, outcome, now)
 
     def _accept_each(
         self, indices: Iterable[int], drawn: DrawnTokens, outcome: StepOutcome, now: float
     ) -> None:
-        """Takes what the plan's sequences outside the columns have computed and drawn."""
+        """Takes what the plan's sequences outside the decode batch have computed and drawn."""
         plan, result = drawn.plan, drawn.result
         for i in indices:
             seq, num_samples = plan.seqs[i], plan.num_samples[i]

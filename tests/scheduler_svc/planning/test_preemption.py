@@ -40,7 +40,7 @@ def step(loop: Loop) -> None:
 
 def forget(loop: Loop, group: SequenceGroup) -> None:
     """Makes the worker forget a group, as if it had yielded."""
-    loop.scheduler.state.decode_columns.release_all()
+    loop.scheduler.state.decode_batch.release_all()
     for seq in group.sequences:
         loop.scheduler.state.worker_state.forget(seq)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from signalbox_contract.step_result import StepTimings
-from signalbox_scheduler.planning.step_division import StepDivision
+from signalbox_scheduler.planning.microbatch_planner import MicrobatchPlanner
 from signalbox_worker.simulated.stage_times import StageTimes
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
@@ -118,14 +118,14 @@ def test_chunks_of_one_prompt_follow_each_other() -> None:
 
 
 def test_one_stage_divides_nothing() -> None:
-    division = StepDivision(1)
+    division = MicrobatchPlanner(1)
     division.observe(num_tokens=4, forward_ns=9)
     assert division.most_decodes(num_decodes=9, num_ready=7, num_steps=1) == 7
     assert division.most_prompt_tokens(900) == 900
 
 
 def test_no_cost_is_negative_where_steps_have_one_size() -> None:
-    division = StepDivision(3)
+    division = MicrobatchPlanner(3)
     for index in range(100):  # some sums are rounded up, and others down
         division.observe(num_tokens=3, forward_ns=1_000_001 + 7 * index)
         assert division._cost()[0] >= 0
@@ -133,7 +133,7 @@ def test_no_cost_is_negative_where_steps_have_one_size() -> None:
 
 
 def test_a_fixed_cost_is_told_from_that_of_tokens() -> None:
-    division = StepDivision(3)
+    division = MicrobatchPlanner(3)
     for num_tokens in (4, 64, 4, 8):
         division.observe(num_tokens=num_tokens, forward_ns=3 * (1000 + 10 * num_tokens))
     fixed, of_token = division._cost()

@@ -12,7 +12,7 @@ NUM_PLACES = 1 << 20
 """Blocks that are remembered at most, if no other number is given: 4 MiB."""
 
 
-class UsedBlocks:
+class SeenBlocks:
     """Blocks by a few bits of their hashes, each in the one place that these bits name."""
 
     def __init__(self, num_places: int = NUM_PLACES) -> None:

@@ -50,7 +50,7 @@ def test_no_token_is_computed_after_the_last_that_is_drawn(max_tokens: int, dept
 
 @dataclass(slots=True)
 class Columns:
-    """Decoding groups of a loop, and a count of those that leave the decode columns."""
+    """Decoding groups of a loop, and a count of those that leave the decode batch."""
 
     loop: Loop
     num_groups: int = 4
@@ -69,11 +69,11 @@ class Columns:
 
     @property
     def inside(self) -> dict[SequenceGroup, None]:
-        """The groups that are in the columns."""
-        return {seq.group: None for seq in self.loop.scheduler.state.decode_columns.seqs}
+        """The groups that are in the decode batch."""
+        return {seq.group: None for seq in self.loop.scheduler.state.decode_batch.seqs}
 
     def step(self, times: int = 1) -> None:
-        """Runs steps, and notes which groups leave the columns though they have not ended."""
+        """Runs steps, and notes which groups leave the decode batch though they have not ended."""
         for _ in range(times):
             while self.loop.send():
                 self.loop.scheduler.check()
@@ -98,29 +98,29 @@ def make_columns(**options: Any) -> Columns:
 
 
 def test_decodes_stay_in_the_columns_while_a_prompt_is_computed_in_chunks() -> None:
-    columns = make_columns()
-    group = columns.add([9] * 60, max_tokens=4)
+    batch = make_columns()
+    group = batch.add([9] * 60, max_tokens=4)
     num_chunks = 0
     while group.times.first_token is None:
-        columns.step()
+        batch.step()
         num_chunks += 1
     assert num_chunks > 4
-    assert not columns.left
-    columns.step(2)
-    columns.assert_inside(5)
-    columns.end()
+    assert not batch.left
+    batch.step(2)
+    batch.assert_inside(5)
+    batch.end()
     assert outputs(group) == [expected([9] * 60, num_tokens=4)]
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_decodes_stay_in_the_columns_when_others_begin_and_end(n: int) -> None:
-    columns = make_columns()
-    groups = [columns.add([9, i], max_tokens=1 + i, n=n) for i in range(4)]
+    batch = make_columns()
+    groups = [batch.add([9, i], max_tokens=1 + i, n=n) for i in range(4)]
     while not all(group.is_finished for group in groups):
-        columns.step()
-    assert not columns.left
-    columns.assert_inside(columns.num_groups)
-    columns.end()
+        batch.step()
+    assert not batch.left
+    batch.assert_inside(batch.num_groups)
+    batch.end()
     for group in groups:
         for branch, output in enumerate(outputs(group)):
             prompt = group.request.prompt_token_ids
@@ -128,34 +128,34 @@ def test_decodes_stay_in_the_columns_when_others_begin_and_end(n: int) -> None:
 
 
 def test_decodes_stay_in_the_columns_beside_a_beam_search() -> None:
-    columns = make_columns()
-    group = columns.add([9] * 9, max_tokens=6, beam_search=BeamSearchParams(width=2))
+    batch = make_columns()
+    group = batch.add([9] * 9, max_tokens=6, beam_search=BeamSearchParams(width=2))
     while not group.is_finished:
-        columns.step()
-    assert not columns.left
+        batch.step()
+    assert not batch.left
     assert_found(group)
-    columns.end()
+    batch.end()
 
 
 @pytest.mark.parametrize("beside_a_prompt", [False, True])
 def test_only_the_group_that_fails_leaves_the_columns(beside_a_prompt: bool) -> None:
-    columns = make_columns()
-    failing, *others = columns.inside
+    batch = make_columns()
+    failing, *others = batch.inside
     if beside_a_prompt:
-        columns.add([9] * 60, max_tokens=4)
-        columns.step(2)
-    columns.loop.send()
-    result = columns.loop.worker.execute(columns.loop.sent.popleft())
+        batch.add([9] * 60, max_tokens=4)
+        batch.step(2)
+    batch.loop.send()
+    result = batch.loop.worker.execute(batch.loop.sent.popleft())
     (seq,) = failing.sequences
     seq_ids, token_ids = result.seq_ids.tolist(), result.token_ids.tolist()
     row = seq_ids.index(seq.seq_id)
     result.seq_ids = int64s([*seq_ids[:row], *seq_ids[row + 1 :]])
     result.token_ids = int32s([*token_ids[:row], *token_ids[row + 1 :]])
     result.failures[seq.seq_id] = NOT_FINITE
-    outcome = columns.loop.scheduler.update(result, columns.loop.now)
+    outcome = batch.loop.scheduler.update(result, batch.loop.now)
     assert outcome.ended == [failing]
-    assert list(columns.inside) == others
-    columns.end()
+    assert list(batch.inside) == others
+    batch.end()
     for group in others:
         assert outputs(group) == [expected(group.request.prompt_token_ids, num_tokens=60)]
 

@@ -19,8 +19,8 @@ _FIRST_OVERHEAD_NS = 1e6
 
 
 @dataclass(slots=True)
-class StepDivision:
-    """One worker's division. With one stage nothing is divided."""
+class MicrobatchPlanner:
+    """Divides the sequences of one worker; with one stage nothing is divided."""
 
     num_stages: int
     is_used: bool = field(default=False, init=False)

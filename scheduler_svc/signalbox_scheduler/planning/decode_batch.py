@@ -1,6 +1,6 @@
-"""The decode columns: groups that decode a token a step, planned and accepted all at once.
+"""The decode batch: groups that decode a token a step, planned and accepted all at once.
 
-A group is in the columns while each of its unfinished sequences decodes in blocks of its own.
+A group is in the decode batch while each of its unfinished sequences decodes in blocks of its own.
 Its counters are then here, not the attributes of its sequences; `release` writes them back, and
 comes before anything else is done to the group. All counters grow by one with each step, so the
 step in which a sequence needs a block, or has its last token, is known in advance: what a step
@@ -28,8 +28,8 @@ Boundaries = dict[Sequence, int]
 """Number of planned tokens at which a sequence has filled a block, or computes no more."""
 
 
-class DecodeColumns:
-    """Columns of [num_sequences]; row i is that of seqs[i]."""
+class DecodeBatch:
+    """Its lists have an entry for each of `seqs`, in their order."""
 
     def __init__(self, blocks: BlockSpaceManager, admission: AdmissionQueue) -> None:
         self.seqs: list[Sequence] = []
@@ -57,7 +57,7 @@ class DecodeColumns:
         if not seqs:
             return
         for row, seq in enumerate(seqs, start=len(self.seqs)):
-            seq.decode_row = row
+            seq.decode_index = row
             seq.group.has_decode_rows = True
         self.seqs = self.seqs + seqs
         self._planned += [seq.num_planned_tokens - self._num_plans for seq in seqs]
@@ -90,7 +90,7 @@ class DecodeColumns:
 
     def release(self, *groups: SequenceGroup) -> None:
         """Removes groups and writes their counters back; ignores groups that are not in."""
-        leaving = [seq for group in set(groups) for seq in group.sequences if seq.decode_row >= 0]
+        leaving = [seq for group in set(groups) for seq in group.sequences if seq.decode_index >= 0]
         if not leaving:
             return
         leaving.sort(key=_row)
@@ -101,14 +101,14 @@ class DecodeColumns:
             due_at = self._num_plans + self._num_plans_left(seq, self._num_planned(seq))
             if due_at in self._due:
                 self._due[due_at].pop(seq, None)
-        rows = [seq.decode_row for seq in leaving]
+        rows = [seq.decode_index for seq in leaving]
         for seq in leaving:
             self._write_back(seq)
         self.seqs = self.seqs.copy()
         for row in reversed(rows):
             del self.seqs[row], self._planned[row], self._computed[row]
         for row, seq in enumerate(self.seqs[rows[0] :], start=rows[0]):
-            seq.decode_row = row
+            seq.decode_index = row
         _subtract(self._flows, (seq.group.flow for seq in leaving))
         _subtract(self._stop_token_ids, _stop_token_ids(leaving))
 
@@ -116,24 +116,24 @@ class DecodeColumns:
         self.release(*{seq.group for seq in self.seqs})
 
     def _write_back(self, seq: Sequence) -> None:
-        counters, seq.decode_row = self.counters(seq), -1
+        counters, seq.decode_index = self.counters(seq), -1
         seq.num_computed_tokens = counters.num_computed_tokens
         seq.num_inflight_tokens = counters.num_inflight_tokens
         seq.num_inflight_samples = counters.num_inflight_samples
 
     def counters(self, seq: Sequence) -> Counters:
-        """Returns how far a sequence is, in the columns or not."""
-        if seq.decode_row < 0:
+        """Returns how far a sequence is, in the decode batch or not."""
+        if seq.decode_index < 0:
             return seq.counters
         computed = self._num_computed(seq)
         inflight = self._num_planned(seq) - computed
         return Counters(computed, inflight, inflight)
 
     def _num_planned(self, seq: Sequence) -> int:
-        return min(self._num_plans + self._planned[seq.decode_row], _last(seq))
+        return min(self._num_plans + self._planned[seq.decode_index], _last(seq))
 
     def _num_computed(self, seq: Sequence) -> int:
-        return self._num_answers + self._computed[seq.decode_row]
+        return self._num_answers + self._computed[seq.decode_index]
 
     def _grows(self, seq: Sequence) -> bool:
         """Says whether a sequence has tokens left to plan, or had until the newest plan."""
@@ -201,7 +201,7 @@ class DecodeColumns:
     # Answers
 
     def count_tokens(self, seqs: list[Sequence], reached: list[Sequence]) -> list[Sequence]:
-        """Counts a computed token of each of some sequences in the columns.
+        """Counts a computed token of each of some sequences in the decode batch.
 
         Caches the blocks that are completed.
 
@@ -215,7 +215,7 @@ class DecodeColumns:
             self._num_answers += 1
         else:
             for seq in seqs:
-                self._computed[seq.decode_row] += 1
+                self._computed[seq.decode_index] += 1
         if seqs and self._admission.charges:
             self._charge(seqs)
         size = self._blocks.block_size
@@ -230,7 +230,7 @@ class DecodeColumns:
         return may_end
 
     def find_stopped(self, seqs: list[Sequence], token_ids: list[int]) -> list[Sequence]:
-        """Returns those whose token is a stop token of a sequence in the columns."""
+        """Returns those whose token is a stop token of a sequence in the decode batch."""
         stop_token_ids = self._stop_token_ids
         if stop_token_ids.keys().isdisjoint(token_ids):
             return []
@@ -248,7 +248,7 @@ class DecodeColumns:
 
     def check(self) -> None:
         """Asserts that rows belong to their sequences and that none writes a shared block."""
-        assert [seq.decode_row for seq in self.seqs] == list(range(len(self.seqs)))
+        assert [seq.decode_index for seq in self.seqs] == list(range(len(self.seqs)))
         assert len(self._planned) == len(self._computed) == len(self.seqs)
         assert self._growing_ids == _ids_of(self._growing)
         assert self._growing == sorted(self._growing, key=_row)
@@ -291,7 +291,7 @@ def _last(seq: Sequence) -> int:
 
 
 def _row(seq: Sequence) -> int:
-    return seq.decode_row
+    return seq.decode_index
 
 
 def _ids_of(seqs: list[Sequence]) -> Column:
