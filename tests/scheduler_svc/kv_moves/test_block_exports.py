@@ -254,7 +254,7 @@ def test_the_steps_that_the_owner_has_in_flight_count(num_ahead: int) -> None:
     workers = made(cost=CostModel(block_bytes=BLOCK_BYTES, prefill_tokens_per_s=100))
     inflight = workers.loops[0].scheduler.in_flight
     plan = inflight.new_plan(workers.now, token_budget=num_ahead)
-    plan.num_new_tokens.append(num_ahead)
+    plan.total_tokens = num_ahead
     inflight.append(plan)
     workers.add()
     workers.step(1)
