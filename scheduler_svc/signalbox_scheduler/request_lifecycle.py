@@ -209,7 +209,7 @@ class RequestLifecycle:
         now = self._clock()
         request_spans.end(group, now=now, block=self._step_loops.block_unit)
         self.history.keep(group, now)
-        self.stats.observe(group, now)
+        self.stats.observe(group)
         self._step_loops.record_end(group, now)
 
     def send_updates(self, outcome: StepOutcome) -> None:

@@ -115,7 +115,6 @@ class RequestStats:
     """Number of preemptions of each request that was scheduled."""
     time_to_first_token_ns: Histogram = field(default_factory=times)
     time_per_output_token_ns: Histogram = field(default_factory=times)
-    duration_ns: Histogram = field(default_factory=times)
 
     def samples(self) -> Iterator[Sample]:
         for name, meaning, values_ns in (
@@ -134,7 +133,7 @@ class RequestStats:
             self.num_corrupted,
         )
 
-    def observe(self, group: SequenceGroup, now: float) -> None:
+    def observe(self, group: SequenceGroup) -> None:
         """Takes a request that has just ended."""
         at, trace_id = group.times, of_traceparent(group.request.traceparent)
         self.num_ended[_how_it_ended(group)] += 1
@@ -146,8 +145,6 @@ class RequestStats:
             self._observe_tokens(group, at.first_token, trace_id)
         elif group.pools and group.failure is None:
             self._observe_vector(group, trace_id)
-        if group.failure is None:
-            self.duration_ns.observe(_ns(now - at.arrival), trace_id=trace_id)
 
     def _observe_vector(self, group: SequenceGroup, trace_id: str) -> None:
         at = group.times

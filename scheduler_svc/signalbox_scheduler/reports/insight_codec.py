@@ -147,7 +147,6 @@ def _request_stats(requests: RequestStats) -> stats_pb2.RequestStats:
         queue_ns=_histogram(requests.queue_ns, PER_NS),
         time_to_first_token_ns=_histogram(requests.time_to_first_token_ns, PER_NS),
         time_per_output_token_ns=_histogram(requests.time_per_output_token_ns, PER_NS),
-        duration_ns=_histogram(requests.duration_ns, PER_NS),
     )
 
 

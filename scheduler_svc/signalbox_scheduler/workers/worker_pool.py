@@ -53,7 +53,7 @@ class StepLoops(list[StepLoop]):
         """Counts a request that has ended for the worker that it was on."""
         for loop in self:
             if loop.scheduler.worker_name == group.timeline.worker:
-                loop.scheduler.request_stats.observe(group, now)
+                loop.scheduler.request_stats.observe(group)
                 loop.scheduler.steps.observe_preemptions(group, now)
 
     def wake(self) -> None:

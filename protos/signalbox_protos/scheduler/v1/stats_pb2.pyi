@@ -130,7 +130,7 @@ class WorkerStats(_message.Message):
     def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., role: _Optional[str] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
 
 class RequestStats(_message.Message):
-    __slots__ = ("num_ended", "queue_ns", "time_to_first_token_ns", "time_per_output_token_ns", "duration_ns")
+    __slots__ = ("num_ended", "queue_ns", "time_to_first_token_ns", "time_per_output_token_ns")
     class NumEndedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,10 +142,8 @@ class RequestStats(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     TIME_PER_OUTPUT_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
-    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
     num_ended: _containers.ScalarMap[str, int]
     queue_ns: _sample_pb2.Histogram
     time_to_first_token_ns: _sample_pb2.Histogram
     time_per_output_token_ns: _sample_pb2.Histogram
-    duration_ns: _sample_pb2.Histogram
-    def __init__(self, num_ended: _Optional[_Mapping[str, int]] = ..., queue_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_to_first_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_per_output_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., duration_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ...) -> None: ...
+    def __init__(self, num_ended: _Optional[_Mapping[str, int]] = ..., queue_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_to_first_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ..., time_per_output_token_ns: _Optional[_Union[_sample_pb2.Histogram, _Mapping]] = ...) -> None: ...
