@@ -149,9 +149,9 @@ class RequestStats:
     def _observe_vector(self, group: SequenceGroup, trace_id: str) -> None:
         at = group.times
         if at.first_scheduled is not None and at.last_token is not None:
-            pooled_ns = _ns(at.last_token - at.first_scheduled)
-            self.prefill_ns.observe(pooled_ns, trace_id=trace_id)
-            self.inference_ns.observe(pooled_ns, trace_id=trace_id)
+            took_ns = _ns(at.last_token - at.first_scheduled)
+            self.prefill_ns.observe(took_ns, trace_id=trace_id)
+            self.inference_ns.observe(took_ns, trace_id=trace_id)
 
     def _observe_tokens(self, group: SequenceGroup, first_token: float, trace_id: str) -> None:
         at = group.times
