@@ -7,7 +7,7 @@ matrix to the device's own layout. Until then the layer cannot be called.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 
 import torch
@@ -50,7 +50,6 @@ class Linear:
         out_features, _ = shape_of([*parts.values()])
         self._bias = placement.empty(out_features) if bias else None
         self._format = self._plain_format = plain_format
-        self._matrix: Matrix | None = None  # made when the format is known
         self._is_plain = is_plain
         self._roundings: dict[str, Rounding] = {}
         self.can_round_inputs = True
@@ -67,7 +66,7 @@ class Linear:
 
     def hold_as(self, matrix_format: MatrixFormat) -> None:
         """Chooses a format that it can hold, before anything is loaded."""
-        assert self._matrix is None and self.can_hold(matrix_format)
+        assert "_matrix" not in vars(self) and self.can_hold(matrix_format)
         self._format = matrix_format
 
     def round_inputs(self, roundings: Mapping[str, Rounding]) -> None:
@@ -76,16 +75,15 @@ class Linear:
 
     def finish(self) -> None:
         """Packs the matrix, after all of it is loaded."""
-        self._made().finish()
+        self._matrix.finish()
 
     def load_part(self, tensors: Mapping[str, Tensor], part: str) -> None:
         """Takes the checkpoint's whole tensors of `part`, by the ends of their names."""
-        self._made().load(tensors, self._parts[part])
+        self._matrix.load(tensors, self._parts[part])
 
-    def _made(self) -> Matrix:
-        if self._matrix is None:
-            self._matrix = self._format([*self._parts.values()], self._placement)
-        return self._matrix
+    @cached_property  # once the format is known
+    def _matrix(self) -> Matrix:
+        return self._format([*self._parts.values()], self._placement)
 
     def _load_bias(self, tensor: Tensor, part: str) -> Tensor:
         """Returns the rows of the bias that it filled."""
@@ -141,7 +139,6 @@ class Linear:
         return self._matrix.weight
 
     def _apply(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
-        assert self._matrix is not None, "finish() comes before the first call"
         product = partial(self._matrix.apply, bias=self._bias)
         out = self._rounded_product(product, x, self._parts)
         for number, rows in adapters:

@@ -97,7 +97,7 @@ class ExpertLinear(Linear):
         """Returns all matrices as the op takes them; None if they are packed one by one."""
         matrix, n = self._matrix, self._num_experts
         if isinstance(matrix, HeldFp8):
-            codes = matrix.codes.unflatten(0, (n, -1))
+            codes = matrix.codes.view(n, -1, matrix.codes.shape[1])
             return ExpertWeights(codes, matrix.scales, matrix.rows_per_scale)
         assert isinstance(matrix, _PlainExperts)
         return None if matrix.stacked is None else ExpertWeights(matrix.stacked)
