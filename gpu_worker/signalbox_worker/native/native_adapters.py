@@ -1,6 +1,6 @@
 """The adapters of a native program, and their slots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from signalbox_contract.model import Adapter
 from signalbox_kernels.adapters import AdapterSite, LoraPair, PackedPairs
@@ -9,8 +9,7 @@ from signalbox_worker.adapters.adapter_memory import AdapterMemory
 from signalbox_worker.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.adapters.peft_adapter import PeftAdapter
 from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
-from signalbox_worker.native.tensor_share import TensorShare
-from signalbox_worker.native.weight_shapes import module_rows
+from signalbox_worker.native.weight_shapes import ModuleRows
 
 
 class NativeAdapters:
@@ -20,12 +19,18 @@ class NativeAdapters:
         self,
         opener: AdapterOpener,
         program: Program,
-        given: Sequence[PeftAdapter],
-        share: TensorShare | None,
+        given: Sequence[PeftAdapter] = (),
+        rows: Mapping[str, ModuleRows] | None = None,
+        cut: Callable[[str, LoraPair], LoraPair] = lambda name, pair: pair,
     ) -> None:
-        """Args: share: None of a program that takes none."""
-        self._opener, self._program, self._share = opener, program, share
-        self._rows = {} if share is None else module_rows(share.whole)
+        """Loads those that are given.
+
+        Args:
+            rows: modules of the matrices that adapters may change; none of a program without.
+            cut: returns the rank's share of what is added to a matrix.
+        """
+        self._opener, self._program = opener, program
+        self._rows, self._cut = rows or {}, cut
         self._max_rank = opener.max_rank(given)
         self.slots = AdapterSlots()
         self.memory = AdapterMemory.reserve(
@@ -61,12 +66,11 @@ class NativeAdapters:
 
     def _pack_at(self, site: AdapterSite, adapter: PeftAdapter) -> PackedPairs | None:
         pairs = dict[str, LoraPair]()
-        assert self._share is not None, "its program has sites"
         for name in site.modules:
             module, rows = self._rows[name]
             if adapter.rank(module):
                 a, b = adapter.pair(module)
-                pairs[name] = self._share.pair(name, LoraPair(a, b[rows]))
+                pairs[name] = self._cut(name, LoraPair(a, b[rows]))
         return site.pack(pairs, self._program.shape.element)
 
     def _num_bytes(self, rank_of: Callable[[str], int]) -> int:

@@ -80,7 +80,7 @@ def load_encoder_natively(
         info=replace(info, arithmetic=arithmetic_of(program)),
         program=program,
         sampler=CpuSampler(program=program, num_threads=num_threads),
-        adapters=NativeAdapters(opener, program, (), None),
+        adapters=NativeAdapters(opener, program),
         pooling=NativePooling(
             norm=None,
             pooler=opened.pooling.outputs.make_pooler(source),

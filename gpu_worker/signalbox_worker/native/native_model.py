@@ -35,7 +35,7 @@ from signalbox_worker.native.native_adapters import NativeAdapters
 from signalbox_worker.native.random_weights import random_tensors
 from signalbox_worker.native.tensor_share import tensor_share
 from signalbox_worker.native.threads import default_num_threads
-from signalbox_worker.native.weight_shapes import NORM, module_shapes, weight_shapes
+from signalbox_worker.native.weight_shapes import NORM, module_rows, module_shapes, weight_shapes
 from signalbox_worker.native.weights import WeightForm, Weights
 from signalbox_worker.pooling.pooler import Pooler
 from signalbox_worker.runner_config import RunnerConfig
@@ -141,7 +141,7 @@ def load_natively(
     sampler = CpuSampler(program=program, num_threads=num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
-    adapters = NativeAdapters(opener, program, given, share)
+    adapters = NativeAdapters(opener, program, given, module_rows(config), share.pair)
     info = replace(
         info, arithmetic=arithmetic_of(program, activations), adapters=adapters.slots.loaded
     )
