@@ -36,7 +36,7 @@ class OpenedModel:
     config: Any
     """The family's own."""
     shape: ModelShape
-    """What all else reads of it."""
+    """Properties of it that the rest of the worker reads."""
     pooling: OpenedPooling | None = None
     """None of a model that generates."""
     files: tuple[ContentFile, ...] = ()

@@ -1,4 +1,4 @@
-"""What the rest of a worker must know of a model, read of its family's configuration."""
+"""Properties of a model that the rest of a worker reads, taken from its family's configuration."""
 
 from dataclasses import MISSING, dataclass, fields
 from typing import Any

@@ -32,6 +32,6 @@ class QuantisedCheckpoint:
     separator: str = "."
     """Characters between the name of a module and the end that tells its tensors apart."""
     by_marker: Mapping[str, "QuantisedCheckpoint"] = field(default_factory=dict)
-    """What holds for modules with a marker, where the configuration leaves it open."""
+    """Checkpoints that modules with a marker are of, where the configuration leaves it open."""
     other_names: tuple[str, ...] = ()
     """Other values of `--quantization` that keep it."""
