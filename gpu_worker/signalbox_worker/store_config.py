@@ -46,6 +46,10 @@ class DiskConfig(SettingsGroup):
     )
 
     @property
+    def has_disk(self) -> bool:
+        return self.kv_disk is not None
+
+    @property
     def kv_disk_bytes(self) -> int:
         return int((self.kv_disk_space or _USUAL_DISK_SPACE) * GIB)
 
@@ -75,6 +79,10 @@ class SharedConfig(SettingsGroup):
         None, description="file with the password of --kv-store, for its user alone"
     )
 
+    @property
+    def has_server(self) -> bool:
+        return self.kv_store is not None
+
 
 def check_stores(
     disk: DiskConfig, shared: SharedConfig, *, swap_space: float | None, is_trusted: bool
@@ -88,10 +96,10 @@ def check_stores(
         of_it = {one for one in config.model_fields_set if one.startswith(f"{name}_")}
         if getattr(config, name) is None and of_it:
             raise ValueError(f"{flag_name(min(of_it))} has no effect without {flag_name(name)}")
-    if disk.kv_disk is None and shared.kv_store is None:
+    if not disk.has_disk and not shared.has_server:
         return
-    flag = "--kv-disk" if shared.kv_store is None else "--kv-store"
-    if disk.kv_disk is not None and shared.kv_store is not None:
+    flag = "--kv-disk" if disk.has_disk else "--kv-store"
+    if disk.has_disk and shared.has_server:
         raise ValueError("--kv-disk and --kv-store do not go together; leave one of them out")
     if swap_space == 0:
         raise ValueError(

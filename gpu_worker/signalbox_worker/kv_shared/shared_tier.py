@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_worker.config import ModelError
 from signalbox_worker.kv_shared.block_seal import BlockSeal
@@ -15,7 +16,7 @@ from signalbox_worker.kv_shared.secret_files import read_key, read_password
 from signalbox_worker.kv_shared.shared_store import Bypass, SharedStore
 from signalbox_worker.kv_store.block_store import StoreError
 from signalbox_worker.kv_store.late_store import Identify, LateStore
-from signalbox_worker.store_config import SharedConfig
+from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S, SharedConfig
 from signalbox_worker.store_url import StoreAddress, store_address
 
 logger = logging.getLogger(__name__)
@@ -24,13 +25,21 @@ logger = logging.getLogger(__name__)
 class SharedTier(LateStore[SharedStore]):
     """Satisfies `BlockStore`."""
 
-    def __init__(self, config: SharedConfig, *, block_bytes: int, identify: Identify) -> None:
-        """Raises SecretFileError if the key or the password cannot be read."""
+    def __init__(
+        self, config: SharedConfig, *, block_bytes: int, identify: Identify, num_ranks: int = 1
+    ) -> None:
+        """Raises SecretFileError if the key or the password cannot be read.
+
+        Args:
+            num_ranks: ranks of the worker, which divide its writes.
+        """
         assert config.kv_store is not None
         super().__init__(block_bytes=block_bytes, name="shared")
         self._address = store_address(config.kv_store)
         self._identify = identify
         self._secret, self._password = _secrets(config)
+        most = STORE_WRITE_BYTES_PER_S // num_ranks
+        self.capacity = StoreCapacity(kind="shared", max_write_bytes_per_s=most)
         self.start()
 
     def open(self) -> SharedStore:

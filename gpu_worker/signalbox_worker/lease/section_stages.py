@@ -105,10 +105,10 @@ class TransferStage:
         self._check_ids(moves)
         fetched = _blocks(one.cpu_blocks for one in moves.fetches)
         stored = _blocks(one.cpu_blocks for one in moves.stores)
-        lent = _blocks(one.cpu_blocks for one in moves.lends)
-        for name, blocks in (("fetches", fetched), ("stores", stored), ("lends", lent)):
+        exported = _blocks(one.cpu_blocks for one in moves.lends)
+        for name, blocks in (("fetches", fetched), ("stores", stored), ("lends", exported)):
             check_range(f"{_WHERE}.{name}.cpu_blocks", np.array(blocks), self._num_cpu_blocks)
-        used = [*stored, *lent, *step.block_moves.swap_in.src, *step.block_moves.swap_out.dst]
+        used = [*stored, *exported, *step.block_moves.swap_in.src, *step.block_moves.swap_out.dst]
         if len(set(fetched)) < len(fetched) or set(fetched).intersection(used):
             field, wanted = f"{_WHERE}.fetches.cpu_blocks", "blocks that nothing else uses"
             raise InvalidArgument(field, len(fetched), wanted)

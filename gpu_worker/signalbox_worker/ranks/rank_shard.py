@@ -3,7 +3,7 @@
 import socket
 from dataclasses import replace
 
-from signalbox_contract.model import StoreCapacity, WorkerRank
+from signalbox_contract.model import WorkerRank
 from signalbox_contract.startup import (
     ReportProgress,
     StartupPhase,
@@ -31,7 +31,6 @@ from signalbox_worker.ranks.startup_checks import check_pytorch, check_store
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.served_model import CheckpointModel
 from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.store_config import STORE_WRITE_BYTES_PER_S
 
 RankShard = LocalRunner
 """A runner of a rank's shard of a model."""
@@ -86,12 +85,12 @@ def _check_pooling(config: RunnerConfig) -> None:
             "pipeline_parallel_size 1, and several workers"
         )
     if _has_store(config):
-        flag = "--kv-store" if config.disk.kv_disk is None else "--kv-disk"
+        flag = "--kv-disk" if config.disk.has_disk else "--kv-store"
         raise ModelError(f"{flag} takes a model that generates; leave it out")
 
 
 def _has_store(config: RunnerConfig) -> bool:
-    return config.disk.kv_disk is not None or config.shared.kv_store is not None
+    return config.disk.has_disk or config.shared.has_server
 
 
 def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
@@ -100,14 +99,16 @@ def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
     Raises FolderError, SecretFileError or OSError.
     """
     content, num_ranks = served.block_content(), config.parallel.num_ranks
-    if config.disk.kv_disk is None:
+    if config.shared.has_server:
         from signalbox_worker.kv_shared.shared_tier import SharedTier
 
         shared = SharedTier(
-            config.shared, block_bytes=content.block_bytes, identify=content.identity
+            config.shared,
+            block_bytes=content.block_bytes,
+            identify=content.identity,
+            num_ranks=num_ranks,
         )
-        most = STORE_WRITE_BYTES_PER_S // num_ranks
-        return StoreThreads(shared, StoreCapacity(kind="shared", max_write_bytes_per_s=most))
+        return StoreThreads(shared, shared.capacity)
     from signalbox_worker.kv_disk.disk_tier import DiskTier  # others load no SQLite
 
     disk = DiskTier(

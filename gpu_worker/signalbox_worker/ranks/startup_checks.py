@@ -60,7 +60,7 @@ def check_store(disk: DiskConfig, shared: SharedConfig) -> None:
         from signalbox_worker.kv_disk.store_folder import StoreFolder
 
         StoreFolder(disk.kv_disk).close()
-    if shared.kv_store is not None:
+    if shared.has_server:
         from signalbox_worker.kv_shared.shared_tier import check_config
 
         check_config(shared)
