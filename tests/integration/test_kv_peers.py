@@ -16,7 +16,7 @@ from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv_moves.block_exports import BlockExports
 from signalbox_scheduler.kv_moves.peers import TransferPeer
 from signalbox_worker.kv_peers import peer_client
-from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
+from signalbox_worker.kv_store.transfer import ExportedBlocks
 from tests.integration.stack import (
     Router,
     RunningScheduler,

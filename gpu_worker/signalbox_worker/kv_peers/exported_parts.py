@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from signalbox_contract.errors import Aborted
-from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
+from signalbox_worker.kv_store.transfer import ExportedBlocks
 
 PART_BYTES = 1 << 20
 DIGEST_BYTES = 16

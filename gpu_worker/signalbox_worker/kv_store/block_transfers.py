@@ -5,7 +5,6 @@ classes here transfer nothing: a lease calls them without asking whether there i
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
@@ -17,10 +16,7 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_worker.kv_cache.pools import Pools
-
-if TYPE_CHECKING:
-    from signalbox_worker.kv_store.pool_transfers import ExportedBlocks
-    from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 
 
 class BlockReader:
@@ -32,7 +28,7 @@ class BlockReader:
         """Returns the number of transfers that are read."""
         return 0
 
-    def begin(self, transfer: "Transfer", source: BlockSource) -> None:
+    def begin(self, transfer: Transfer, source: BlockSource) -> None:
         """Reads a transfer's blocks from another worker; on any thread."""
         raise NotImplementedError
 
@@ -82,7 +78,7 @@ class BlockTransfers:
     def _pop_ended(self) -> Sequence[MoveResult]:
         raise NotImplementedError
 
-    def redeem(self, ticket: bytes) -> "ExportedBlocks | None":
+    def redeem(self, ticket: bytes) -> ExportedBlocks | None:
         """Returns the blocks that a ticket is for, once; None if they are exported no more."""
         return None
 

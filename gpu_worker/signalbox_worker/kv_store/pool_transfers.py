@@ -7,7 +7,6 @@ also if the export is cancelled, or its time is over, while a block is read.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
@@ -19,30 +18,11 @@ from signalbox_worker.kv_store.block_transfers import (
     BlockTransfers,
 )
 from signalbox_worker.kv_store.store_threads import StoreThreads
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 
 CANCELLED = "cancelled"
 STALLED = "the store does not answer"
 EXPIRED = "the time of the lend is over"
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class ExportedBlocks:
-    """Blocks that a ticket is for."""
-
-    transfer: Transfer
-    ticket: bytes
-    reader: str
-    """Name in the certificate of the worker that may read them; empty if callers show none."""
-    expires_at: float
-    """Seconds on the monotonic clock."""
-
-    def copy_out(self, index: int) -> bytearray | None:
-        """Returns the bytes of a block; None if it is exported no more. May wait for copies."""
-        block = bytearray(self.transfer.block_bytes)
-        if not self.transfer.begin(index):
-            return None
-        return block if self.transfer.copy_out(index, memoryview(block)) else None
 
 
 class PoolTransfers(BlockTransfers):

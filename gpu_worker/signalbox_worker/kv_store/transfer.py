@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS, MoveResult
 
@@ -132,3 +133,22 @@ class Transfer:
         self._end_ns = time.monotonic_ns()
         self._blocks.clear()  # a thread that hangs holds the transfer, and must not hold the pool
         self._await_copies = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ExportedBlocks:
+    """Blocks that a ticket is for."""
+
+    transfer: Transfer
+    ticket: bytes
+    reader: str
+    """Name in the certificate of the worker that may read them; empty if callers show none."""
+    expires_at: float
+    """Seconds on the monotonic clock."""
+
+    def copy_out(self, index: int) -> bytearray | None:
+        """Returns the bytes of a block; None if it is exported no more. May wait for copies."""
+        block = bytearray(self.transfer.block_bytes)
+        if not self.transfer.begin(index):
+            return None
+        return block if self.transfer.copy_out(index, memoryview(block)) else None

@@ -17,8 +17,8 @@ from queue import Empty
 
 from signalbox_contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
 from signalbox_contract.step import Step
-from signalbox_worker.kv_store.pool_transfers import ExportedBlocks, PoolTransfers
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 from signalbox_worker.ranks.rank_blocks import BlockCopies
 from signalbox_worker.ranks.rank_pool import RankPool
 from signalbox_worker.ranks.service.rank_messages import (

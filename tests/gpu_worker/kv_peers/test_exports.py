@@ -12,14 +12,9 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_worker.kv_cache.block_pools import BlockPools
 from signalbox_worker.kv_store.block_transfers import BlockReader
-from signalbox_worker.kv_store.pool_transfers import (
-    CANCELLED,
-    EXPIRED,
-    ExportedBlocks,
-    PoolTransfers,
-)
+from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED, PoolTransfers
 from signalbox_worker.kv_store.store_threads import no_store
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 
 BLOCK_BYTES = 64
 TICKET, OTHER = b"t" * 16, b"o" * 16

@@ -24,8 +24,8 @@ from signalbox_worker import worker as worker_module
 from signalbox_worker.kv_peers import peer_client
 from signalbox_worker.kv_peers.exported_parts import Part, digest_of
 from signalbox_worker.kv_peers.peer_client import PeerClient
-from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED, ExportedBlocks
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.pool_transfers import CANCELLED, EXPIRED
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 from signalbox_worker.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.simulated.simulated_executor import POISON
 from signalbox_worker.simulated.simulated_runner import SimulatedRunner

@@ -16,8 +16,8 @@ from signalbox_contract.sections.store_moves import (
     MoveResult,
     StoreMoves,
 )
-from signalbox_worker.kv_store.pool_transfers import CANCELLED, ExportedBlocks
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv_store.pool_transfers import CANCELLED
+from signalbox_worker.kv_store.transfer import ExportedBlocks, Transfer
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks import rank_blocks
 from signalbox_worker.ranks.launchers import LocalRanks
