@@ -13,6 +13,11 @@ def divided(count: int, what: str, size: int) -> int:
     return count // size
 
 
+def undivided(reason: str, *, otherwise: str = "") -> ModelError:
+    """Returns the refusal of a model that cannot be divided as it was asked for."""
+    return ModelError(f"{reason}; use another tensor_parallel_size, such as 1{otherwise}")
+
+
 def kv_heads_per_rank(num_kv_heads: int, size: int) -> int:
     """Returns how many K and V heads a rank holds, at least one."""
     if size > num_kv_heads and size % num_kv_heads == 0:

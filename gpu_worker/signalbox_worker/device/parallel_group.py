@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from signalbox_worker.batch.stage_layers import StageLayers, all_layers
-from signalbox_worker.device.division import divided
+from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
 
 
 class Collectives(Protocol):
@@ -55,6 +55,20 @@ class ParallelGroup:
     def divide(self, count: int, what: str) -> int:
         """Returns this rank's share of `count`. Raises ModelError if there is a remainder."""
         return divided(count, what, self.size)
+
+    @property
+    def is_first(self) -> bool:
+        """True for the shard that adds what only one may: biases of sums, and the draws."""
+        return self.rank == 0
+
+    def own(self, size: int) -> slice:
+        """Returns this rank's rows or columns where each rank has `size` of them."""
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def own_kv_heads(self, num_kv_heads: int) -> range:
+        """Returns the K and V heads of this rank; ranks have one in common if there are too few."""
+        first = first_kv_head(num_kv_heads, self.size, self.rank)
+        return range(first, first + kv_heads_per_rank(num_kv_heads, self.size))
 
     def shard(self, tensor: Tensor, dim: int) -> Tensor:
         """Returns this rank's slice of `tensor`."""

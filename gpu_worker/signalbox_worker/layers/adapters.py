@@ -44,9 +44,9 @@ class LayerAdapter:
     """The matrices by which one adapter adds to some columns of a layer's output."""
 
     a: Tensor
-    """[rank, in_features]."""
+    """[r, in_features]."""
     b: Tensor
-    """[num_columns, rank], with the scale in it."""
+    """[num_columns, r], with the scale in it."""
     first_column: int
 
     def add(self, x: Tensor, out: Tensor, rows: Tensor) -> None:

@@ -13,7 +13,7 @@ from signalbox_worker.layers.weight_placement import Placement, WeightTarget, co
 
 
 class _VocabShard:
-    """Rows of this rank in a [vocab_size, hidden_size] matrix, padded on the last rank."""
+    """Rows of this shard in a [vocab_size, hidden_size] matrix, padded on the last shard."""
 
     def __init__(
         self, *, vocab_size: int, hidden_size: int, placement: Placement, group: ParallelGroup
@@ -21,7 +21,7 @@ class _VocabShard:
         self._vocab_size = vocab_size
         self._group = group
         rows = -(-vocab_size // group.size)
-        self._start = group.rank * rows
+        self._start = group.own(rows).start
         self._weight = placement.empty(rows, hidden_size)
 
     def load_weight(self, tensor: Tensor) -> None:
@@ -128,7 +128,7 @@ class VocabularyEnds:
 
 
 class LearnedPositions:
-    """Looks positions up in a table of vectors; every rank holds the whole table."""
+    """Looks positions up in a table of vectors; every shard holds the whole table."""
 
     def __init__(
         self, num_positions: int, hidden_size: int, *, offset: int, placement: Placement

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_worker.config import ModelError
+from signalbox_worker.device.division import undivided
 from signalbox_worker.layers.matrices import MatrixPart, shape_of
 from signalbox_worker.layers.weight_placement import Placement, checked_shape
 from signalbox_worker.quantised.form import WEIGHT
@@ -71,7 +71,7 @@ class Fp8Matrix(HeldFp8):
         codes = tensors[WEIGHT]
         if SCALE in tensors:
             scale = tensors[SCALE].float().reshape(-1, 1)
-        else:  # of the whole matrix, so that all ranks hold shares of the same one
+        else:  # of the whole matrix, so that all shards are of the same one
             codes, scale = ops.quantize_fp8(codes.to(self.codes.device).float())
         self._load_codes(codes, part)
         of_rows = scale.expand(part.whole[0], 1)[part.rows]
@@ -86,9 +86,10 @@ class Fp8BlockMatrix(HeldFp8):
 
     def __init__(self, parts: Sequence[MatrixPart], placement: Placement) -> None:
         if any(part.columns.start % BLOCK for part in parts):
-            raise ModelError(
+            raise undivided(
                 f"a matrix in FP8 by blocks of {BLOCK} has {parts[0].num_columns} columns for each "
-                "rank; use a smaller tensor_parallel_size, or --quantization none"
+                "shard",
+                otherwise=", or --quantization none",
             )
         starts = (start for part in parts for start in (part.start, part.rows.start))
         num_groups = -(-parts[0].num_columns // BLOCK)

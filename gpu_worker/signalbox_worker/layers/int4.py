@@ -16,6 +16,7 @@ from signalbox_kernels.torch.int4 import (
     usable_group_size,
 )
 from signalbox_worker.config import ModelError
+from signalbox_worker.device.division import undivided
 from signalbox_worker.layers.matrices import MatrixPart, shape_of
 from signalbox_worker.layers.weight_placement import Placement, checked_shape
 from signalbox_worker.quantised.codes import ArrayLibrary, IntegerCodes
@@ -66,9 +67,10 @@ class Int4Matrix:
         size = gcd(self._group_size, in_features) if self._is_share else self._group_size
         usable = usable_group_size(size, in_features)
         if usable is None:
-            raise ModelError(
+            raise undivided(
                 f"a matrix of 4-bit codes has groups of {self._group_size}, and {in_features} "
-                "columns for each rank; use another tensor_parallel_size, or --quantization none"
+                "columns for each shard",
+                otherwise=", or --quantization none",
             )
         return usable
 
@@ -91,7 +93,7 @@ class Int4Matrix:
         self._weight.groups[:, rows] = self._groups_of(matrix, part)
 
     def _groups_of(self, matrix: IntegerCodes, part: MatrixPart) -> Tensor:
-        """Returns the groups of this rank; those past its columns are any."""
+        """Returns the groups of this shard; those past its columns are any."""
         num_groups = len(self._weight.groups)
         first = part.columns.start + torch.arange(num_groups) * self._weight.group_size
         index = (first // self._group_size).clamp(max=len(matrix.scales) - 1)
@@ -116,9 +118,9 @@ class Int4Matrix:
                 "use --quantization none"
             )
         if self._is_share:
-            raise ModelError(
-                "columns that are quantised in another order (desc_act) are not divided over "
-                "ranks; use tensor_parallel_size 1, or --quantization none"
+            raise undivided(
+                "columns that are quantised in another order (desc_act) are not divided",
+                otherwise=", or --quantization none",
             )
         return order
 

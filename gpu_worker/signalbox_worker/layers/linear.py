@@ -17,7 +17,6 @@ from signalbox_kernels import ops
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.torch.rounding import rounded
 from signalbox_worker.checkpoints.weight_names import check_shape
-from signalbox_worker.device.division import first_kv_head, kv_heads_per_rank
 from signalbox_worker.device.parallel_group import ParallelGroup
 from signalbox_worker.layers.adapters import BatchAdapters, LayerAdapter
 from signalbox_worker.layers.matrices import Matrix, MatrixFormat, MatrixPart, PlainMatrix, shape_of
@@ -29,7 +28,7 @@ _ALL = "all"
 
 
 class Linear:
-    """A matrix [out_features, in_features] of this rank, and perhaps a bias, in named parts."""
+    """A matrix [out_features, in_features] of this shard, and perhaps a bias, in named parts."""
 
     def __init__(
         self,
@@ -98,10 +97,10 @@ class Linear:
         return self._parts[part].whole
 
     def cut_adapter(self, part: str, a: Tensor, b: Tensor) -> LayerAdapter:
-        """Returns this rank's share of what an adapter adds to a part; on any thread.
+        """Returns this shard of what an adapter adds to a part; on any thread.
 
         Args:
-            a, b: [rank, in_features] and [out_features, rank], with the scale in `b`.
+            a, b: [r, in_features] and [out_features, r], with the scale in `b`.
         """
         taken, kind = self._parts[part], self._placement
         # Copies: a view would keep the whole matrices in memory.
@@ -111,10 +110,10 @@ class Linear:
             taken.start,
         )
 
-    def adapter_bytes(self, part: str, rank: int) -> int:
+    def adapter_bytes(self, part: str, r: int) -> int:
         """Returns the bytes of such a share."""
         rows, columns = shape_of([self._parts[part]])
-        return rank * (rows + columns) * self._placement.dtype.itemsize
+        return r * (rows + columns) * self._placement.dtype.itemsize
 
     def add_adapter(self, slot: int, adapter: LayerAdapter) -> None:
         self._adapters.setdefault(slot, []).append(adapter)
@@ -125,7 +124,7 @@ class Linear:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of this rank's matrix."""
+        """Rows and columns of this shard."""
         return shape_of([*self._parts.values()])
 
     @property
@@ -203,7 +202,7 @@ class FusedTarget:
 
 
 class _ColumnParallelLinear(Linear):
-    """Output rows divided over the ranks."""
+    """Output rows divided among shards."""
 
     def load_weight(self, tensor: Tensor, part: str) -> None:
         """Takes the checkpoint's whole matrix of `part`."""
@@ -222,7 +221,7 @@ class _ColumnParallelLinear(Linear):
         return targets
 
     def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
-        """Returns this rank's [num_tokens, out_features] for [num_tokens, in_features]."""
+        """Returns this shard's [num_tokens, out_features] for [num_tokens, in_features]."""
         return self._apply(x, adapters)
 
     def after_norm(self, x: Tensor, norm: RMSNorm, *, is_gated: bool = False) -> Tensor:
@@ -242,7 +241,7 @@ def _rows_in_order(
     """Places parts one below the other.
 
     Args:
-        sizes, first: rows of each part that this rank takes, and the first of them.
+        sizes, first: rows of each part that this shard takes, and the first of them.
         whole: rows of the checkpoint's matrix.
     """
     parts, start = dict[str, MatrixPart](), 0
@@ -267,13 +266,13 @@ class MergedColumnParallelLinear(_ColumnParallelLinear):
         is_plain: bool = False,
     ) -> None:
         sizes = {name: group.divide(size, name) for name, size in out_features.items()}
-        first = {name: group.rank * size for name, size in sizes.items()}
+        first = {name: group.own(size).start for name, size in sizes.items()}
         parts = _rows_in_order(sizes, first, out_features, in_features)
         super().__init__(parts, bias=bias, placement=placement, is_plain=is_plain)
 
 
 class QKVParallelLinear(_ColumnParallelLinear):
-    """Q, K and V as one product. K and V heads are repeated where there are fewer than ranks."""
+    """Q, K and V as one product. K and V heads are repeated where there are fewer than shards."""
 
     def __init__(
         self,
@@ -287,11 +286,12 @@ class QKVParallelLinear(_ColumnParallelLinear):
         group: ParallelGroup,
     ) -> None:
         self.num_heads = group.divide(num_heads, "num_attention_heads")
-        self.num_kv_heads = kv_heads_per_rank(num_kv_heads, group.size)
+        kv_heads = group.own_kv_heads(num_kv_heads)
+        self.num_kv_heads = len(kv_heads)
         heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
         sizes = {name: count * head_size for name, count in heads.items()}
-        first_kv = first_kv_head(num_kv_heads, group.size, group.rank)
-        first_head = {"q": group.rank * self.num_heads, "k": first_kv, "v": first_kv}
+        first_q = group.own(self.num_heads).start
+        first_head = {"q": first_q, "k": kv_heads.start, "v": kv_heads.start}
         first = {name: head * head_size for name, head in first_head.items()}
         all_heads = {"q": num_heads, "k": num_kv_heads, "v": num_kv_heads}
         whole = {name: count * head_size for name, count in all_heads.items()}
@@ -300,7 +300,7 @@ class QKVParallelLinear(_ColumnParallelLinear):
 
 
 class RowParallelLinear(Linear):
-    """Input columns divided over the ranks; the results are summed."""
+    """Input columns divided among shards; the results are summed."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class RowParallelLinear(Linear):
     ) -> None:
         self._group = group
         size = group.divide(in_features, "row-parallel input size")
-        columns = slice(group.rank * size, group.rank * size + size)
+        columns = group.own(size)
         part = MatrixPart(0, slice(0, out_features), columns, (out_features, in_features))
         super().__init__({_ALL: part}, bias=bias, placement=placement)
 
@@ -322,9 +322,9 @@ class RowParallelLinear(Linear):
         self.load_part({WEIGHT: tensor}, _ALL)
 
     def load_bias(self, tensor: Tensor) -> None:
-        """Loads the bias on rank 0 and zeros elsewhere, because the ranks' results are summed."""
+        """Loads the bias on the first shard and zeros elsewhere, because results are summed."""
         rows = self._load_bias(tensor, _ALL)
-        if self._group.rank:
+        if not self._group.is_first:
             rows.zero_()
 
     def weight_targets(self, name: str) -> dict[str, WeightTarget]:
@@ -335,7 +335,7 @@ class RowParallelLinear(Linear):
         return targets
 
     def __call__(self, x: Tensor, adapters: BatchAdapters = ()) -> Tensor:
-        """Returns [num_tokens, out_features] of this rank's [num_tokens, in_features]."""
+        """Returns [num_tokens, out_features] of this shard's [num_tokens, in_features]."""
         return self._group.all_reduce(self._apply(x, adapters))
 
     def add_to(self, residual: Tensor, x: Tensor) -> None:

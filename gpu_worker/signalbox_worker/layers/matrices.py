@@ -1,7 +1,7 @@
 """Formats of a linear layer's matrix: their contract, and the plain one.
 
-A format takes what a checkpoint has of each part of a layer, packs the parts of this rank one below
-the other, and multiplies. What a checkpoint calls its tensors, and what they stand for, is in
+A format takes what a checkpoint has of each part of a layer, packs the parts of this shard one
+below the other, and multiplies. What a checkpoint calls its tensors, and what they stand for, is in
 `signalbox_worker.quantised`.
 """
 
@@ -18,13 +18,13 @@ from signalbox_worker.quantised.form import WEIGHT
 
 @dataclass(frozen=True, slots=True)
 class MatrixPart:
-    """A matrix of the checkpoint in a layer's own, and this rank's share of it."""
+    """A matrix of the checkpoint in a layer's own, and this shard of it."""
 
     start: int
     """Row of the layer's matrix that its first row becomes."""
     rows: slice
     columns: slice
-    """Columns of the whole matrix that this rank holds."""
+    """Columns of the whole matrix that this shard holds."""
     whole: tuple[int, int]
     """Rows and columns of the checkpoint's matrix."""
 
@@ -38,7 +38,7 @@ class MatrixPart:
 
 
 class Matrix(Protocol):
-    """A matrix [out_features, in_features] of this rank, filled part by part."""
+    """A matrix [out_features, in_features] of this shard, filled part by part."""
 
     def load(self, tensors: Mapping[str, Tensor], part: MatrixPart) -> None:
         """Takes the whole tensors of a part, by the ends of their names.

@@ -114,7 +114,7 @@ class ExpertLinear(Linear):
 class MixtureOfExperts:
     """A feed-forward of several SwiGLU experts, with the router that chooses among them.
 
-    Every rank has all experts, a share of each, and routes every token as the others do.
+    Every shard has all experts, a part of each, and routes every token as the others do.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class MixtureOfExperts:
             is_plain=True,
         )
         size = group.divide(expert_size, "size of an expert")
-        mine = slice(group.rank * size, (group.rank + 1) * size)
+        mine = group.own(size)
         every = slice(0, hidden_size)
         into, out_of = dict[str, MatrixPart](), dict[str, MatrixPart]()
         for index in range(num_experts):

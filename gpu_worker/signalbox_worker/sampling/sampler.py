@@ -44,7 +44,7 @@ class Sampler(Protocol[LogitsT]):
 
 
 class NoSampler:
-    """Sampler of a rank that only helps to compute logits; rank 0 samples."""
+    """Sampler of a shard that only helps to compute logits; the first shard samples."""
 
     def __call__(
         self, logits: object, rows: SampleRows, logits_row: Int64Array | None = None

@@ -62,7 +62,7 @@ def make_sampler(
     group: ParallelGroup,
 ) -> TensorSampler:
     """Makes the sampler that `config` asks for. Raises ValueError where it cannot run."""
-    if group.rank:
+    if not group.is_first:
         return NoSampler()
     device, wanted = placement.device, config.sampling_backend
     if wanted == "auto":

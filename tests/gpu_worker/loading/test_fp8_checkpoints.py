@@ -194,7 +194,7 @@ def test_ranks_hold_shares_of_one_matrix(form: str, size: int, tmp_path: Path) -
 def test_ranks_that_would_share_a_block_are_refused() -> None:
     part = MatrixPart(0, slice(0, 128), slice(64, 128), (128, 128))
     placement = Placement(torch.device("cpu"), torch.float32)
-    with pytest.raises(ModelError, match="64 columns for each rank; use a smaller tensor_parallel"):
+    with pytest.raises(ModelError, match="64 columns for each shard; use another tensor_parallel"):
         Fp8BlockMatrix([part], placement)
 
 

@@ -171,7 +171,7 @@ def row_parallel(num_ranks: int, form: Any, *, in_features: int = 128) -> RowPar
 def test_columns_in_another_order_are_not_divided() -> None:
     tensors, _ = in_gptq(torch.randn(32, 128), 32, is_reordered=True)
     form = form_of(GPTQ | {"group_size": 32})
-    with pytest.raises(ModelError, match=r"desc_act.* are not divided over ranks"):
+    with pytest.raises(ModelError, match=r"desc_act.* are not divided; use another"):
         row_parallel(2, form).load_part(tensors, "all")
     tensors["g_idx"] = tensors["g_idx"].clone().fill_(1)
     with pytest.raises(ModelError, match="groups that are not of 32 columns"):
@@ -180,7 +180,7 @@ def test_columns_in_another_order_are_not_divided() -> None:
 
 def test_shares_that_are_too_small_for_groups_are_refused() -> None:
     form = form_of(GPTQ | {"group_size": 32})
-    with pytest.raises(ModelError, match="groups of 32, and 24 columns for each rank"):
+    with pytest.raises(ModelError, match="groups of 32, and 24 columns for each shard"):
         row_parallel(16, form, in_features=384).finish()
 
 

@@ -188,7 +188,7 @@ def test_combinations_that_transformers_lacks_are_refused(
     spec = find_model(config, impl="auto", directory=tmp_path, trust_remote_code=False)
     assert not spec.has_stages
     placement = Placement(torch.device("cpu"), torch.float32)
-    with pytest.raises(ModelError, match="not divided over ranks; use tensor_parallel_size 1"):
+    with pytest.raises(ModelError, match="is not divided; use another tensor_parallel_size"):
         spec.build(spec.read_config(config), 256, placement, ParallelGroup(0, 2))
 
 

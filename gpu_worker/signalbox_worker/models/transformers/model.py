@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 from signalbox_worker.config import ModelError
+from signalbox_worker.device.division import undivided
 from signalbox_worker.layers import ForwardContext, Model, ParallelGroup, Placement, WeightTarget
 from signalbox_worker.layers.weight_placement import copy_checked
 from signalbox_worker.models.transformers.attention import (
@@ -47,9 +48,8 @@ class TransformersModel(Model):
         group: ParallelGroup,
     ) -> None:
         if group.size > 1:
-            raise ModelError(
-                f"{config.architecture} runs through transformers, which is not divided over "
-                "ranks; use tensor_parallel_size 1"
+            raise undivided(
+                f"{config.architecture} runs through transformers, which is not divided"
             )
         self._config = config
         self._max_model_len = max_model_len
