@@ -163,6 +163,10 @@ class WorkerCapacity:
     block_format: str = ""
     """Format of a block's bytes; workers of one format may read each other's. Empty if none may."""
 
+    @property
+    def num_stages(self) -> int:
+        return self.pipeline_parallel_size
+
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
         if self.block_size < 1 or self.num_gpu_blocks < 1:

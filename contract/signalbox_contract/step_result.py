@@ -58,7 +58,7 @@ class StageTimings(NamedTuple):
 
 
 Stages = tuple[StageTimings, ...]
-"""Times by stage; empty for a worker of one rank."""
+"""Times by stage; empty for a worker of one stage."""
 
 
 def sum_stages(sums: Stages, stages: Stages) -> Stages:

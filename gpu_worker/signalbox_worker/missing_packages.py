@@ -32,7 +32,7 @@ def require_pytorch(why: str) -> None:
 
 def require_ray() -> None:
     """Raises ModelError that names the extra if Ray is not installed."""
-    require("ray", extra="ray", why="--placement ray starts ranks on a Ray cluster")
+    require("ray", extra="ray", why="--placement ray starts a worker on a Ray cluster")
 
 
 @contextmanager

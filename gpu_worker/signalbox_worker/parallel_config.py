@@ -36,6 +36,14 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def sizes(self) -> str:
+        """Text for messages."""
+        text = f"tensor_parallel_size is {self.tensor_parallel_size}"
+        if self.pipeline_parallel_size > 1:
+            text += f" and pipeline_parallel_size {self.pipeline_parallel_size}"
+        return text
+
+    @property
     def stage(self) -> int:
         return self.pipeline_parallel_size - 1 - self.rank // self.tensor_parallel_size
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters in the form in which native programs read them.
+"""LoRA adapters in the form in which native programs read them.
 
 A program multiplies some matrices at once, such as gate and up. An adapter has a part for each of
 them, and csrc/program/api.h (SbAdapter) describes how the parts lie.
@@ -22,9 +22,9 @@ class LoraPair(NamedTuple):
     """The factors of the term that an adapter adds to a matrix's product: x @ a.T @ b.T."""
 
     a: NDArray[np.float32]
-    """[rank, in_features]."""
+    """[r, in_features]."""
     b: NDArray[np.float32]
-    """[out_features, rank], with the adapter's scale in it."""
+    """[out_features, r], with the adapter's scale in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PackedPairs:
 
     a: AnyArray
     b: AnyArray
-    rank: int
+    r: int
     columns: int
 
     @property
@@ -41,7 +41,7 @@ class PackedPairs:
         return self.a.nbytes + self.b.nbytes
 
     def as_struct(self) -> SbAdapter:
-        return SbAdapter(self.a.ctypes.data, self.b.ctypes.data, self.columns, self.rank)
+        return SbAdapter(self.a.ctypes.data, self.b.ctypes.data, self.columns, self.r)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +72,40 @@ class AdapterSite:
         found = [pair for pair in pairs if pair is not None]
         if not found:
             return None
-        rank = _even(max(len(pair.a) for pair in found))
-        a = np.zeros((len(pairs), rank, self.depth), dtype=np.float32)
-        b = [np.zeros((-(-rows // _HALF) * _HALF, rank), np.float32) for rows in self.num_rows]
+        r = _even(max(len(pair.a) for pair in found))
+        a = np.zeros((len(pairs), r, self.depth), dtype=np.float32)
+        b = [np.zeros((-(-rows // _HALF) * _HALF, r), np.float32) for rows in self.num_rows]
         for part, pair in enumerate(pairs):
             if pair is not None:
                 a[part, : len(pair.a)] = pair.a
                 b[part][: len(pair.b), : len(pair.a)] = pair.b
-        columns = len(pairs) * rank
+        columns = len(pairs) * r
         left = np.pad(a.reshape(columns, -1), ((0, -columns % _HALF), (0, -self.depth % PANEL)))
         packed_a = _pack(left.reshape(-1, _HALF, left.shape[1]), element)
-        return PackedPairs(packed_a, _pack(self._in_packed_order(b), element), rank, columns)
+        return PackedPairs(packed_a, _pack(self._in_packed_order(b), element), r, columns)
 
-    def num_bytes(self, rank: int, element: Element) -> int:
-        """Returns the bytes that `pack` makes of pairs whose largest rank is given."""
-        if not rank:
+    def num_bytes(self, r: int, element: Element) -> int:
+        """Returns the bytes that `pack` makes of pairs whose largest r is given."""
+        if not r:
             return 0
-        columns = len(self.modules) * _even(rank)
+        columns = len(self.modules) * _even(r)
         of_a = _padded(columns, _HALF) * _padded(self.depth, PANEL)
-        of_b = _HALF * len(self.parts) * _even(rank)
+        of_b = _HALF * len(self.parts) * _even(r)
         size = 2 if element is Element.BFLOAT16 else 4
         return size * (of_a + of_b) + 2 * _ALIGNMENT
 
     def _in_packed_order(self, parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Returns [halves, 16, rank]."""
-        rank = parts[0].shape[1]
+        """Returns [halves, 16, r]."""
+        r = parts[0].shape[1]
         if self.is_interleaved:
-            halves = np.stack([part.reshape(-1, _HALF, rank) for part in parts], axis=1)
-            return halves.reshape(-1, _HALF, rank)
-        halves = np.concatenate(parts).reshape(-1, _HALF, rank)
+            halves = np.stack([part.reshape(-1, _HALF, r) for part in parts], axis=1)
+            return halves.reshape(-1, _HALF, r)
+        halves = np.concatenate(parts).reshape(-1, _HALF, r)
         return np.pad(halves, ((0, len(halves) % 2), (0, 0), (0, 0)))
 
 
-def _even(rank: int) -> int:
-    return _padded(rank, 2)
+def _even(r: int) -> int:
+    return _padded(r, 2)
 
 
 def _padded(count: int, multiple: int) -> int:

@@ -150,11 +150,11 @@ class Program:
     def run(self, arrays: StepArrays) -> None:
         """Computes one step; other Python threads run meanwhile.
 
-        Raises MemoryError, or CalledOff if the group of ranks was called off.
+        Raises MemoryError, or CalledOff if the group was called off.
         """
         status = self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct()))
         if status == _CALLED_OFF:
-            raise CalledOff("a rank that this one sums with is lost")
+            raise CalledOff("a process that this one sums with is lost")
         if status:
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 

@@ -57,7 +57,7 @@ class Adapted(NamedTuple):
     src: int
     """Buffer of the elements that the product reads, whatever it reads itself."""
     shrunk: int
-    """Buffer for the products with A, as wide as all parts of the largest rank."""
+    """Buffer for the products with A, as wide as all parts of the largest r."""
 
 
 def _padded_order(order: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -262,7 +262,7 @@ class ProgramBuilder(ProgramParts):
         )
 
     def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
-        """Adds the product with the head. Of several ranks, each has as many tokens as the first,
+        """Adds the product with the head. Of several shards, each has as many tokens as the first,
         but the last one, which has the rest.
 
         Args:
@@ -278,8 +278,8 @@ class ProgramBuilder(ProgramParts):
         )
 
     def sum(self, src: int, dst: int, *, adds: bool) -> None:
-        """Adds an op that sums what all ranks have written to a shared buffer, in the order of the
-        ranks.
+        """Adds an op that sums what all of the group have written to a shared buffer, in the
+        group's order.
 
         Args:
             dst: a buffer of floats, as wide.
@@ -314,6 +314,6 @@ class ProgramBuilder(ProgramParts):
 
         Args:
             rotary: [positions, 2, head_size / 2] float32, cosines and sines.
-            group: the ranks that sums are over; None is one rank, without sums.
+            group: what sums are over; None has no sums.
         """
         return Program(self, rotary, num_threads=num_threads, isa=isa, group=group)

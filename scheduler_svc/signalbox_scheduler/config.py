@@ -251,7 +251,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
             max_num_batched_tokens=min(self.max_num_batched_tokens or most_tokens, most_tokens),
             prefill_spread=self.prefill_spread,
             max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
-            num_stages=capacity.pipeline_parallel_size,
+            num_stages=capacity.num_stages,
             max_adapters=self.max_loras,
             cuts_prompts=cuts_prompts,
         )

@@ -74,7 +74,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the report, or the links between ranks. Raises Unhealthy, or what these raise."""
+    """Prints the report, or a worker's links. Raises Unhealthy, or what these raise."""
     if options["placement"]:
         rank_links.run(options)
         return
@@ -263,7 +263,7 @@ def _add_pytorch(report: MachineReport) -> None:
     }
     report.sections["worker"] |= {
         "attention backends": " ".join(found.attention_backends),
-        "tensor parallelism": found.tensor_parallel,
+        "tensor parallelism": found.collectives,
     }
     report.sections["will be used"]["attention backend"] = found.attention_backend
     if found.device != "cpu":

@@ -234,9 +234,9 @@ class LLM(PoolingMethods, Controls):
         engine = self.llm_engine
         with self._controlled.interrupts:
             try:
-                for prompt, one, rank in zip(encoded, params, priorities, strict=True):
+                for prompt, one, priority in zip(encoded, params, priorities, strict=True):
                     request_ids.append(next(self._request_ids))
-                    engine.add_prompt(request_ids[-1], prompt, one, priority=rank)
+                    engine.add_prompt(request_ids[-1], prompt, one, priority=priority)
                 finished = self._finish(len(encoded), is_visible=use_tqdm)
             except BaseException:
                 engine.abort_request(request_ids)

@@ -1,4 +1,4 @@
-"""Assigns GPUs to the workers of a local stack: one for each rank, each GPU to one worker.
+"""Assigns GPUs to the workers of a local stack: one for each process, each GPU to one worker.
 
 CUDA_VISIBLE_DEVICES, which every CUDA program obeys, carries the assignment, so that workers need
 not know of each other.

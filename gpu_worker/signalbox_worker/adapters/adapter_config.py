@@ -79,13 +79,13 @@ DEFAULTS: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """The ranks, scales and modules of an adapter of one model, by its adapter_config.json."""
+    """The sizes r, scales and modules of an adapter of one model, by its adapter_config.json."""
 
     max_rank: int
     base_model: str
     """Name of the model that it was trained on, for messages."""
     _scales_by_root: bool
-    """True if a product is divided by the root of the rank (use_rslora)."""
+    """True if a product is divided by the root of r (use_rslora)."""
     _targets: frozenset[str]
     _ranks: Mapping[str, int]
     _alphas: Mapping[str, float]
@@ -94,13 +94,13 @@ class AdapterConfig:
         """Returns whether the adapter changes a linear module of the layers."""
         return module in self._targets
 
-    def rank(self, module: str) -> int:
+    def rank_of(self, module: str) -> int:
         return self._ranks[module]
 
     def scale(self, module: str) -> float:
         """Returns the factor of the product of B and A."""
-        rank = self.rank(module)
-        return self._alphas[module] / (math.sqrt(rank) if self._scales_by_root else rank)
+        r = self.rank_of(module)
+        return self._alphas[module] / (math.sqrt(r) if self._scales_by_root else r)
 
 
 def _end_of(names: Collection[str], module: str) -> bool:
@@ -159,7 +159,7 @@ def _check_served(config: Mapping[str, Any], path: Path) -> None:
 def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfig:
     config = {**DEFAULTS, **config}
     r, alpha = _rank(config["r"]), _number(config["lora_alpha"])
-    ranks = _pattern(config.get("rank_pattern"), _rank)
+    sizes = _pattern(config.get("rank_pattern"), _rank)
     alphas = _pattern(config.get("alpha_pattern"), _number)
     targeted = _modules(config["target_modules"])
     excluded = _modules(config.get("exclude_modules") or [])
@@ -171,7 +171,7 @@ def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfi
         raise ValueError("layers_to_transform goes with a list of target_modules")
     found = first_matches(
         {
-            "rank": [*map(_of_end, ranks)],
+            "r": [*map(_of_end, sizes)],
             "alpha": [*map(_of_end, alphas)],
             "targeted": _whole(targeted),
             "excluded": _whole(excluded),
@@ -195,11 +195,11 @@ def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfi
         return module in found["layer"] and int(found["layer"][module].last_group) in layers
 
     return AdapterConfig(
-        max_rank=max([r, *ranks.values()]),
+        max_rank=max([r, *sizes.values()]),
         base_model=str(config.get("base_model_name_or_path") or ""),
         _scales_by_root=_flag(config["use_rslora"]),
         _targets=frozenset(filter(is_target, modules)),
-        _ranks=_of_modules(ranks, found["rank"], r, modules),
+        _ranks=_of_modules(sizes, found["r"], r, modules),
         _alphas=_of_modules(alphas, found["alpha"], alpha, modules),
     )
 
@@ -225,7 +225,7 @@ def _of_layers(layers_pattern: Collection[str]) -> list[Expression]:
 
 def _rank(value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"a rank is {_shown(value)}, must be a whole number of at least 1")
+        raise ValueError(f"r is {_shown(value)}, must be a whole number of at least 1")
     return value
 
 

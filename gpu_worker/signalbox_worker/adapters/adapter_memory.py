@@ -1,4 +1,4 @@
-"""Reserves memory for adapters at the start of a rank, and says whether another one fits into it.
+"""Reserves memory for adapters at the start, and says whether another one fits into it.
 
 The KV cache is sized beside the whole reservation, so that no adapter takes memory from it later.
 """
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 NumBytes = Callable[[Callable[[str], int]], int]
-"""Returns the bytes that an adapter takes here. Its argument returns the LoRA rank of a module, 0
+"""Returns the bytes that an adapter takes here. Its argument returns r of a module, 0
 for one that the adapter does not change."""
 
 
@@ -38,21 +38,21 @@ class AdapterMemory:
         num_bytes: NumBytes,
         slots: AdapterSlots,
     ) -> "AdapterMemory":
-        """Reserves for the adapters of the start, and for those of the largest rank that may come.
+        """Reserves for the adapters of the start, and for those of the largest r that may come.
 
         Args:
-            max_rank: largest rank that an adapter may have.
+            max_rank: largest r that an adapter may have.
             slots: of the adapters that are loaded.
         """
         largest = num_bytes(lambda _: max_rank)
         if config.max_cpu_loras is not None:
             reserved = config.max_cpu_loras * largest
         else:
-            of_given = {one.info.sha256: num_bytes(one.rank) for one in given}
+            of_given = {one.info.sha256: num_bytes(one.rank_of) for one in given}
             reserved = sum(of_given.values()) + config.num_later_adapters * largest
         if reserved:
             logger.info(
-                "%.1f MiB are reserved for LoRA adapters; one of rank %d of all modules takes"
+                "%.1f MiB are reserved for LoRA adapters; one with r = %d in all modules takes"
                 " %.1f MiB",
                 reserved / MIB,
                 max_rank,
@@ -72,7 +72,7 @@ class AdapterMemory:
                 f"no memory was reserved for adapters, so {adapter.info.name} cannot be loaded;"
                 " start with --adapter-dir or --max-cpu-loras"
             )
-        needed = self._num_bytes(adapter.rank)
+        needed = self._num_bytes(adapter.rank_of)
         if adapter.info.sha256 not in self._slots.of and needed > self.left:
             raise ModelError(
                 f"the adapter {adapter.info.name} takes {needed / MIB:.1f} MiB, and"

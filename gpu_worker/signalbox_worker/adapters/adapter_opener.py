@@ -31,7 +31,7 @@ class AdapterOpener:
         return adapter
 
     def max_rank(self, adapters: Sequence[PeftAdapter]) -> int:
-        """Returns the largest rank that adapters may have; 0 if there will be none."""
+        """Returns the largest r that adapters may have; 0 if there will be none."""
         if self.config.max_lora_rank is not None:
             return self.config.max_lora_rank
         largest = max((adapter.config.max_rank for adapter in adapters), default=0)

@@ -46,9 +46,9 @@ class PeftAdapter:
         """Names of the modules that it changes."""
         return tuple(module for module in self._shapes if (module, "A") in self._tensors)
 
-    def rank(self, module: str) -> int:
+    def rank_of(self, module: str) -> int:
         """Returns the rank of its matrices in a module; 0 if it does not change it."""
-        return self.config.rank(module) if (module, "A") in self._tensors else 0
+        return self.config.rank_of(module) if (module, "A") in self._tensors else 0
 
     def pair(self, module: str) -> LoraPair:
         """Reads its matrices of a module. Raises ModelError if they are not finite."""
@@ -106,7 +106,7 @@ def open_adapter(
     tensors = dict(_tensors(folder / WEIGHTS, max_header_bytes=max_bytes(shapes)))
     _check_modules(name, config, tensors, shapes)
     for module in (module for module in shapes if config.targets(module)):
-        _check_shapes(name, module, config.rank(module), tensors, shapes[module])
+        _check_shapes(name, module, config.rank_of(module), tensors, shapes[module])
     info = describe_adapter(name, folder)  # last, because it reads all of the files
     return PeftAdapter(info, config, tensors, shapes)
 

@@ -36,7 +36,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Sizes and rules of one rank's attention."""
+    """Sizes and rules of the attention of one shard."""
 
     num_layers: int
     num_heads: int

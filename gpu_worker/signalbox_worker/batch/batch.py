@@ -4,6 +4,7 @@
 NumPy; a runner moves them to its device.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -76,6 +77,11 @@ class Logprobs(NamedTuple):
     rank: int
     top_token_ids: list[int]
     top_logprobs: list[float]
+
+    @classmethod
+    def unknown(cls, row: int) -> "Logprobs":
+        """Returns those of a row that could not be computed."""
+        return cls(row, math.nan, 0, [], [])
 
     @property
     def values(self) -> TokenLogprobs:

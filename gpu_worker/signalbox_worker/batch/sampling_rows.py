@@ -190,7 +190,7 @@ class SampleRows:
 
 
 class WantedLogits(NamedTuple):
-    """The logits that the rank that draws reads, for a rank that computes a part of them."""
+    """The logits that the sampler reads, for a shard that computes a part of them."""
 
     tokens: Int64Array
     """Tokens whose logits it reads in full, ascending; of the other rows it takes the likeliest."""

@@ -13,9 +13,9 @@ from signalbox_worker.parallel_config import ParallelConfig
 
 
 def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:
-    """`auto` is CUDA where there is a device; each rank has one of its own.
+    """`auto` is CUDA where there is a device; each process of a worker has one of its own.
 
-    Raises ValueError for CUDA where there is none, or not one for each rank.
+    Raises ValueError for CUDA where there is none, or not one for each process.
     """
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
@@ -28,12 +28,9 @@ def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) 
     if parallel.is_placed and count == 1:
         return torch.device("cuda", 0)
     if parallel.local_size > count:
-        sizes = f"tensor_parallel_size is {parallel.tensor_parallel_size}"
-        if parallel.pipeline_parallel_size > 1:
-            sizes += f" and pipeline_parallel_size {parallel.pipeline_parallel_size}"
         raise ValueError(
-            f"{sizes}, of which {parallel.local_size} ranks are here, but PyTorch finds {count}"
-            " CUDA devices; use at most as many"
+            f"{parallel.sizes}, of which {parallel.local_size} are on this host, but PyTorch finds"
+            f" {count} CUDA devices; use at most as many"
         )
     return torch.device("cuda", parallel.local_rank)
 

@@ -45,7 +45,7 @@ class DeviceLost(RuntimeError):
 
 
 def exit_message(reason: str) -> str:
-    """Returns what a worker says last that has lost its device or a rank."""
+    """Returns what a worker says last that has lost its device or one of its processes."""
     return f"{reason}; the worker exits, and its requests continue at other workers"
 
 

@@ -9,7 +9,7 @@ _SIOCGIFADDR = 0x8915
 def address_of(interface: str) -> str | None:
     """Returns the address of an interface such as eth0; None if there is no such one, or it has
     none."""
-    import fcntl  # absent on Windows, where no rank has another host
+    import fcntl  # absent on Windows, where a worker has one host
 
     request = struct.pack("256s", interface.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

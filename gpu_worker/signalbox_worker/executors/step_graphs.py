@@ -83,7 +83,7 @@ class NoGraphs:
     def capture(self) -> None:
         """Records all sizes, or none where that cannot be: then steps stay eager.
 
-        Raises MemoryError on one of several ranks.
+        Raises MemoryError in one of several processes.
         """
 
     def forget(self) -> None:
@@ -92,7 +92,7 @@ class NoGraphs:
     def measure(self) -> int:
         """Returns how much memory all graphs will take, by recording the two largest of each kind.
 
-        Raises MemoryError on one of several ranks.
+        Raises MemoryError in one of several processes.
         """
         return 0
 
@@ -189,7 +189,7 @@ class StepGraphs(NoGraphs):
         return total
 
     def _refuse_alone(self, error: Exception) -> None:
-        """Raises MemoryError on one of several ranks, as others may wait in a collective for it."""
+        """Raises MemoryError if others may wait for this process in a collective."""
         if self._num_ranks > 1 and isinstance(error, torch.OutOfMemoryError):
             raise MemoryError(
                 "no memory to record graphs; set enforce_eager, or lower gpu_memory_utilization"

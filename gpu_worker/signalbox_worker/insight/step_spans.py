@@ -4,13 +4,13 @@ The parts are written when the step is done, from the times that it took anyhow.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from signalbox_contract.model import WorkerRank
+from signalbox_contract.model import WorkerCapacity, WorkerRank
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import Stages, StepResult
 from signalbox_rpc.telemetry import tracing
@@ -23,9 +23,8 @@ class StepSpan:
 
     __slots__ = ("_ranks", "_span", "_start_ns")
 
-    def __init__(self, step: Step, ranks: Sequence[WorkerRank] = ()) -> None:
-        """Args: ranks: those of the worker; none if it is of one rank."""
-        self._ranks = ranks
+    def __init__(self, step: Step, capacity: WorkerCapacity) -> None:
+        self._ranks = capacity.ranks
         self._start_ns = time.time_ns()
         self._span = tracing.get_tracer().start_span(
             "ExecuteModel",

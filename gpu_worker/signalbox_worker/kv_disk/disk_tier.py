@@ -36,7 +36,7 @@ class DiskTier(LateStore[DiskStore]):
         """Raises FolderError if the folder cannot be used, OSError if the disk fails.
 
         Args:
-            num_ranks: ranks of the worker, which divide its writes.
+            num_ranks: processes of the worker, which divide its writes.
         """
         assert config.kv_disk is not None
         super().__init__(block_bytes=block_bytes, name="disk", capacity_bytes=config.kv_disk_bytes)

@@ -1,4 +1,4 @@
-"""The folder of the disk tier, which several workers, ranks and models may share.
+"""The folder of the disk tier, which several workers, their processes and models may share.
 
 A worker owns a pair of files, NAME.blocks and NAME.index, as long as it holds the lock on the
 first; the system ends the lock with the process. A worker takes, makes or deletes a pair, or takes

@@ -31,7 +31,7 @@ def digest_of(key: bytes, block: bytes | bytearray) -> bytes:
 def blocks_at_once(block_bytes: int) -> int:
     """Returns how many blocks of one transfer are copied at the same time, on either side.
 
-    Several ranks hand a block over in a chain of messages, in which threads wait for a core.
+    Several processes hand a block over in a chain of messages, in which threads wait for a core.
     """
     return max(2, min(4, _MOST_BYTES // block_bytes))
 

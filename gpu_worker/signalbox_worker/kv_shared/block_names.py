@@ -17,7 +17,7 @@ class BlockNames:
 
     Args:
         secret: empty for none.
-        identity: digest of all that a block's bytes depend on beside its key, the rank included.
+        identity: digest of all that a block's bytes depend on beside its key, the shard included.
     """
 
     def __init__(self, secret: bytes, *, identity: bytes) -> None:

@@ -43,7 +43,7 @@ class BlockSeal:
 
     Args:
         secret: empty for none.
-        identity: digest of all that a block's bytes depend on beside its key, the rank included.
+        identity: digest of all that a block's bytes depend on beside its key, the shard included.
     """
 
     def __init__(self, secret: bytes, *, identity: bytes, block_bytes: int) -> None:

@@ -9,7 +9,6 @@ Bisection is group testing (Dorfman, 1943): one culprit of B costs about two mor
 """
 
 import logging
-import math
 from enum import Enum
 
 import numpy as np
@@ -27,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 KERNEL_RAISED = "the worker failed to compute this sequence; its log says why"
 NO_MEMORY = "the worker has no memory to compute this sequence; lower max_num_batched_tokens"
-_UNKNOWN = Logprobs(row=0, logprob=math.nan, rank=0, top_token_ids=[], top_logprobs=[])
 
 
 class Fault(Enum):
@@ -86,7 +84,7 @@ class _Parts:
         self.samples = BatchOutput(token_ids=np.zeros(len(batch.rows), dtype=np.int32))
         if batch.prompt_rows is not None:
             num_rows = len(batch.prompt_rows.targets)
-            self.samples.prompt_logprobs = [_UNKNOWN._replace(row=i) for i in range(num_rows)]
+            self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]
 
     def split(self, start: int, stop: int, fault: Fault) -> None:
         """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""

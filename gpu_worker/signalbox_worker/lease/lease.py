@@ -65,7 +65,7 @@ class Lease:
             capacity.max_num_batched_tokens,
             cuts_sequences=pooling is None or not pooling.is_bidirectional,
         )
-        self._ranks = capacity.ranks
+        self._capacity = capacity
         self._launches = runner.launches
         self._pipeline = StepPipeline(runner, self.table)
         self._num_executed = 0
@@ -92,7 +92,7 @@ class Lease:
         wait_ns = time.monotonic_ns() - arrived_ns
         if not step.traceparent:
             return self._execute(step, None, wait_ns=wait_ns)
-        span = StepSpan(step, self._ranks)
+        span = StepSpan(step, self._capacity)
         with span.current():
             return self._execute(step, span, wait_ns=wait_ns)
 

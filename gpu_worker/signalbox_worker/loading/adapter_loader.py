@@ -88,11 +88,11 @@ class AdapterLoader:
                 one.target.layer.remove_adapters(slot)
 
     def _cut(self, adapter: PeftAdapter) -> OpenedAdapter:
-        """Returns this rank's share; what is of another pipeline stage has no target."""
+        """Returns this shard; what is of another pipeline stage has no target."""
         num_bytes = self.memory.needed(adapter)
         cut = []
         for name, parts in self._targets.items():
-            if adapter.rank(name):
+            if adapter.rank_of(name):
                 a, b = map(torch.from_numpy, adapter.pair(name))
                 for target, rows in parts:
                     share = target.layer.cut_adapter(target.part, a, b[rows])
@@ -100,7 +100,7 @@ class AdapterLoader:
         return OpenedAdapter(adapter.info, cut, num_bytes)
 
     def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
-        """Returns what `_cut` makes of an adapter with these ranks."""
+        """Returns what `_cut` makes of an adapter with these sizes r."""
         return sum(
             target.layer.adapter_bytes(target.part, rank_of(name))
             for name, parts in self._targets.items()

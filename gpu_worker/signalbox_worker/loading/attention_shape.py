@@ -1,4 +1,4 @@
-"""Derives what a rank's attention computes and stores from the model and the worker's settings."""
+"""Derives what a shard's attention computes and stores from the model and the worker's settings."""
 
 from signalbox_worker.attention import AttentionShape
 from signalbox_worker.batch.stage_layers import StageLayers

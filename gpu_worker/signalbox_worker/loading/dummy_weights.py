@@ -17,7 +17,7 @@ _NAN = 127
 
 @dataclass(frozen=True, slots=True)
 class DummyPlacement(Placement):
-    """Fills every weight; the values are the same on every rank and at every start.
+    """Fills every weight; the values are the same in every process and at every start.
 
     Codes are any that may occur, and scales are alike.
     """

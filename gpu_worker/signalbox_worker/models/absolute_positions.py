@@ -27,7 +27,7 @@ from signalbox_worker.layers import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsoluteConfig:
-    """Shapes and flags; whole numbers of the model, not of a rank."""
+    """Shapes and flags; whole numbers of the model, not of a shard."""
 
     architecture: str
     vocab_size: int
@@ -69,7 +69,7 @@ class AbsoluteAttention:
     def __init__(
         self, config: AbsoluteConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        self._layer = layer - group.stage(config.num_layers).start  # in this rank's cache
+        self._layer = layer - group.stage(config.num_layers).start  # in this stage's cache
         self._head_size = config.head_size
         self.qkv = QKVParallelLinear(
             hidden_size=config.hidden_size,
@@ -214,7 +214,7 @@ def _norm(config: AbsoluteConfig, placement: Placement) -> LayerNorm:
 def _projection(
     in_features: int, out_features: int, placement: Placement
 ) -> MergedColumnParallelLinear:
-    """A linear layer that every rank computes whole."""
+    """A linear layer that every shard computes whole."""
     return MergedColumnParallelLinear(
         in_features=in_features,
         out_features={"out": out_features},

@@ -34,7 +34,7 @@ FUSED_PROJECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Shapes and flags of a decoder; whole numbers of the model, not of a rank."""
+    """Shapes and flags of a decoder; whole numbers of the model, not of a shard."""
 
     architecture: str
     vocab_size: int

@@ -67,7 +67,7 @@ def _why_not(
     if not registry.has_own(_OP, placement.device):
         return f"Triton's kernels are not used on this {placement.device.type}"
     if num_ranks > 1:
-        return f"{num_ranks} ranks divide the products"
+        return f"{num_ranks} processes divide the products"
     if type(model) is not Decoder:  # another class may compute something else in between
         return "the model's layers are not those of the Llama family"
     config = model.config

@@ -43,7 +43,7 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: int, placement: Placement, group: ParallelGroup
     ) -> None:
-        self._layer = layer - group.stage(config.num_layers).start  # in this rank's cache
+        self._layer = layer - group.stage(config.num_layers).start  # in this stage's cache
         self._head_size = config.head_size
         self.qkv = QKVParallelLinear(
             hidden_size=config.hidden_size,

@@ -42,7 +42,7 @@ def keep_if_right(
     """Leaves the op to its reference where the device's own does not compute what that does.
 
     Args:
-        expert_size: this rank's share.
+        expert_size: that of this shard.
     """
     if not registry.has_own(_OP, device):
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Properties of a model, whole numbers of it and not of a rank.
+    """Properties of a model, whole numbers of it and not of a shard.
 
     A family's configuration has those that differ from the defaults by these names.
     """

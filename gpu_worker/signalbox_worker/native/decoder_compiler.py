@@ -62,7 +62,7 @@ def compile_decoder(
 
     Args:
         factors: rows that blocks are multiplied with: codes, wide ones, or elements.
-        max_lora_rank: largest rank of an adapter that will be set; 0 takes none.
+        max_lora_rank: largest r of an adapter that will be set; 0 takes none.
         group: tensor-parallel ranks, of one of which the weights are; None is one rank.
     """
     isa, config = best_isa(), weights.share.config
@@ -123,7 +123,7 @@ class _Compiler:
         self._sliding_rotary = (
             None if sliding is None else rotary_table(sliding, size, max_model_len)
         )
-        # Of Q, K and V together, each padded to an even rank.
+        # Of Q, K and V together, each padded to an even r.
         self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
 
     def add(self) -> None:
@@ -301,7 +301,7 @@ class _Compiler:
         )
 
     def _add_down(self, rows: ProductRows, name: str, inner_norm: str, index: int) -> None:
-        """Adds a product whose result, summed over the ranks and perhaps normed, is added to the
+        """Adds a product whose result, summed over the group and perhaps normed, is added to the
         residual."""
         matrix = self._weights.matrix(f"{name}.weight")
         source = rows.read_elements(matrix)

@@ -50,7 +50,7 @@ class NativeExecutor(Executor):
         """Args:
         layers: those of the program.
         group: tensor-parallel ranks of the stage; None if there is one.
-        draws: False if another rank gets the logits that this one has a part of.
+        draws: False if another process gets the logits that this one has a part of.
         """
         self.model, self.adapters = loaded.info, loaded.adapters
         self.program: Program = loaded.program
@@ -143,7 +143,7 @@ class NativeExecutor(Executor):
         return samples
 
     def _give_prompt_logits(self, batch: Batch, forward_ns: int) -> BatchOutput:
-        """Computes the parts of logits that another rank reports log probabilities of."""
+        """Computes the parts of logits that another process reports log probabilities of."""
         if batch.prompt_rows is not None:
             for part in parts_of(batch.prompt_rows):
                 self._logits_of(batch.prompt_rows.token_index[part])

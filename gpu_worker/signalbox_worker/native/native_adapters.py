@@ -68,16 +68,16 @@ class NativeAdapters:
         pairs = dict[str, LoraPair]()
         for name in site.modules:
             module, rows = self._rows[name]
-            if adapter.rank(module):
+            if adapter.rank_of(module):
                 a, b = adapter.pair(module)
                 pairs[name] = self._cut(name, LoraPair(a, b[rows]))
         return site.pack(pairs, self._program.shape.element)
 
     def _num_bytes(self, rank_of: Callable[[str], int]) -> int:
-        """Returns what `_pack` makes of an adapter with these ranks."""
+        """Returns what `_pack` makes of an adapter with these sizes r."""
         element = self._program.shape.element
-        ranks = {name: rank_of(module) for name, (module, _) in self._rows.items()}
+        sizes = {name: rank_of(module) for name, (module, _) in self._rows.items()}
         return sum(
-            site.num_bytes(max(ranks[name] for name in site.modules), element)
+            site.num_bytes(max(sizes[name] for name in site.modules), element)
             for site in self._program.sites
         )

@@ -95,11 +95,11 @@ def load_natively(
     group: Group | None,
     progress: ReportProgress,
 ) -> NativeModel:
-    """Loads a rank's share of a model of which `why_not_natively` is None. Raises ModelError.
+    """Loads a shard of a model of which `why_not_natively` is None. Raises ModelError.
 
     Args:
-        layers: those of the rank's stage.
-        group: tensor-parallel ranks of the stage; None if there is one.
+        layers: those of the shard's stage.
+        group: what shards of the stage sum in; None if there is one.
     """
     model_config, cache_config = settings.model, settings.cache
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)

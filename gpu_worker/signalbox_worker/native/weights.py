@@ -47,7 +47,7 @@ class Weights:
         """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
 
         Args:
-            share: what this rank has of them.
+            share: what this process has of them.
             stage: whose tensors are taken.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
@@ -65,7 +65,7 @@ class Weights:
         self._num_taken = 0
 
     def matrix(self, name: str) -> Matrix:
-        """Returns the rank's part of a matrix in the form that it is packed in: blocks, or floats.
+        """Returns this shard of a matrix in the form that it is packed in: blocks, or floats.
 
         Where `dtype` is float32, which computes with every type, it is as it is stored. Blocks that
         the part would cut are decoded.
@@ -94,7 +94,7 @@ class Weights:
         return quantise(values, kind, num_threads=self._num_threads)
 
     def vector(self, name: str) -> AnyArray:
-        """Returns the rank's part of a vector as float32."""
+        """Returns this shard of a vector as float32."""
         tensor, rows = self._take(name), self.share.rows(name)
         return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
 
@@ -106,7 +106,7 @@ class Weights:
         return self.vector(name) + np.float32(self.share.whole.norm_offset)
 
     def vector_if_any(self, name: str) -> AnyArray | None:
-        """Returns the same, or None if the model or this rank has nothing of this name."""
+        """Returns the same, or None if the model or this shard has nothing of this name."""
         return self.vector(name) if name in self._shapes and self.share.has(name) else None
 
     def _take(self, name: str) -> StoredTensor:

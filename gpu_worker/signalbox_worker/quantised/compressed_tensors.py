@@ -80,8 +80,8 @@ def compressed_tensors_checkpoint(described: Described) -> QuantisedCheckpoint |
     def group_of(module: str) -> _Group:
         if best_match(module, ignored) is not None:
             return _NOTHING
-        ranks = [(best_match(module, group.targets), group) for group in read]
-        matching = [(rank, group) for rank, group in ranks if rank is not None]
+        matches = [(best_match(module, group.targets), group) for group in read]
+        matching = [(match, group) for match, group in matches if match is not None]
         return min(matching, key=lambda one: one[0])[1] if matching else _NOTHING
 
     forms = tuple(dict.fromkeys(group.form for group in read if group.form is not None))

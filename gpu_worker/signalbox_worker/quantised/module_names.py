@@ -22,11 +22,11 @@ def best_match(module: str, targets: Iterable[str]) -> int | None:
 
     None stands for none that matches.
     """
-    ranks = [rank for target in targets if (rank := _rank(target, module)) is not None]
-    return min(ranks, default=None)
+    matches = [match for target in targets if (match := _match(target, module)) is not None]
+    return min(matches, default=None)
 
 
-def _rank(target: str, module: str) -> int | None:
+def _match(target: str, module: str) -> int | None:
     parent, dot, own = module.rpartition(".")
     fused = _FUSED.get(own)
     names = [module]

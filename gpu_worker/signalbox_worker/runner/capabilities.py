@@ -27,8 +27,8 @@ class Probe:
     half_dtype: str
     """Type that holds 16-bit weights."""
     attention_backend: str
-    tensor_parallel: str
-    """Ranks over which `--tensor-parallel-size` can divide a model."""
+    collectives: str
+    """Processes over which `--tensor-parallel-size` can divide a model, and what joins them."""
 
 
 def probe() -> Probe:
@@ -45,7 +45,7 @@ def probe() -> Probe:
         device=str(device),
         half_dtype=str(dtype_for_half(device)).removeprefix("torch."),
         attention_backend=automatic_backend(device),
-        tensor_parallel=_tensor_parallel(device),
+        collectives=_collectives(device),
     )
 
 
@@ -62,7 +62,7 @@ def _torch_backends() -> list[str]:
     return [name for name in names if getattr(torch.backends, name).is_available()]
 
 
-def _tensor_parallel(device: torch.device) -> str:
+def _collectives(device: torch.device) -> str:
     if not distributed.is_available():
         return "none: this PyTorch is built without torch.distributed"
     if device.type != "cuda":

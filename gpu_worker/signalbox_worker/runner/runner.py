@@ -1,6 +1,7 @@
 """The interface of runners, which compute batches and own the KV cache there.
 
-A lease calls `LocalRunner`, in this process, or `RankedRunner`, which makes each call on all ranks.
+A lease calls `LocalRunner`, in this process, or `RankedRunner`, which makes each call in all
+processes of the worker.
 What only some can do has a neutral default, so nothing asks which runner it has. `batch.py` has
 what goes in and out.
 """

@@ -33,7 +33,7 @@ class GenerationParams:
     n: int = 1
     best_of: int | None = None
     hides_logprobs: bool = False
-    """True if log probabilities are computed only to rank sequences, and not sent to the client."""
+    """True if log probabilities only choose among sequences, and are not sent to the client."""
     beam_search: BeamSearchParams | None = None
     skip_special_tokens: bool = True
 

@@ -3,7 +3,7 @@
 A request whose prefix may go on in the store, or on another worker, leaves the admission queue for
 the time of a lookup and a fetch. What has arrived is a prefix of the CPU pool's cache like any
 other, pinned for the request until a worker takes it; the request is back in the queue, at its
-rank. So a lookup or fetch that fails, comes late or is called off is a miss: tokens are computed.
+place. So a lookup or fetch that fails, comes late or is called off is a miss: tokens are computed.
 """
 
 import itertools

@@ -53,7 +53,7 @@ class Preemption:
         return True
 
     def preempt_behind(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
-        """Gives a running group the blocks of the group that ranks last, if that is another.
+        """Gives a running group the blocks of the last group, if that is another.
 
         Returns False if there is no other, or if it is in flight and is preempted in the next step.
         """
@@ -65,7 +65,7 @@ class Preemption:
         return self._preempt_last(group, plan, now)
 
     def _preempt_last(self, group: SequenceGroup, plan: StepPlan, now: float) -> bool:
-        """Preempts the group that ranks last; returns True if another group lost its blocks.
+        """Preempts the last group; returns True if another group lost its blocks.
 
         What is kept for groups that are still on their way here goes first.
         """

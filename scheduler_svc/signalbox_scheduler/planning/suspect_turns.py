@@ -47,7 +47,7 @@ class SuspectSchedule:
 
     @property
     def candidates(self) -> list[SequenceGroup]:
-        """Suspects that wait and may be tried here, by rank; none while one is tried."""
+        """Waiting suspects that may be tried here, in queue order; none while one is tried."""
         suspects = self._queues.admission.suspects
         if not suspects or self.current is not None:
             return []

@@ -37,7 +37,7 @@ class Entry:
     def refusal(
         self, group: SequenceGroup, model: ModelInfo | None, now: float
     ) -> RequestFailure | None:
-        """Says why a request is refused; one that is not has its rank afterwards."""
+        """Says why a request is refused; one that is not has its place in the queue afterwards."""
         request = group.request
         if self.live.find(tenant=request.tenant, request_id=request.request_id) is not None:
             message = f"request id {request.request_id!r} is in use"
@@ -64,7 +64,7 @@ class Entry:
     def _rank(self, group: SequenceGroup) -> RequestFailure | None:
         """Lets the policy place a request. The policy may be of another package, and may fail."""
         try:
-            self.admission.rank(group)
+            self.admission.apply_policy(group)
         except Exception:
             with logs.of_request(group.request_id, group.request.traceparent):
                 logger.exception("the scheduling policy fails on %s", group.request_id)

@@ -93,7 +93,7 @@ class AdmissionQueue:
             now, num_ahead=self.num_ahead(group), num_waiting=len(self), ledger=self.waits
         )
 
-    def rank(self, group: SequenceGroup) -> None:
+    def apply_policy(self, group: SequenceGroup) -> None:
         """Gives a new group its place for life. Raises what the policy does."""
         group.flow = self.policy.flow(group)
         if not isinstance(group.flow, str):
@@ -104,7 +104,7 @@ class AdmissionQueue:
 
     def add(self, group: SequenceGroup) -> None:
         if math.isnan(group.rank):
-            self.rank(group)
+            self.apply_policy(group)
         self._put(group)
         self.groups.add(group)
         self.num_prompt_tokens += group.num_prompt_tokens

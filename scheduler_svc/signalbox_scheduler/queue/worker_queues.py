@@ -12,11 +12,11 @@ from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceS
 
 
 class GroupQueues:
-    """`running` and `swapped` are in order of rank; the last group yields first.
+    """`running` and `swapped` are in the policy's order; the last group yields first.
 
-    A rank never changes, so the first group is never preempted, and each becomes the first. Groups
-    come out of `admission`, which the workers share, and go back there when they are preempted by
-    recompute.
+    That order never changes, so the first group is never preempted, and each becomes the first.
+    Groups come out of `admission`, which the workers share, and go back there when they are
+    preempted by recompute.
     """
 
     def __init__(self, admission: AdmissionQueue) -> None:

@@ -170,7 +170,7 @@ def test_what_cannot_be_fused_is_named(
             choose("triton")
         return str(e.value)
 
-    assert "2 ranks divide the products" in refused("llama3", num_ranks=2)
+    assert "2 processes divide the products" in refused("llama3", num_ranks=2)
     assert "not those of the Llama family" in refused("gemma2")
     assert "not those of the Llama family" in refused("mixtral")
     assert "the model is in float16" in refused("qwen2", dtype=torch.float16)

@@ -292,7 +292,7 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     config = DeviceConfig(device="cuda")
     sizes = {"tensor_parallel_size": 4, "rank": 3}
-    with pytest.raises(ValueError, match="is 4, of which 4 ranks are here, but PyTorch finds 2"):
+    with pytest.raises(ValueError, match="is 4, of which 4 are on this host, but PyTorch finds 2"):
         choose_device(config, ParallelConfig(local_rank=3, local_size=4, **sizes))
     assert choose_device(config, ParallelConfig(local_rank=1, local_size=2, **sizes)).index == 1
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as for a task with its own

@@ -56,7 +56,7 @@ def server_info(
 
 
 def loads(load: ClusterLoad, *, version: str, now: datetime.datetime) -> pb.GetLoadsResponse:
-    """Returns the load; all workers are one rank to a gateway, and a swapped-out request waits."""
+    """Returns the load; all workers are one engine to a gateway. A swapped-out request waits."""
     num_waiting = load.num_waiting + load.num_swapped
     one = pb.SchedulerLoad(
         num_running_reqs=load.num_running,

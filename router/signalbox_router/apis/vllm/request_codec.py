@@ -57,7 +57,7 @@ def _check_served(request: pb.GenerateRequest) -> None:
         if name in is_set and not _is_empty(getattr(request, name)):
             raise Unimplemented(f"{name} is not served")
     if request.data_parallel_rank:
-        allowed = "0 or unset: there is one rank"
+        allowed = "0 or unset: there is one engine"
         raise InvalidArgument("data_parallel_rank", request.data_parallel_rank, allowed)
 
 
