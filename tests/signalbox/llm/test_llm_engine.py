@@ -33,7 +33,7 @@ def test_requests_may_join_while_others_run(engine: LLMEngine) -> None:
             engine.add_request(str(joined), None, GREEDY, [joined + 1, 2])
             joined += 1
         outputs |= {output.request_id: output for output in engine.step()}
-        assert len(engine._core.scheduler.inflight) <= STEPS_IN_FLIGHT
+        assert len(engine._core.scheduler.in_flight) <= STEPS_IN_FLIGHT
     for request_id, output in outputs.items():
         expected = expected_tokens([int(request_id) + 1, 2], num_tokens=16)
         assert output.outputs[0].token_ids == expected
@@ -48,7 +48,7 @@ async def test_an_engine_steps_inside_a_running_event_loop(engine: LLMEngine) ->
 def test_two_steps_are_in_flight_between_calls(engine: LLMEngine) -> None:
     engine.add_request("a", "hello", GREEDY)
     engine.step()
-    assert len(engine._core.scheduler.inflight) == STEPS_IN_FLIGHT
+    assert len(engine._core.scheduler.in_flight) == STEPS_IN_FLIGHT
     run(engine)
 
 

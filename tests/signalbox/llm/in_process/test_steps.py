@@ -48,7 +48,7 @@ def test_a_step_is_what_the_message_decodes_to() -> None:
             submit = core._worker.submit
 
             def spy(step: Step, submit: Any = submit, core: Any = core) -> Any:
-                compare(core.scheduler.inflight[-1], step)
+                compare(core.scheduler.in_flight[-1], step)
                 return submit(step)
 
             core._worker.submit = spy  # type: ignore[method-assign]
