@@ -25,7 +25,7 @@ from signalbox_router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.requests.output_buffer import OutputBuffer
 from signalbox_router.schedulers.first_use import FirstUse
-from signalbox_router.schedulers.served_models import ANY, GENERATING, ServedModels
+from signalbox_router.schedulers.served_models import ANY, ServedModels
 from signalbox_rpc.telemetry import tracing
 
 MAX_NAME_CHARS = 100
@@ -158,7 +158,7 @@ class Generator:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
         with self.reading(call_context):
-            model = self.model_of(api_request.model, tasks_of(api_request))
+            model = self.model_of(api_request.model, frozenset({api_request.task}))
         span = _open_span(call_context, api_request.model[:MAX_NAME_CHARS] or model.name)
         with (
             span.ending(call_context.time_remaining),
@@ -172,7 +172,7 @@ class Generator:
             self._key_limits.request(
                 call_context.key,
                 *model.names_of(api_request.model),
-                may_owe=api_request.pooled is not None and not api_request.pooled.is_first,
+                may_owe=api_request.may_owe,
             ) as account,
             self.live.reserve(api_request.request_id, tenant=call_context.tenant) as live,
         ):
@@ -189,7 +189,7 @@ class Generator:
                 kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
             )
             live.begin(request)
-            span.set_request(request, api_request.pooled)
+            span.set_request(request, api_request.task)
             observed.admitted(request)
             if account is not None:
                 account.spend(len(prompt.token_ids))
@@ -249,12 +249,6 @@ class Generator:
                 conversation, model, prompt.opening, setting=self._reasoning_parser
             )
         return [one for one in (reasoning, tool_calls) if one is not None]
-
-
-def tasks_of(api_request: ApiRequest) -> frozenset[str]:
-    """Returns the task of the models that can answer a request."""
-    pooled = api_request.pooled
-    return GENERATING if pooled is None else frozenset({pooled.task})
 
 
 def _open_span(call_context: CallContext, model: str) -> RequestSpan:

@@ -15,7 +15,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from signalbox_contract.errors import Code, RpcError
 from signalbox_router.requests.active_request import ActiveRequest, Update
-from signalbox_router.requests.api_request import PoolingRequest
 from signalbox_rpc.telemetry import trace_ids, tracing
 
 
@@ -71,7 +70,7 @@ class RequestSpan:
         )
         self.is_recording = self._span.is_recording()
         self._finish_reasons: dict[int, str] = {}
-        self._task = ""  # of a request that is pooled
+        self._task = ""
         self.context = trace.set_span_in_context(self._span, parent)
         if self.is_recording:
             self._span.set_attributes(
@@ -97,13 +96,13 @@ class RequestSpan:
             yield token_ids
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
 
-    def set_request(self, request: ActiveRequest, pooled: PoolingRequest | None = None) -> None:
+    def set_request(self, request: ActiveRequest, task: str) -> None:
         if not self.is_recording:
             return
         self._span.set_attribute("gen_ai.response.id", request.request_id)
-        if pooled is not None:
-            self._task = pooled.task
-            self._span.set_attribute("signalbox.pooling.task", pooled.task)
+        self._task = task
+        if request.pooling is not None:
+            self._span.set_attribute("signalbox.pooling.task", task)
             return
         params, sampling = request.params, request.params.sampling
         self._span.set_attributes(

@@ -79,6 +79,16 @@ class ApiRequest:
     pooled: PoolingRequest | None = None
     """None continues the prompt."""
 
+    @property
+    def task(self) -> str:
+        """Task of the models that can answer the request, as in `ServedModel.task`."""
+        return "generate" if self.pooled is None else self.pooled.task
+
+    @property
+    def may_owe(self) -> bool:
+        """True if the request is not refused because a key's tokens are used up."""
+        return self.pooled is not None and not self.pooled.is_first
+
 
 def timeout_ns(time_remaining: TimeRemaining) -> int | None:
     """Returns the nanoseconds left. Raises DeadlineExceeded if there are none."""

@@ -23,7 +23,7 @@ def model_info(model: ServedModel) -> pb.GetModelInfoResponse:
         model_path=model.name,
         served_model_name=model.name,
         tokenizer_path=TOKENIZER_PATH,
-        is_generation=model.pooling is None,
+        is_generation=model.task == "generate",
         max_context_length=model.window,
         max_req_input_len=model.window - 1,
         vocab_size=model.vocab_size,

@@ -207,14 +207,14 @@ def _piece(content: bytes, start: int, end: int) -> list[Any]:
 
 def _checked_items(annotation: Any, values: list[Any], name: str, position: int) -> list[Any]:
     try:
-        checked: list[Any] = _adapter(annotation).validate_python(values, strict=True)
+        checked: list[Any] = _validator(annotation).validate_python(values, strict=True)
     except ValidationError as error:
         raise unreadable(error, values, name=name, position=position) from None
     return checked
 
 
 @cache
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
+def _validator(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 

@@ -8,6 +8,7 @@ class LoadAdapterBody(Body):
     """Body of POST /v1/load_lora_adapter, as in vLLM."""
 
     FOREIGN = foreign_fields.ADAPTER
+    SUBJECT = "lora_path"
 
     lora_name: str
     """Name of the adapter, which requests then use as their model's; 1 to 100 characters."""
@@ -22,6 +23,8 @@ class LoadAdapterBody(Body):
 
 class UnloadAdapterBody(Body):
     """Body of POST /v1/unload_lora_adapter, as in vLLM."""
+
+    SUBJECT = "lora_name"
 
     lora_name: str
     """Name of the adapter."""

@@ -6,9 +6,7 @@ of them; the body tells which one the client used.
 
 import re
 
-from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from signalbox_router.apis.openai.requests.chat_types import ChatBody
-from signalbox_router.apis.openai.requests.pooling_types import CohereEmbedBody
 from signalbox_router.apis.openai.requests.types import Body, CompletionBody, GenerationBody
 
 _RENAMED = {
@@ -22,17 +20,9 @@ _RENAMED = {
     "beam_search.early_stopping": "early_stopping",
     "beam_search": "use_beam_search",
 }
-_COHERE = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
 _OF_FUNCTION = re.compile(r"^(tools\[\d+\]|messages\[\d+\]\.tool_calls\[\d+\])\.")
 _STRUCTURE = "structured_output"
 _GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
-
-
-def missing_param(body: Body | None) -> str:
-    """Returns the field that names what is not there."""
-    if isinstance(body, UnloadAdapterBody):
-        return "lora_name"
-    return "lora_path" if isinstance(body, LoadAdapterBody) else "model"
 
 
 def param_of(field: str, body: Body | None) -> str:
@@ -57,10 +47,8 @@ def _as_written(name: str, body: Body) -> str:
 def _param_of(field: str, body: Body | None) -> str:
     field = field.removeprefix("sampling_params.").removeprefix("pooling_params.")
     field = _OF_FUNCTION.sub(r"\1.function.", _RENAMED.get(field, field))
-    if isinstance(body, CohereEmbedBody):
-        return _COHERE.get(field, field)
     if not isinstance(body, GenerationBody):
-        return field
+        return field if body is None else body.RENAMED.get(field, field)
     if field.partition(".")[0] == _STRUCTURE:
         return _structure(field.removeprefix(_STRUCTURE).removeprefix("."), body)
     if field == "beam_search.width":

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from signalbox_contract.errors import Code, InvalidArgument, NotFound, Retryable, RpcError
-from signalbox_router.apis.openai.requests.error_params import missing_param, param_of
+from signalbox_router.apis.openai.requests.error_params import param_of
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.prompt.chat.length_errors import ContextOverflow
 from signalbox_rpc.http.errors import TYPES
@@ -174,7 +174,7 @@ def _param(error: RpcError, body: Body | None) -> str | None:
     if isinstance(error, BadRequest):
         return error.param
     if isinstance(error, NotFound):
-        return missing_param(body)
+        return "model" if body is None else body.SUBJECT
     if not isinstance(error, InvalidArgument):
         return None
     return param_of(error.field, body)

@@ -3,7 +3,8 @@
 /docs and /openapi.json show the docstrings as the descriptions of the fields.
 """
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.types import Body, Items, Labels
@@ -149,6 +150,10 @@ class CohereEmbedBody(Body):
     """Body of POST /v1/embed and /v2/embed, as in Cohere's API."""
 
     FOREIGN = foreign_fields.COHERE_EMBED
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "dimensions": "output_dimension",
+        "truncate_prompt_tokens": "max_tokens",
+    }
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""

@@ -5,6 +5,7 @@ servers are in `foreign_fields`. /docs and /openapi.json show the docstrings as 
 the fields.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -31,6 +32,10 @@ class Body(BaseModel):
 
     FOREIGN: ClassVar[foreign_fields.Table] = {}
     """Fields of other servers, and of OpenAI and vLLM those that are not served."""
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    """Fields here by their names in inference.v1, where the kind of body decides."""
+    SUBJECT: ClassVar[str] = "model"
+    """Field that names what the request is about, which may not be there."""
     IS_CLOSED: ClassVar[bool] = False
     """True if any other field is refused, since the object says what the answer must be."""
 
