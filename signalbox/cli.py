@@ -106,15 +106,15 @@ _MODULES = {
     "rm": "signalbox.commands.cached_models.rm",
     "cache": "signalbox.commands.cache",
     "health": "signalbox.commands.health",
-    "doctor": "signalbox.commands.doctor",
+    "doctor": "signalbox.commands.inspect.doctor",
     "config": "signalbox.commands.config",
     "completion": "signalbox.commands.completion",
-    "top": "signalbox.inspect.top",
-    "explain": "signalbox.inspect.explain",
-    "trace": "signalbox.inspect.trace",
-    "profile": "signalbox.inspect.profile",
-    "dump": "signalbox.inspect.dump",
-    "replay": "signalbox.inspect.replay",
+    "top": "signalbox.commands.inspect.top",
+    "explain": "signalbox.commands.inspect.explain",
+    "trace": "signalbox.commands.inspect.trace",
+    "profile": "signalbox.commands.inspect.profile",
+    "dump": "signalbox.commands.inspect.dump",
+    "replay": "signalbox.commands.inspect.replay",
 }
 """Module of each of these commands, with `add_flags` and `run`."""
 _OUR_PACKAGES = (

@@ -99,7 +99,6 @@ WINGS: dict[str, tuple[str, ...]] = {
         "stack",
         "llm",
         "bench",
-        "inspect",
         "commands",
         "cli",
         "__main__",

@@ -9,7 +9,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from signalbox.inspect.readings import read
+from signalbox.commands.inspect.readings import read
 from signalbox_contract import updates
 from signalbox_contract.pooling import Vector
 from signalbox_contract.worker_role import WorkerRole

@@ -15,7 +15,7 @@ from signalbox.client.connection import PLAIN
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import NotKnown
 from signalbox.commands import models
-from signalbox.inspect import top
+from signalbox.commands.inspect import top
 from signalbox_client import AsyncClient
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc

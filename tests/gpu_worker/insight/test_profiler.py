@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 
-from signalbox.inspect.profile import time_spent
+from signalbox.commands.inspect.profile import time_spent
 from signalbox_contract.columns import pack_int64
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc

@@ -14,8 +14,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 
-from signalbox.inspect.chrome_trace import chrome_trace
-from signalbox.inspect.span_file import read_spans
+from signalbox.commands.inspect.chrome_trace import chrome_trace
+from signalbox.commands.inspect.span_file import read_spans
 from signalbox_protos.common.v1.common_pb2 import TraceContext
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.telemetry import tracing
@@ -33,7 +33,7 @@ from tests.integration.stack import (
 from tests.integration.test_kv_peers import BLOCK_BYTES, PROMPT, pair
 from tests.integration.test_stack import Stack, ask, make_request, make_stack
 from tests.ports import free_port
-from tests.signalbox.inspect.chrome_format import check_format
+from tests.signalbox.commands.inspect.chrome_format import check_format
 from tests.waiting import eventually, with_longer_deadlines
 
 ROUTER_SPAN = "text_completion simulated"

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
-from signalbox.inspect import replay
+from signalbox.commands.inspect import replay
 from signalbox_protos.recording.v1 import recording_pb2 as pb
 from tests.scheduler_svc.replay.record import MAKERS, read_records, unpack
 from tests.scheduler_svc.replay.recorded_histories import SCENARIOS, record_history

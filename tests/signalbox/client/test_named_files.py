@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from signalbox import cli
-from signalbox.inspect import dump, profile
+from signalbox.commands.inspect import dump, profile
 
 KINDS = ("missing", "folder", "not UTF-8")
 READ: dict[str, tuple[list[str], str]] = {

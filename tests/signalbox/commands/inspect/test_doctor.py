@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from signalbox.commands import doctor
+from signalbox.commands.inspect import doctor
 from signalbox.settings.loading import in_words_of_flags
 from signalbox.stack import machine_info
 from signalbox_kernels.native import ISA_VARIABLE, NativeUnavailable

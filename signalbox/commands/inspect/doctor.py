@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox import version
-from signalbox.commands import rank_links
+from signalbox.commands.inspect import rank_links
 from signalbox.stack import machine_info
 from signalbox_rpc.transport.listening_ports import BindError, check_free
 from signalbox_worker.device import cgroups

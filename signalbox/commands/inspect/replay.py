@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from signalbox.client.named_files import reading, writing
-from signalbox.inspect.dump import write_state
+from signalbox.commands.inspect.dump import write_state
 
 
 class Differs(RuntimeError):

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from signalbox.client.named_files import UnusableFile
-from signalbox.inspect import trace
-from signalbox.inspect.chrome_trace import chrome_trace, spans_of_request
-from signalbox.inspect.span_file import NotATrace, SpanRecord, read_spans
-from tests.signalbox.inspect.chrome_format import check_format, names_of, of_phase
+from signalbox.commands.inspect import trace
+from signalbox.commands.inspect.chrome_trace import chrome_trace, spans_of_request
+from signalbox.commands.inspect.span_file import NotATrace, SpanRecord, read_spans
+from tests.signalbox.commands.inspect.chrome_format import check_format, names_of, of_phase
 from tests.signalbox.stacks import run_here
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ from rich.text import Text
 from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right, show
-from signalbox.inspect.stage_use import stage_loads, stage_table
+from signalbox.commands.inspect.stage_use import stage_loads, stage_table
 from signalbox_contract.wording import counted
 from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 

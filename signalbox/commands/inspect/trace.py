@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.client.named_files import reading, writing
-from signalbox.inspect.chrome_trace import chrome_trace, spans_of_request
-from signalbox.inspect.span_file import read_spans
+from signalbox.commands.inspect.chrome_trace import chrome_trace, spans_of_request
+from signalbox.commands.inspect.span_file import read_spans
 from signalbox.settings.flags.parser import CommandParser
 
 EXAMPLES = """\

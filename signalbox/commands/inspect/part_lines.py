@@ -7,7 +7,7 @@ JSON object of `--json` has every sample.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from signalbox.inspect.readings import Quantiles, Readings
+from signalbox.commands.inspect.readings import Quantiles, Readings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from signalbox.inspect.readings import Quantiles, Readings, quantiles, read
-from signalbox.inspect.stage_use import StageLoad, stage_loads
+from signalbox.commands.inspect.readings import Quantiles, Readings, quantiles, read
+from signalbox.commands.inspect.stage_use import StageLoad, stage_loads
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 

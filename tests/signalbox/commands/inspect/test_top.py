@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import pytest
 from rich.console import Console
 
-from signalbox.inspect.load_rates import LoadRates, measure
-from signalbox.inspect.top import Watch, run
-from signalbox.inspect.top_view import render
+from signalbox.commands.inspect.load_rates import LoadRates, measure
+from signalbox.commands.inspect.top import Watch, run
+from signalbox.commands.inspect.top_view import render
 from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from signalbox.inspect.explain import render
+from signalbox.commands.inspect.explain import render
 from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 from signalbox_protos.scheduler.v1 import sample_pb2
 

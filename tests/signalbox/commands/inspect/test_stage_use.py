@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from signalbox.inspect.stage_use import stage_loads, stage_table
+from signalbox.commands.inspect.stage_use import stage_loads, stage_table
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 

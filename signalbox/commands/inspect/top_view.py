@@ -8,16 +8,16 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from signalbox.client.tables import make_table, right
-from signalbox.inspect.load_rates import (
+from signalbox.commands.inspect.load_rates import (
     LauncherLoad,
     LoadRates,
     QuarantinedWorker,
     RequestLoad,
     WorkerLoad,
 )
-from signalbox.inspect.part_lines import part_lines, quantiles_text, time_text
-from signalbox.inspect.readings import Quantiles
-from signalbox.inspect.stage_use import stage_table
+from signalbox.commands.inspect.part_lines import part_lines, quantiles_text, time_text
+from signalbox.commands.inspect.readings import Quantiles
+from signalbox.commands.inspect.stage_use import stage_table
 
 BAR_WIDTH = 20
 

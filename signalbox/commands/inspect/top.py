@@ -18,8 +18,8 @@ from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 from signalbox.client.service_client import Unreachable
 from signalbox.client.tables import show
-from signalbox.inspect.load_rates import LoadRates, measure
-from signalbox.inspect.top_view import render
+from signalbox.commands.inspect.load_rates import LoadRates, measure
+from signalbox.commands.inspect.top_view import render
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
 MAX_REQUESTS = 30

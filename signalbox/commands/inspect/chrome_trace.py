@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
-from signalbox.inspect.span_file import KIND_CLIENT, NotATrace, SpanRecord
+from signalbox.commands.inspect.span_file import KIND_CLIENT, NotATrace, SpanRecord
 
 REQUEST_ID = "gen_ai.response.id"
 STEP = "ExecuteModel"
