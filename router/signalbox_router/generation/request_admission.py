@@ -60,7 +60,7 @@ class EncodedPrompt(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """How a request is told from others once it has arrived."""
+    """Identity of a request that has arrived."""
 
     request_id: str
     at_ns: int

@@ -65,7 +65,7 @@ class Endpoint:
     """0 is any free port."""
     tls: TlsConfig = CLEAR
     remedy: str = PORT_REMEDY
-    """What to do if the port is in use."""
+    """Advice in the error if the port is in use."""
 
     @property
     def address(self) -> str:

@@ -12,7 +12,7 @@ ALWAYS = (401, 403, 500, 503)
 """Statuses with which each endpoint may fail."""
 OF_A_NAME = (404, *ALWAYS)
 OF_TOKENS = (400, 404, 413, 415, 429, *ALWAYS)
-"""Those of endpoints with a body that compute nothing on a worker."""
+"""Statuses of endpoints with a body that compute nothing on a worker."""
 OF_WORK = (409, 504, *OF_TOKENS)
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
@@ -24,7 +24,7 @@ class Route(NamedTuple):
     handler: Callable[[Any, Request], Awaitable[Response]]
     """A function of the class that declares the route."""
     body: type[Body] | None = None
-    """What a client posts; None is a GET."""
+    """Type of the body that a client posts; None is a GET."""
     failures: tuple[int, ...] = ALWAYS
     answers: tuple[str, ...] = (JSON,)
     """Media types of an answer; empty if it has no body."""
