@@ -55,7 +55,7 @@ class Awaiting(enum.Enum):
     """The rest of a body that is discarded, since its request has been answered."""
 
 
-class Bounds(Parser):
+class LimitedParser(Parser):
     """Closes a connection whose client sends too much or too slowly; precedes a parser in the
     bases.
 
@@ -418,5 +418,5 @@ def _answer_http_1_0(cycle: Any) -> None:
     cycle.send = send
 
 
-class BoundedConnection(Bounds, AutoHTTPProtocol, asyncio.BufferedProtocol):  # type: ignore[misc, valid-type]
+class BoundedConnection(LimitedParser, AutoHTTPProtocol, asyncio.BufferedProtocol):  # type: ignore[misc, valid-type]
     """A bounded connection with the parser that uvicorn chooses."""

@@ -173,6 +173,6 @@ class _Server(uvicorn.Server):
             app_state=self.lifespan.state,
             _loop=asyncio.get_running_loop(),
         )
-        assert isinstance(connection, client_connection.Bounds)
+        assert isinstance(connection, client_connection.LimitedParser)
         connection.bind(slot, self.slots, self._bodies, self._share, self._limits)
         return connection

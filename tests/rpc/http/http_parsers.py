@@ -17,7 +17,7 @@ from tests.waiting import run_ready_tasks
 PARSERS = ("h11", "httptools")
 
 
-class WithH11(client_connection.Bounds, H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
+class WithH11(client_connection.LimitedParser, H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
     """With the parser that is always installed."""
 
 
@@ -29,7 +29,9 @@ def use_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("httptools")
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class WithHttptools(client_connection.Bounds, HttpToolsProtocol, asyncio.BufferedProtocol):  # type: ignore[misc]
+    class WithHttptools(
+        client_connection.LimitedParser, HttpToolsProtocol, asyncio.BufferedProtocol
+    ):  # type: ignore[misc]
         """With the faster parser."""
 
     monkeypatch.setattr(client_connection, "BoundedConnection", WithHttptools)
