@@ -30,6 +30,7 @@ from signalbox_worker.native.executor import NativeExecutor
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.runner_factory import make_runner as make_loaded
+from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.torch_sampler import TorchSampler
 from signalbox_worker.sequences.sequence_table import SequenceTable
 
@@ -93,6 +94,7 @@ def make_table(runner: LocalRunner, params: Sequence[SamplingParams], rounds: in
             max_num_batched_tokens=len(params),
         ),
         num_gpu_blocks=each * len(params),
+        grammars=Grammars(runner.model, tokenizer_json=b""),
     )
     new = [
         NewSequence(

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from signalbox_contract.errors import (
 )
 from signalbox_contract.model import Adapter, WorkerCapacity
 from signalbox_contract.step import Step
+from signalbox_contract.step_result import StepResult
 from signalbox_contract.tokenizer_files import hash_files
 from signalbox_rpc.metrics.sample import Sample, gauge, labelled
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 from signalbox_worker.device.device_errors import DeviceLost, device_loss, exit_message
 from signalbox_worker.device.inspection import MemoryReport, ProfileOptions
-from signalbox_worker.execution_thread import ExecutionThread
+from signalbox_worker.execution_thread import Call, ExecutionThread
 from signalbox_worker.insight.metrics import StepCounts
 from signalbox_worker.insight.profiler import Profile, Profiler
 from signalbox_worker.kv_peers.exported_parts import Part, exported_parts
@@ -111,14 +113,15 @@ class Worker:
             tls: certificates for other workers, of which this one reads blocks.
         """
         thread = ExecutionThread()
-        runner: Runner | None = None
         try:
             runner = await thread.submit(make_runner)
-            files = await thread.submit(runner.tokenizer_files)
-            capacity = await thread.submit(runner.profile)
-        except BaseException as error:
-            if runner is not None:
+            try:
+                files = await thread.submit(runner.tokenizer_files)
+                capacity = await thread.submit(runner.profile)
+            except BaseException as error:
                 runner.close(f"rank 0 ends: {error}")
+                raise
+        except BaseException:
             thread.close()
             raise
         worker = cls(
@@ -180,9 +183,8 @@ class Worker:
         arrived_ns = time.monotonic_ns()
         if step.new:
             self._grammars.prepare_new(step.new)
-        return lease.log.get_or_start(
-            step.step_id, lambda: self._start(lease, step, arrived_ns=arrived_ns)
-        )
+        start = partial(self._start, partial(lease.execute, step, arrived_ns=arrived_ns))
+        return lease.log.get_or_start(step.step_id, start)
 
     async def read_blocks(
         self, ticket: bytes, names: Collection[str]
@@ -269,8 +271,8 @@ class Worker:
         yield gauge("worker_cpu_blocks", "Swap blocks that fit.", self.capacity.num_cpu_blocks)
         yield from self._runner.transfers.samples()
 
-    def _start(self, lease: Lease, step: Step, *, arrived_ns: int) -> Answer:
-        answer = self._thread.submit(lambda: lease.execute(step, arrived_ns=arrived_ns))
+    def _start(self, execute: Call[StepResult]) -> Answer:
+        answer = self._thread.submit(execute)
         answer.add_done_callback(self._on_answered)
         return answer
 

@@ -42,7 +42,7 @@ def make_table(runner: SimulatedRunner, grammars: Grammars | None = None) -> Seq
         model=runner.model,
         capacity=runner.profile(),
         num_gpu_blocks=runner.config.num_gpu_blocks,
-        grammars=grammars,
+        grammars=grammars or Grammars(runner.model, tokenizer_json=b""),
     )
 
 

@@ -5,7 +5,7 @@ The division of a transformer into column- and row-parallel halves follows Megat
 al., 2019).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -37,14 +37,29 @@ class Collectives(Protocol):
         ...
 
 
+class NoCollectives:
+    """Satisfies `Collectives` for one rank, which joins none."""
+
+    num_joined = 0
+    spent_ns = 0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Leaves the sum over one rank."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        return [tensor]
+
+    def abort(self) -> None:
+        """Ends no wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParallelGroup:
     """Rank `rank` of `size` ranks; at size 1 the collectives do nothing."""
 
     rank: int = 0
     size: int = 1
-    collectives: Collectives | None = None
-    """None at size 1."""
+    collectives: Collectives = field(default_factory=NoCollectives)
     layers: StageLayers | None = None
     """Layers of this rank's pipeline stage; None has all."""
 
@@ -80,16 +95,11 @@ class ParallelGroup:
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums a tensor over the ranks, in place."""
         if self.size > 1:
-            self._together.all_reduce(tensor)
+            self.collectives.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Joins the ranks' tensors along the last dimension."""
         if self.size == 1:
             return tensor
-        return torch.cat(self._together.all_gather(tensor.contiguous()), dim=-1)
-
-    @property
-    def _together(self) -> Collectives:
-        assert self.collectives is not None, "a group of several ranks has collectives"
-        return self.collectives
+        return torch.cat(self.collectives.all_gather(tensor.contiguous()), dim=-1)

@@ -44,8 +44,10 @@ def load_executor(
 
 
 def _make_executor(loaded: LoadedModel, config: RunnerConfig) -> TorchExecutor:
-    if loaded.pooler is not None:
-        return PoolingExecutor(loaded, config.cache, loaded.pooler)
+    pooling = loaded.opened.pooling
+    if pooling is not None:
+        pooler = pooling.outputs.make_pooler(loaded.opened.source)
+        return PoolingExecutor(loaded, config.cache, pooler)
     if not loaded.stage.is_whole:
         return StageExecutor(loaded, config.cache)
     recorder = None if config.device.enforce_eager else recorder_for(loaded.device)

@@ -121,17 +121,14 @@ class TorchExecutor(Executor):
 
     @property
     def num_collectives(self) -> int:
-        collectives = self.loaded.group.collectives
-        return collectives.num_joined if collectives is not None else 0
+        return self.loaded.group.collectives.num_joined
 
     @property
     def collective_ns(self) -> int:
-        collectives = self.loaded.group.collectives
-        return collectives.spent_ns if collectives is not None else 0
+        return self.loaded.group.collectives.spent_ns
 
     def abort_collectives(self) -> None:
-        if (collectives := self.loaded.group.collectives) is not None:
-            collectives.abort()
+        self.loaded.group.collectives.abort()
 
     def begin_recording(self, options: ProfileOptions) -> TorchRecording:
         return TorchRecording(options, self._device)

@@ -49,7 +49,7 @@ class StepLog:
         if answer.cancelled() or answer.exception() is not None:
             self._forget_from(step_id, answer)
         else:
-            self._forget_answers_until(step_id - self._num_kept)
+            self._answers.pop(step_id - self._num_kept, None)
 
     def _forget_from(self, step_id: int, answer: Answer) -> None:
         if self._answers.get(step_id) is not answer:
@@ -57,7 +57,3 @@ class StepLog:
         for later in range(step_id, self._last_step_id + 1):
             self._answers.pop(later, None)
         self._last_step_id = step_id - 1
-
-    def _forget_answers_until(self, step_id: int) -> None:
-        for old in [known for known in self._answers if known <= step_id]:
-            del self._answers[old]

@@ -33,7 +33,6 @@ from signalbox_worker.loading.weight_loader import load_weights
 from signalbox_worker.models import Model
 from signalbox_worker.models.few_rows import choose_products
 from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.pooling.pooler import Pooler
 from signalbox_worker.runner_config import RunnerConfig
 from signalbox_worker.sampling.sampler import Sampler
 from signalbox_worker.sampling.sampler_factory import describe_sampler, make_sampler
@@ -56,8 +55,6 @@ class LoadedModel:
     block_size: int
     """Tokens in a block; the attention backend chooses it unless it is configured."""
     sampler: Sampler[Tensor]
-    pooler: Pooler | None
-    """None of a model that generates."""
     backends: tuple[BackendInUse, ...]
     group: ParallelGroup
     stage: StageLayers
@@ -129,9 +126,6 @@ def load_model(
         attention=attention.backend,
         block_size=attention.block_size,
         sampler=sampler,
-        pooler=None
-        if opened.pooling is None
-        else opened.pooling.outputs.make_pooler(opened.source),
         backends=(
             BackendInUse("attention", attention.name, attention.is_last_resort),
             describe_sampler(sampler, device_config, device),

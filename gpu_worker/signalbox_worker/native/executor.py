@@ -57,7 +57,7 @@ class NativeExecutor(Executor):
         self.sampler: Sampler[FloatArray] = loaded.sampler
         self.layers, self.device = layers, HostDevice()
         self.weights_bytes = self.program.weights_bytes
-        self._group, self._draws = group, draws
+        self._group, self._draws, self._is_last = group, draws, layers.is_last
         self._vocab_size = self.program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
         self.drop_pools()
@@ -105,13 +105,7 @@ class NativeExecutor(Executor):
         return NativeRecording(options, self.program)
 
     def execute(self, batch: Batch) -> BatchOutput:
-        try:
-            return self._execute(batch)
-        except CalledOff as error:
-            raise DeviceLost(str(error)) from None
-
-    def _execute(self, batch: Batch) -> BatchOutput:
-        if not self.layers.is_last:
+        if not self._is_last:
             return self._execute_stage(batch)
         start = time.perf_counter_ns()
         tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
@@ -124,7 +118,7 @@ class NativeExecutor(Executor):
         runs = _suppressed(suppressed, row_of, len(tokens))
         arrays = self._arrays(batch, tokens, wanted, runs)
         with span("forward"):
-            self._run(batch, arrays)
+            self._run(arrays, batch.hidden)
         forwarded = time.perf_counter_ns()
         if not self._draws:
             return self._give_prompt_logits(batch, forwarded - start)
@@ -162,13 +156,17 @@ class NativeExecutor(Executor):
         """Computes a batch without the head; returns [num_tokens, hidden_size], not normed, which
         the next run overwrites."""
         none = np.empty(0, dtype=np.int64)
-        self._run(batch, self._arrays(batch, none, none, _suppressed(None, none, 0)))
+        self._run(self._arrays(batch, none, none, _suppressed(None, none, 0)), batch.hidden)
         return self._hidden(len(batch.token_ids))
 
-    def _run(self, batch: Batch, arrays: StepArrays) -> None:
-        if batch.hidden is not None:
-            self._hidden(len(batch.token_ids))[:] = batch.hidden.view(np.float32)
-        self.program.run(arrays)
+    def _run(self, arrays: StepArrays, hidden: NDArray[np.uint8] | None = None) -> None:
+        """Args: hidden: what the stage before has computed; None on the first."""
+        if hidden is not None:
+            self._hidden(len(hidden))[:] = hidden.view(np.float32)
+        try:
+            self.program.run(arrays)
+        except CalledOff as error:
+            raise DeviceLost(str(error)) from None
 
     def _hidden(self, num_tokens: int) -> FloatArray:
         """Returns the program's hidden states, [num_tokens, hidden_size], until the next run."""
@@ -180,7 +178,7 @@ class NativeExecutor(Executor):
     def _logits_of(self, tokens: Int64Array) -> FloatArray:
         """Runs the head again over the hidden states that the step left of some tokens."""
         self._reserve(len(tokens))
-        self.program.run(_head_alone(tokens, self._logits))
+        self._run(_head_alone(tokens, self._logits))
         return self._logits[: len(tokens)]
 
     def _reserve(self, num_rows: int) -> None:

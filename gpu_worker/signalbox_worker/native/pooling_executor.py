@@ -20,7 +20,7 @@ class NativePoolingExecutor(NativeExecutor):
         super().__init__(loaded, layers)
         self._pooling = pooling
 
-    def _execute(self, batch: Batch) -> BatchOutput:
+    def execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()
         with span("forward"):
             states = HostStates(self.hidden_states(self._typed(batch)), self._pooling.norm)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.pooling import PoolingParams
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
@@ -64,11 +63,10 @@ class SequenceRows:
         max_tokens: int,
         max_blocks: int,
         vocab_size: int,
+        grammars: Grammars,
         eos_token_ids: tuple[int, ...] = (),
-        grammars: Grammars | None = None,
         adapter_slots: Mapping[str, int] | None = None,
     ) -> None:
-        """Allocates the rows; without `grammars` structured outputs are refused."""
         self.tokens: Int32Array = np.zeros((num_rows, max_tokens), dtype=np.int32)
         self.block_tables: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
         """Padded with 0 past each sequence's blocks."""
@@ -171,9 +169,6 @@ class SequenceRows:
         constraint = params.structured_output
         if constraint is None:
             return None
-        if self._compiler is None:
-            field = "new_groups.sampling_params.structured_output"
-            raise InvalidArgument(field, constraint[0], "unset: this worker has no tokenizer")
         return self._compiler.grammar(constraint, params.grammar_cost)
 
 

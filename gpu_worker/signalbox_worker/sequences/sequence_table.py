@@ -49,7 +49,7 @@ class SequenceTable:
         model: ModelInfo,
         capacity: WorkerCapacity,
         num_gpu_blocks: int,
-        grammars: Grammars | None = None,
+        grammars: Grammars,
         adapter_slots: Mapping[str, int] | None = None,
     ) -> None:
         """`adapter_slots` changes with what is loaded; None is what the model has now."""
@@ -99,7 +99,8 @@ class SequenceTable:
         Raises InvalidArgument or FailedPrecondition, having changed nothing.
         """
         limits, rows = self._limits, self._rows
-        pooled_prompts.check_section(step, limits.model.pooling)
+        if step.pooling is not None or limits.model.pooling is not None:
+            pooled_prompts.check_section(step, limits.model.pooling)
         row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
         staged = None
         if step.changes_sequences:
@@ -202,14 +203,17 @@ class SequenceTable:
                 planned.seq_ids, prompt_rows, samples.prompt_logprobs, failed=reasons
             ),
             failures=planned.failures,
-            pooled=pooled_prompts.vectors_of(planned.seq_ids, samples.pooled, failed=reasons),
-            masks=_mask_times(planned),
+            pooled=pooled_prompts.vectors_of(planned.seq_ids, samples.pooled, failed=reasons)
+            if samples.pooled
+            else {},
+            masks=_mask_times(planned) if planned.mask_ns else None,
         )
 
     def _failure_reasons(self, planned: PlannedBatch, samples: BatchOutput) -> dict[int, str]:
         """Returns why sequences of a batch have failed, by index into the batch."""
-        failed = samples.failed | planned.refused
-        reasons = {int(planned.drawers[row]): why for row, why in failed.items()}
+        reasons = dict[int, str]()
+        for row, reason in (samples.failed | planned.refused).items():
+            reasons[int(planned.drawers[row])] = reason
         if planned.prompt_rows is not None:
             reasons |= prompt_logprobs.failures(planned.prompt_rows, samples.prompt_logprobs)
         reasons |= samples.failed_seqs
@@ -238,9 +242,7 @@ class SequenceTable:
         num_tokens[own] += 1
 
 
-def _mask_times(planned: PlannedBatch) -> MaskTimes | None:
-    if not planned.mask_ns:
-        return None
+def _mask_times(planned: PlannedBatch) -> MaskTimes:
     draws = np.fromiter(planned.mask_ns, dtype=np.int64)
     seq_ids = planned.seq_ids[planned.drawers[draws]]
     return MaskTimes(int64s(seq_ids), int64s(list(planned.mask_ns.values())))

@@ -10,6 +10,7 @@ from signalbox_contract.logprobs import PromptLogprobs
 from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.model_runners import make_runner
@@ -30,7 +31,10 @@ def make_table(runner: LocalRunner) -> SequenceTable:
         max_num_batched_tokens=512,
     )
     runner.init_cache_engine(num_gpu_blocks=20, num_cpu_blocks=0)
-    return SequenceTable(model=runner.model, capacity=capacity, num_gpu_blocks=20)
+    grammars = Grammars(runner.model, tokenizer_json=b"")
+    return SequenceTable(
+        model=runner.model, capacity=capacity, num_gpu_blocks=20, grammars=grammars
+    )
 
 
 def prefill(runner: LocalRunner, chunk: int) -> list[PromptLogprobs]:

@@ -7,6 +7,7 @@ import pytest
 
 from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.token_limit import TokenLimit
+from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_step
 from tests.gpu_worker.model_runners import make_runner
@@ -23,7 +24,12 @@ def test_vectors_of_steps_are_those_of_batches(family: str, is_cut: bool, tmp_pa
     save_model(tmp_path, family)
     runner = make_runner(tmp_path, runner="pooling")
     expected = pool(runner, PROMPTS)
-    table = SequenceTable(model=runner.model, capacity=runner.profile(), num_gpu_blocks=200)
+    table = SequenceTable(
+        model=runner.model,
+        capacity=runner.profile(),
+        num_gpu_blocks=200,
+        grammars=Grammars(runner.model, tokenizer_json=b""),
+    )
     runner.init_cache_engine(num_gpu_blocks=200, num_cpu_blocks=0)
     limit = TokenLimit(512, cuts_sequences=is_cut)
     size = CHUNK if is_cut else 512
