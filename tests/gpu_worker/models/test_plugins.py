@@ -126,7 +126,7 @@ def test_model_of_an_installed_package_is_found(
     install(tmp_path / "site")
     monkeypatch.syspath_prepend(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert type(load(tmp_path / "model")._loaded.model).__module__ == MODULE
+    assert type(load(tmp_path / "model").executor.loaded.model).__module__ == MODULE
 
 
 def test_installed_package_is_not_imported_for_other_models(
