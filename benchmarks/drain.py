@@ -24,7 +24,7 @@ from benchmarks.harness.model_pool import ModelAnswer, ModelPool, ModelWorker, m
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from signalbox.bench.workload import random_prompts
-from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
+from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""

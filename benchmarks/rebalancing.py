@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.harness.answers import Asked
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
-from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
+from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""

@@ -14,12 +14,12 @@ from signalbox_contract.model import Adapter, ModelInfo
 from signalbox_contract.wording import counted
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import AdmissionBounds, Disaggregation
-from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.effective_window import WindowLog
 from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
 from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.failures import model_changed
+from signalbox_scheduler.transfers.peer_registry import PeerRegistry
 from signalbox_scheduler.workers import adapter_use
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords

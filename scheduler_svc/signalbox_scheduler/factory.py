@@ -14,10 +14,10 @@ from signalbox_scheduler.config import (
     WorkerConfig,
 )
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.write_behind import most_stored
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.transfers.write_behind import most_stored
 
 
 def make_cluster(

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.hosts import Host, NoHosts, hosts
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves import migration_rounds, prefix_loader
+from signalbox_scheduler.transfers import migration_rounds, prefix_loader
 from signalbox_worker.kv_peers import peer_client
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from signalbox_contract.errors import Aborted
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
-from signalbox_scheduler.kv_moves.block_exports import BlockExports
-from signalbox_scheduler.kv_moves.peers import TransferPeer
+from signalbox_scheduler.transfers.block_exports import BlockExports
+from signalbox_scheduler.transfers.peers import TransferPeer
 from signalbox_worker.kv_peers import peer_client
 from signalbox_worker.kv_store.transfer import ExportedBlocks
 from tests.integration.stack import (

@@ -126,7 +126,7 @@ def test_a_server_with_hostile_content_changes_no_token(
 def test_requests_are_answered_while_the_server_is_away(
     model: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signalbox_scheduler.kv_moves.write_behind.PAUSE_S", 0.1)
+    monkeypatch.setattr("signalbox_scheduler.transfers.write_behind.PAUSE_S", 0.1)
     with redis() as server:
         port = server.port
         with serving(model, server.url, kv_store_key=str(key)) as served:

@@ -36,7 +36,7 @@ async def until_open(scheduler: RunningScheduler, log: Path) -> None:
 async def test_a_worker_process_finds_what_another_has_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("signalbox_scheduler.kv_moves.write_behind.PAUSE_S", 0.1)
+    monkeypatch.setattr("signalbox_scheduler.transfers.write_behind.PAUSE_S", 0.1)
     (model := tmp_path / "model").mkdir()
     make_llama(model)
     key = write_secret(tmp_path / "key", b"k" * 32)

@@ -24,8 +24,6 @@ from signalbox_scheduler.config import (
 )
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.prefix_cache import next_hash, root_hash
-from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
-from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -38,6 +36,8 @@ from signalbox_scheduler.requests.sequence_group import (
 )
 from signalbox_scheduler.results.step_outcome import StepOutcome
 from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.transfers.peer_registry import PeerRegistry
+from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import (

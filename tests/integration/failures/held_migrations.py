@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from signalbox.__main__ import main as run
-from signalbox_scheduler.kv_moves import migration_rounds
-from signalbox_scheduler.kv_moves.migration_rounds import MigrationRounds
+from signalbox_scheduler.transfers import migration_rounds
+from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
 from signalbox_worker.kv_store.transfer import ExportedBlocks
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"

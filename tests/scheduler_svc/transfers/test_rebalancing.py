@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
-from signalbox_scheduler.kv_moves.peer_registry import LEAST_SURPLUS, SURPLUS_SHARE
+from signalbox_scheduler.transfers.peer_reads import PAUSE_S, PeerReads
+from signalbox_scheduler.transfers.peer_registry import LEAST_SURPLUS, SURPLUS_SHARE
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
-from tests.scheduler_svc.kv_moves.test_migration_histories import MigrationHistory
-from tests.scheduler_svc.kv_moves.test_migrations import Pair, abort, fail_a_round, num_recomputed
 from tests.scheduler_svc.make import Loop, make_request
+from tests.scheduler_svc.transfers.test_migration_histories import MigrationHistory
+from tests.scheduler_svc.transfers.test_migrations import Pair, abort, fail_a_round, num_recomputed
 
 NUM_GROUPS = 8
 LONG = 100

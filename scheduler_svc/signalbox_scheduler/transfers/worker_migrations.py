@@ -11,12 +11,12 @@ from signalbox_rpc.metrics.histogram import times
 from signalbox_rpc.metrics.sample import Sample, also_named, counter, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.migration import Migration, MigrationEnd
-from signalbox_scheduler.kv_moves.migration_rounds import MigrationRounds
-from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.kv_moves.pending_transfers import Transfer
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.migration import Migration, MigrationEnd
+from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
+from signalbox_scheduler.transfers.peers import TransferPeer
+from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 MAX_INCOMING = 4
 """Groups that may come to a worker at once."""

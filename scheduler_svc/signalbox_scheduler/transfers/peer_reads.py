@@ -11,10 +11,10 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
-from signalbox_scheduler.kv_moves.block_exports import BlockExports, PeerFetch, TransferEndpoint
-from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
-from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
-from signalbox_scheduler.kv_moves.pending_transfers import Transfer
+from signalbox_scheduler.transfers.block_exports import BlockExports, PeerFetch, TransferEndpoint
+from signalbox_scheduler.transfers.fetch_cost import FetchCost
+from signalbox_scheduler.transfers.fetch_counts import FetchCounts
+from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 MAX_ORIGINS = 1 << 16
 """Blocks whose origin a worker remembers at most."""

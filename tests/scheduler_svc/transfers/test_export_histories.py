@@ -8,9 +8,9 @@ import pytest
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_scheduler.config import PeerIdentity
-from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.peer_registry import PeerRegistry
 from tests.scheduler_svc.fake_store import Block, Ending, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

@@ -7,17 +7,17 @@ import pytest
 from signalbox_contract.sections.store_moves import Fetch, Lend
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import EXPORT_S
-from signalbox_scheduler.kv_moves.fetch_cost import RETRY_S
-from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S
-from signalbox_scheduler.kv_moves.peer_registry import PeerRegistry
-from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.kv_moves.pending_transfers import TransferKind
-from signalbox_scheduler.kv_moves.prefix_loader import GRACE_S
-from signalbox_scheduler.kv_moves.transfer_connector import POLL_S
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.transfers.block_exports import EXPORT_S
+from signalbox_scheduler.transfers.fetch_cost import RETRY_S
+from signalbox_scheduler.transfers.peer_reads import PAUSE_S
+from signalbox_scheduler.transfers.peer_registry import PeerRegistry
+from signalbox_scheduler.transfers.peers import TransferPeer
+from signalbox_scheduler.transfers.pending_transfers import TransferKind
+from signalbox_scheduler.transfers.prefix_loader import GRACE_S
+from signalbox_scheduler.transfers.transfer_connector import POLL_S
 from tests.scheduler_svc.fake_store import BLOCK_BYTES, Block, FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

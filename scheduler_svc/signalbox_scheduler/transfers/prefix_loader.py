@@ -15,14 +15,14 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
-from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
-from signalbox_scheduler.kv_moves.fetch_cost import FetchCost
-from signalbox_scheduler.kv_moves.fetch_counts import FetchCounts
-from signalbox_scheduler.kv_moves.peer_reads import PAUSE_S, PeerReads
-from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.transfers.distrusted_blocks import DistrustedBlocks
+from signalbox_scheduler.transfers.fetch_cost import FetchCost
+from signalbox_scheduler.transfers.fetch_counts import FetchCounts
+from signalbox_scheduler.transfers.peer_reads import PAUSE_S, PeerReads
+from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
 
 MAX_LOADING = 8
 """Requests of a worker that may load at once."""

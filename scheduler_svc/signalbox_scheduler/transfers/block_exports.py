@@ -14,8 +14,8 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
+from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
 
 EXPORT_S = 10.0
 """Time for which blocks are lent at most, on the clock of the worker that has them."""

@@ -14,17 +14,17 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_rpc.metrics.sample import Sample, gauge, gauges
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockRetracted
-from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint
-from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
-from signalbox_scheduler.kv_moves.peers import TransferPeer, peer_identity
-from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
-from signalbox_scheduler.kv_moves.prefix_loader import PrefixLoader
-from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
-from signalbox_scheduler.kv_moves.write_behind import NoWrites, WriteBehind
 from signalbox_scheduler.planning.connector import KVConnector, OnCleared
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.block_exports import BlockExports, TransferEndpoint
+from signalbox_scheduler.transfers.distrusted_blocks import DistrustedBlocks
+from signalbox_scheduler.transfers.peers import TransferPeer, peer_identity
+from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
+from signalbox_scheduler.transfers.prefix_loader import PrefixLoader
+from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
+from signalbox_scheduler.transfers.write_behind import NoWrites, WriteBehind
 
 logger = logging.getLogger(__name__)
 

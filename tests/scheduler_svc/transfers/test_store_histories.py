@@ -10,8 +10,8 @@ import pytest
 
 from signalbox_contract.model import StoreCapacity
 from tests.scheduler_svc.fake_store import Ending
-from tests.scheduler_svc.kv_moves.test_export_histories import History
 from tests.scheduler_svc.make import Loop
+from tests.scheduler_svc.transfers.test_export_histories import History
 
 
 class StoreHistory(History):

@@ -11,9 +11,9 @@ from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.migration import Migration
-from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.kv_moves.pending_transfers import Transfer
+from signalbox_scheduler.transfers.migration import Migration
+from signalbox_scheduler.transfers.peers import TransferPeer
+from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 MAX_ROUND_SHARE = 0.25
 """Most of the destination's CPU pool that one round uses."""

@@ -9,8 +9,12 @@ from dataclasses import replace
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PeerIdentity, WorkerConfig
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
-from signalbox_scheduler.kv_moves.block_exports import BlockExports, TransferEndpoint, most_exported
-from signalbox_scheduler.kv_moves.peer_reads import PeerReads
+from signalbox_scheduler.transfers.block_exports import (
+    BlockExports,
+    TransferEndpoint,
+    most_exported,
+)
+from signalbox_scheduler.transfers.peer_reads import PeerReads
 
 
 class TransferPeer:

@@ -7,14 +7,14 @@ prompts; rebalancing moves those of a busy one to one with less to do.
 from collections.abc import Callable
 
 from signalbox_scheduler.kv.block_allocator import BlockHash
-from signalbox_scheduler.kv_moves.block_exports import BlockExports
-from signalbox_scheduler.kv_moves.distrusted_blocks import DistrustedBlocks
-from signalbox_scheduler.kv_moves.peers import peer_identity
-from signalbox_scheduler.kv_moves.transfer_connector import TransferConnector
-from signalbox_scheduler.kv_moves.worker_migrations import MAX_OUTGOING, WorkerMigrations
 from signalbox_scheduler.planning.connector import KVConnector
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.block_exports import BlockExports
+from signalbox_scheduler.transfers.distrusted_blocks import DistrustedBlocks
+from signalbox_scheduler.transfers.peers import peer_identity
+from signalbox_scheduler.transfers.transfer_connector import TransferConnector
+from signalbox_scheduler.transfers.worker_migrations import MAX_OUTGOING, WorkerMigrations
 
 REBALANCE_S = 0.1
 """Time between two looks at whether another worker has less to do."""

@@ -9,18 +9,17 @@ from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv_moves.block_exports import BlockExports
-from signalbox_scheduler.kv_moves.migration import RETRY_S
-from signalbox_scheduler.kv_moves.migration_rounds import GRACE_S
-from signalbox_scheduler.kv_moves.pending_transfers import TransferKind
-from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.scheduler import LONG_STEP_S
+from signalbox_scheduler.transfers.block_exports import BlockExports
+from signalbox_scheduler.transfers.migration import RETRY_S
+from signalbox_scheduler.transfers.migration_rounds import GRACE_S
+from signalbox_scheduler.transfers.pending_transfers import TransferKind
+from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.kv_moves.test_block_exports import PROMPT, Workers
 from tests.scheduler_svc.make import (
     Loop,
     assert_all_free,
@@ -31,6 +30,7 @@ from tests.scheduler_svc.make import (
     retract,
     transfers,
 )
+from tests.scheduler_svc.transfers.test_block_exports import PROMPT, Workers
 
 NUM_TOKENS = 24
 NUM_TURNS = 12

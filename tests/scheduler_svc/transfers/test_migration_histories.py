@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from signalbox_contract.request import BeamSearchParams
-from signalbox_scheduler.kv_moves.worker_migrations import WorkerMigrations
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.kv_moves.test_export_histories import History
 from tests.scheduler_svc.make import Loop, content_of, make_request, outputs, transfers
+from tests.scheduler_svc.transfers.test_export_histories import History
 
 GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
 

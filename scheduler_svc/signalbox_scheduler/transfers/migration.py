@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.peers import TransferPeer
-from signalbox_scheduler.kv_moves.pending_transfers import Transfer
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.transfers.peers import TransferPeer
+from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 RETRY_S = 0.25
 """Time after which it is tried again to migrate a group."""

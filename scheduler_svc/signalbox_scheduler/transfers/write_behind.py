@@ -18,11 +18,11 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
-from signalbox_scheduler.kv_moves.pending_transfers import PendingTransfers, Transfer, TransferKind
-from signalbox_scheduler.kv_moves.seen_blocks import SeenBlocks
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
+from signalbox_scheduler.transfers.seen_blocks import SeenBlocks
 
 MAX_WANTED = 4096
 """Blocks that may wait to be written; those that wait longest are given up."""

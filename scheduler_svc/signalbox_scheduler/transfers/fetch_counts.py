@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.sample import Sample, also_named, counter, counters
-from signalbox_scheduler.kv_moves.pending_transfers import Transfer
+from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 
 @dataclass(slots=True)
