@@ -4,7 +4,13 @@ import pytest
 
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockCopy
-from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_manager import (
+    AllocStatus,
+    BlockRetracted,
+    BlockSpaceManager,
+    PrefixFound,
+    SequenceFreed,
+)
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
@@ -486,6 +492,23 @@ def test_blocks_that_went_wrong_are_not_found_where_groups_go_that_share_them(ki
     for seq in group.unfinished:
         blocks.free(seq)
     assert blocks.find_prefix(twin) == []
+    blocks.check([])
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_happens_to_blocks_is_recorded_in_order_where_it_is_read(is_read: bool) -> None:
+    blocks = make_blocks()
+    blocks.records_events = is_read
+    wrong, group, _ = sharing(blocks, "request")
+    (seq,), hashes = group.sequences, blocks.prefix_hashes(wrong, 0, 2)
+    blocks.retract(wrong)
+    wrong.status = SequenceStatus.FINISHED
+    blocks.free(wrong)
+    blocks.free(seq)  # it is computed again later
+    found, retracted = PrefixFound(wrong, 2), [BlockRetracted(one) for one in hashes]
+    expected = [found, *retracted, SequenceFreed(wrong, 2)]
+    assert blocks.take_events() == (expected if is_read else [])
+    assert blocks.take_events() == []
     blocks.check([])
 
 

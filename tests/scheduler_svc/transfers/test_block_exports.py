@@ -7,6 +7,7 @@ import pytest
 from signalbox_contract.sections.store_moves import Fetch, Lend
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.planning.connector import KVConnector
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
 from signalbox_scheduler.requests.timeline import EventKind
@@ -544,6 +545,22 @@ def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_bloc
     assert not peers.exports
     make_scheduler(identity=identity, peers=peers, num_cpu_blocks=4)
     assert len(peers.exports) == 2
+
+
+def test_a_worker_alone_moves_nothing_until_another_joins() -> None:
+    workers = made(num=1)
+    (alone,) = workers.loops
+    assert type(alone.scheduler.connector) is KVConnector
+    assert not alone.scheduler.blocks.records_events
+    workers.loops.append(workers.join(1))
+    group = workers.add()
+    workers.finish(1, 0, 1)
+    assert group.num_cached_tokens == 20
+    connector, reader = alone.scheduler.connector, workers.loops.pop()
+    workers.peers.leave(reader.scheduler.state, workers.now)
+    workers.run_on(0, PROMPT[::-1])
+    assert alone.scheduler.connector is connector, "what it lent may be stored somewhere"
+    assert_all_free(alone)
 
 
 def test_a_prefix_of_which_a_part_has_arrived_is_used_if_its_owner_is_lost() -> None:
