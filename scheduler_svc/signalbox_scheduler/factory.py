@@ -17,7 +17,7 @@ from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_scheduler.scheduler import Scheduler
-from signalbox_scheduler.transfers.write_behind import most_stored
+from signalbox_scheduler.transfers.transfer_connector import check_store
 
 
 def make_cluster(
@@ -52,16 +52,7 @@ def make_scheduler(
 
     Raises ValueError if the worker has a store that would not be used, or not be cleared.
     """
-    if capacity.store is not None and not (config.prefix_caching and config.cpu_prefix_cache):
-        raise ValueError(
-            "it has a store of KV blocks, which takes prefix caching in the KV cache and in swap"
-            " space; turn prefix_caching and cpu_prefix_cache on, or leave the store out"
-        )
-    if capacity.store is not None and not most_stored(capacity.num_cpu_blocks):
-        raise ValueError(
-            f"it has a store of KV blocks, and a swap space of {capacity.num_cpu_blocks} blocks,"
-            " too few to move any to the store; raise its --swap-space, or leave the store out"
-        )
+    check_store(config, capacity)
     pooling = model.pooling
     is_bidirectional = pooling is not None and pooling.is_bidirectional
     reads_all_tokens = is_bidirectional or (pooling is not None and pooling.reads_all_tokens)

@@ -1,7 +1,7 @@
 """The block copies of the plan in the making, within the GPU pool and between the pools.
 
-The block tables of sequences call for copies, and so do the workers' stores, lends and migrations,
-whose blocks no sequence owns. The worker copies out of the GPU pool first, then into it.
+The block tables of sequences call for copies, and so does the worker's connector for blocks that
+no sequence owns. The worker copies out of the GPU pool first, then into it.
 """
 
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves

@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sections.store_moves import ClearMark, MoveResult
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_rpc.metrics.sample import Sample, gauge, gauges
+from signalbox_scheduler.config import SchedulingSettings
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockRetracted
 from signalbox_scheduler.planning.connector import KVConnector, OnCleared
@@ -24,7 +26,7 @@ from signalbox_scheduler.transfers.peers import TransferPeer, peer_identity
 from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
 from signalbox_scheduler.transfers.prefix_loader import PrefixLoader
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
-from signalbox_scheduler.transfers.write_behind import NoWrites, WriteBehind
+from signalbox_scheduler.transfers.write_behind import NoWrites, WriteBehind, most_stored
 
 logger = logging.getLogger(__name__)
 
@@ -254,3 +256,19 @@ class TransferConnector(KVConnector):
         self.peer.exports.check()
         self.loading.check()
         self.migrations.check()
+
+
+def check_store(config: SchedulingSettings, capacity: WorkerCapacity) -> None:
+    """Raises ValueError if a worker has a store that would not be used, or not be cleared."""
+    if capacity.store is None:
+        return
+    if not (config.prefix_caching and config.cpu_prefix_cache):
+        raise ValueError(
+            "it has a store of KV blocks, which takes prefix caching in the KV cache and in swap"
+            " space; turn prefix_caching and cpu_prefix_cache on, or leave the store out"
+        )
+    if not most_stored(capacity.num_cpu_blocks):
+        raise ValueError(
+            f"it has a store of KV blocks, and a swap space of {capacity.num_cpu_blocks} blocks,"
+            " too few to move any to the store; raise its --swap-space, or leave the store out"
+        )
