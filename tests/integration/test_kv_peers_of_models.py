@@ -43,12 +43,12 @@ async def test_a_model_goes_on_with_the_blocks_of_another_worker(
         await eventually(lambda: len(loops) == 1)
         expected, _ = await ask(client, 1)
         # It takes nothing new, so that the other worker gets the request.
-        monkeypatch.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        monkeypatch.setattr(transfers(loops[0].scheduler).peer.reads, "find", lambda *_: None)
+        monkeypatch.setattr(loops[0].scheduler.state.selection, "next_group", lambda: None)
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
+            reads = transfers(loops[0].scheduler).peer.reads
+            monkeypatch.setattr(reads, "find", lambda *_: None)
             assert await ask(client, 2) == (expected, NUM_BLOCKS * 16)
             reader = transfers(loops[1].scheduler).peer
-            assert reader is not None
             assert reader.reads.counts.num_hits == NUM_BLOCKS * 16
             await assert_idle(scheduler)

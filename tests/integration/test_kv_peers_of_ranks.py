@@ -13,6 +13,7 @@ import pytest
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import Disaggregation, SchedulerConfig
 from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.parallel_config import ParallelConfig
 from signalbox_worker.ranks.rank_blocks import BlockCopies
@@ -91,10 +92,11 @@ async def pair(owner: Callable[[], Runner], reader: Callable[[], Runner]) -> Asy
         loops = scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
         expected, _ = await ask(client, 1)
-        steering.setattr(loops[0].scheduler._group_selection, "next_group", lambda: None)
-        steering.setattr(transfers(loops[0].scheduler).peer.reads, "find", lambda *_: None)
+        steering.setattr(loops[0].scheduler.state.selection, "next_group", lambda: None)
         async with running_worker(scheduler.address, reader) as second:
             await eventually(lambda: len(loops) == 2)
+            if isinstance(connector := loops[0].scheduler.connector, TransferConnector):
+                steering.setattr(connector.peer.reads, "find", lambda *_: None)
             yield Pair(scheduler, client, (first, second), expected, steering)
             await assert_idle(scheduler)
 
@@ -113,7 +115,7 @@ async def test_a_worker_of_other_sizes_reads_nothing(model: Path, sizes: tuple[i
     async with pair(loading(model), loading(model, *sizes)) as two:
         _, num_cached = await two.ask(2)
         assert num_cached == 0
-        assert transfers(two.reader).peer.reads.counts.num_hits == 0
+        assert not isinstance(two.reader.connector, TransferConnector)
 
 
 @pytest.mark.parametrize("is_owner", [True, False])

@@ -68,7 +68,7 @@ async def outputs(client: Router, handles: range) -> list[dict[int, list[int]]]:
 
 
 def take_nothing_new(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler._group_selection, "next_group", lambda: None)
+    monkeypatch.setattr(scheduler.state.selection, "next_group", lambda: None)
 
 
 @pytest.mark.parametrize(("backend", "tp", "pp"), SIZES)
