@@ -27,17 +27,17 @@ _DEFAULT_PORT = 6379
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """What a URL names."""
+    """Address of a store, as a URL names it."""
 
     FORMS: ClassVar[str]
-    """How URLs of this kind are written, for the help of `--kv-store`."""
+    """Pattern of URLs of this kind, for the help of `--kv-store`."""
     SERVER: ClassVar[tuple[str, str]]
     """Module of `kv_shared` and class that satisfies `BlockServer`; its first argument is this."""
     ENTRIES: ClassVar[str] = "objects"
-    """What a server counts: objects, which have several blocks each, or blocks."""
+    """Unit that a server counts in: objects, which have several blocks each, or blocks."""
     TAKES_PASSWORD: ClassVar[bool] = False
     REQUIREMENTS: ClassVar[str]
-    """What an operator checks if calls fail."""
+    """Advice for an operator whose calls fail."""
 
     url: str
 

@@ -115,7 +115,7 @@ class PeerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What the scheduler of one worker is told when the worker joins."""
+    """Properties of a worker that its scheduler is told when the worker joins."""
 
     limits: StepLimits
     cache: CacheShape

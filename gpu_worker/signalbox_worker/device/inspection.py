@@ -1,4 +1,4 @@
-"""What operators ask of a device: what computes on it, its memory, and a profile of the next steps.
+"""Reports on a device for operators: backends, memory, and a profile of the next steps.
 
 Imports no PyTorch.
 """

@@ -22,9 +22,9 @@ class Executor(ABC):
     """A model with its weights, and a sampler. Call from one thread."""
 
     model: ModelInfo
-    """As it is at the start, without adapters of run time."""
+    """Model as it is at the start, without adapters of run time."""
     backends: tuple[BackendInUse, ...]
-    """What does the work."""
+    """Backends that do the work."""
     layers: StageLayers
     """Layers that it has."""
     device: MeasuredDevice
@@ -34,11 +34,11 @@ class Executor(ABC):
     @property
     @abstractmethod
     def footprint(self) -> Footprint:
-        """What it takes of the device beside its weights, without graphs."""
+        """Memory that it takes in addition to its weights, without graphs."""
 
     @property
     def form(self) -> Any:
-        """What the layout of blocks depends on, whose text is compared."""
+        """Values that the layout of blocks depends on; their text is compared."""
         return self.backends
 
     @abstractmethod

@@ -55,7 +55,7 @@ WHOLE = RankShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a loaded model takes of a device beside its weights."""
+    """Memory that a loaded model takes in addition to its weights."""
 
     block_size: int
     block_bytes: int

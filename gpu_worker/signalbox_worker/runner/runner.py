@@ -32,7 +32,7 @@ class Runner(ABC):
     unless a method says otherwise."""
 
     transfers: BlockTransfers
-    """What transfers blocks of the CPU pool that `init_cache_engine` made last."""
+    """Transfers of blocks of the CPU pool that `init_cache_engine` made last."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Runner(ABC):
 
     @property
     def backends(self) -> tuple[BackendInUse, ...]:
-        """What does the work."""
+        """Backends that do the work."""
         return ()
 
     @abstractmethod

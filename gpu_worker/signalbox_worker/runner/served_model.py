@@ -25,10 +25,10 @@ class WithOneBlock(Protocol):
 
 
 class ServedModel(ABC):
-    """What a `LocalRunner` says of its model."""
+    """Description of the model of a `LocalRunner`."""
 
     model: ModelInfo
-    """As it is at the start, without adapters of run time."""
+    """Model as it is at the start, without adapters of run time."""
 
     @abstractmethod
     def tokenizer_files(self) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from signalbox_worker.simulated.simulated_executor import SimulatedExecutor
 
 
 class SimulatedModel(ServedModel):
-    """What the settings of a simulated worker say of its model."""
+    """Description of the model of a simulated worker, from its settings."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         self.model = executor.model

@@ -17,7 +17,7 @@ class StepsInFlight(deque[StepPlan]):
         """Steps so far, which is the id of the last."""
         self.last_planned_at = -math.inf
         self.last_is_alone = True
-        """Whether the last step was one of a suspect; the first turn is that of the others."""
+        """True if the last step was one of a suspect; the first turn is that of the others."""
         self._answered_at = 0.0
         self._cost = cost
 

@@ -33,7 +33,7 @@ def most_exported(num_cpu_blocks: int) -> int:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TransferEndpoint:
-    """What the other end of a transfer has to know of a worker."""
+    """Properties of a worker that the other end of a transfer has to know."""
 
     identity: PeerIdentity
     inflight: StepsInFlight

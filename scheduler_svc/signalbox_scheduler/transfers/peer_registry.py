@@ -31,7 +31,7 @@ class PeerRegistry:
 
     def __init__(self) -> None:
         self.exports: list[BlockExports] = []
-        """Those of the workers whose connector moves KV, in the order in which they got it."""
+        """Exports of the workers whose connector moves KV, in the order in which they got it."""
         self.distrusted = DistrustedBlocks()
         self._wakes: dict[SchedulerState, Callable[[], None]] = {}
         self._connectors: dict[SchedulerState, TransferConnector] = {}
