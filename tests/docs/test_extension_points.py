@@ -30,7 +30,7 @@ EXAMPLES = {
 
 def kept_modules() -> dict[str, set[str]]:
     """Returns the modules of each row of the changelog's table."""
-    text = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (an? .+?) \| (.+) \|$", text, re.MULTILINE)
     return {what: set(re.findall(r"`([\w.]+)`", modules)) for what, modules in rows}
 

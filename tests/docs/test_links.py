@@ -16,7 +16,13 @@ from tests.test_imports import FOLDERS
 DOCUMENTS = [
     *(
         ROOT / name
-        for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "THREAT_MODEL.md")
+        for name in (
+            "ARCHITECTURE.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "THREAT_MODEL.md",
+            "CHANGELOG.md",
+        )
     ),
     *pages(),
 ]
