@@ -69,7 +69,7 @@ def test_fields_that_are_left_out_have_the_defaults_of_peft(tmp_path: Path) -> N
     (tmp_path / "adapter_config.json").write_text(json.dumps(fields))
     read = read_adapter_config(tmp_path / "adapter_config.json", SHAPES)
     peft, module = LoraConfig(), next(name for name in SHAPES if name.endswith("q_proj"))
-    assert (read.rank(module), read.scale(module)) == (peft.r, peft.lora_alpha / peft.r)
+    assert (read.rank_of(module), read.scale(module)) == (peft.r, peft.lora_alpha / peft.r)
     assert {name: getattr(peft, name) for name in DEFAULTS} == DEFAULTS
 
 

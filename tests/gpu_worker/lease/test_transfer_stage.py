@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -155,12 +155,13 @@ def test_a_step_that_ends_after_its_lease_takes_no_end_of_the_next_one() -> None
     first.revoke()
     runner.init_cache_engine(num_gpu_blocks=8, num_cpu_blocks=4)
     second = make_lease(runner)
-    second.execute(make_step(1, store_moves=StoreMoves(finds=[Find(1, HASHES)])), arrived_ns=0)
+    find = make_step(1, store_moves=StoreMoves(finds=[Find(1, HASHES)]))
+    results = [second.execute(find, arrived_ns=0)]  # which may have its end already
     wait_until(lambda: all(one.is_ended for one in runner.transfers._pending.values()))
     assert step.finish().moves == ()
-    result = second.execute(make_step(2), arrived_ns=0)
-    assert isinstance(result, StepResult)
-    assert [one.move_id for one in result.moves] == [1]
+    results.append(second.execute(make_step(2), arrived_ns=0))
+    ended = [one.move_id for result in results for one in cast(StepResult, result).moves]
+    assert ended == [1]
     runner.close()
 
 

@@ -156,7 +156,7 @@ def test_a_sparse_model_may_be_stored_densely() -> None:
 
 def test_forms_of_fp8_differ_by_their_scales() -> None:
     plain: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static"}
-    assert read(plain).forms == (FP8,)
+    assert read(plain).forms == (FP8, FP8_BLOCKS), "which one, the tensors say"
     assert read(plain | {"weight_block_size": [128, 128]}).forms == (FP8_BLOCKS,)
 
 
