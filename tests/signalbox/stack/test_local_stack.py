@@ -171,7 +171,7 @@ sys.exit(command.main())
     ("imported", "arguments"),
     [
         ("signalbox.cli", ["generate", "hello"]),
-        ("signalbox.settings", ["serve", "--simulate"]),
+        ("signalbox.settings.serve_settings", ["serve", "--simulate"]),
         ("signalbox.stack.local_stack", ["serve", "--simulate"]),
         ("signalbox.bench.command", ["bench"]),
     ],
