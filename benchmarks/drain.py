@@ -24,7 +24,6 @@ from benchmarks.harness.model_pool import ModelAnswer, ModelPool, ModelWorker, m
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from signalbox.bench.workload import random_prompts
-from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""
@@ -75,9 +74,7 @@ def measure(
     _run_until_each_has(pool, num_more_tokens=8)
     assert len(other.loop.scheduler.running) == num_streams, "a stream is lost"
     longest = [answer.longest_gap_s(since=began_at) for answer in answers]
-    connector = other.loop.scheduler.connector
-    assert isinstance(connector, TransferConnector)
-    num_out = connector.migrations.num_in
+    num_out = sum(group.num_migrations for group in other.loop.scheduler.running)
     return Gaps(usual, median(longest), max(longest), num_out, duration)
 
 
