@@ -19,7 +19,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,contract gpu_worker kerne
 	$(addprefix tests/signalbox/,bench client settings)
 TRITON ?= 3.6.0
 COMPILE_TESTS := tests/kernels/triton/test_compile.py tests/kernels/triton/test_keys.py tests/gpu_worker/runner/test_warm_up.py
-NATIVE := tests/kernels/native tests/gpu_worker/native
+NATIVE := tests/kernels/native tests/gpu_worker/runner/native
 KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 

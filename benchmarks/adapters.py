@@ -34,9 +34,9 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_worker.config import ModelConfig
-from signalbox_worker.loading.opened_model import open_with_config
 from signalbox_worker.models.decoder_config import DecoderConfig
-from signalbox_worker.native.weight_shapes import linear_shapes
+from signalbox_worker.runner.loading.opened_model import open_with_config
+from signalbox_worker.runner.native.weight_shapes import linear_shapes
 
 MAX_TOKENS = 384
 HEADER = (

@@ -23,8 +23,8 @@ import numpy as np
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.largest_batch import largest_batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as make_loaded
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.service.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 600

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalbox import LLM, SamplingParams
-from signalbox_worker.kv_disk.disk_index import DiskIndex
-from signalbox_worker.kv_disk.disk_store import DiskStore
-from signalbox_worker.kv_disk.disk_tier import DiskTier
-from signalbox_worker.kv_disk.index_schema import connect, prepare
-from signalbox_worker.kv_store.store_threads import NUM_READERS, StoreThreads
-from signalbox_worker.kv_store.transfer import Transfer
+from signalbox_worker.kv.disk.disk_index import DiskIndex
+from signalbox_worker.kv.disk.disk_store import DiskStore
+from signalbox_worker.kv.disk.disk_tier import DiskTier
+from signalbox_worker.kv.disk.index_schema import connect, prepare
+from signalbox_worker.kv.store.store_threads import NUM_READERS, StoreThreads
+from signalbox_worker.kv.store.transfer import Transfer
 
 _MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 _IDENTITY = b"\1" * 32
@@ -128,8 +128,8 @@ def _store(first: Engine, prompts: list[list[int]]) -> None:
 
 def measure_reads(folder: Path, *, block_bytes: int, num_blocks: int) -> ReadRates:
     """Writes blocks, and reads them through the tier's threads and plainly, in turns."""
-    from signalbox_worker.kv_disk.disk_space import WriteLimit
-    from signalbox_worker.kv_disk.store_folder import StoreFolder
+    from signalbox_worker.kv.disk.disk_space import WriteLimit
+    from signalbox_worker.kv.disk.store_folder import StoreFolder
 
     store = DiskStore(
         StoreFolder(folder),

@@ -54,7 +54,7 @@ class Predicted(NamedTuple):
         return sum(mine != its for mine, its in pairs) / len(self.greedy)
 
 
-_CAPABILITY = "signalbox_worker.loading.loaded_model.compute_capability"
+_CAPABILITY = "signalbox_worker.runner.loading.loaded_model.compute_capability"
 
 
 def chunks_of(llm: LLM, text: str, context: int) -> list[list[int]]:

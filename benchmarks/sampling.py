@@ -26,13 +26,13 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import BatchOutput
 from signalbox_worker.batch.sampling_rows import SampleRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.native.executor import NativeExecutor
+from signalbox_worker.lease.sequences.sequence_table import SequenceTable
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as make_loaded
+from signalbox_worker.runner.native.executor import NativeExecutor
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.torch_sampler import TorchSampler
-from signalbox_worker.sequences.sequence_table import SequenceTable
+from signalbox_worker.service.runner_factory import make_runner as make_loaded
 
 BLOCK_SIZE = 16
 CONTEXT = 192

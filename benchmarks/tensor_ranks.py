@@ -19,9 +19,9 @@ from benchmarks.cpu_step import BLOCK_SIZE, CASES, NUM_BLOCKS, in_words, make_ba
 from signalbox_contract.sections.block_moves import BlockMapping, BlockMoves
 from signalbox_contract.step import Step
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.service.runner_factory import make_runner
 
 MOST_TOKENS = 2048
 CONFIG = {

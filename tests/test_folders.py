@@ -17,8 +17,8 @@ import pytest
 from tests.test_imports import ALLOWED, FOLDERS
 
 PUBLIC = {
-    "signalbox_worker.attention",
-    "signalbox_worker.layers",
+    "signalbox_worker.models.attention",
+    "signalbox_worker.models.layers",
     "signalbox_worker.models",
     "signalbox",
     "signalbox.llm",
@@ -90,6 +90,24 @@ WINGS: dict[str, tuple[str, ...]] = {
         "generation",
         "apis",
         "http",
+        "main",
+    ),
+    "signalbox_worker": (
+        "adapter_option",
+        "generation_fields",
+        "config",
+        "missing_packages",
+        "device",
+        "batch",
+        "files",
+        "models",
+        "layers",
+        "attention",
+        "sampling",
+        "kv",
+        "runner",
+        "lease",
+        "service",
         "main",
     ),
     "signalbox": (

@@ -113,7 +113,7 @@ def test_no_contract_imports_another(package: str) -> None:
         ("signalbox_router", "import torch"),
         ("signalbox_router", "import protos.inference.v1"),
         ("signalbox_router", "def f():\n    from signalbox_scheduler import plan"),
-        ("signalbox_scheduler", "import signalbox_worker.worker"),
+        ("signalbox_scheduler", "import signalbox_worker.service.worker"),
         ("signalbox_rpc", "from signalbox_router.config import RouterConfig"),
         ("signalbox_rpc", "from signalbox_contract.columns import pack_int32"),
         ("signalbox_rpc", "from signalbox_contract import columns"),
@@ -179,7 +179,7 @@ def test_only_the_reader_of_old_checkpoints_knows_pickle() -> None:
         if unsafe & set(imported_modules(path.read_text(encoding="utf-8")))
     }
     (path,) = found
-    assert path == FOLDERS["signalbox_worker"] / "checkpoints/torch_file.py"
+    assert path == FOLDERS["signalbox_worker"] / "files/checkpoints/torch_file.py"
     reader = path.read_text(encoding="utf-8")
     assert reader.count("torch.load(") == reader.count("weights_only=True") == 1
 

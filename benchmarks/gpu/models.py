@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from benchmarks.gpu.bench import BLOCK_SIZE, Bench
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as load_runner
+from signalbox_worker.service.runner_factory import make_runner as load_runner
 
 C = TypeVar("C", ModelConfig, CacheConfig, DeviceConfig)
 

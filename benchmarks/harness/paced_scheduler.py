@@ -19,7 +19,7 @@ from signalbox_contract.columns import pack_int32, pack_int64
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from signalbox_worker.loading.byte_tokenizer import (
+from signalbox_worker.runner.loading.byte_tokenizer import (
     END_OF_SEQUENCE_ID,
     MIN_VOCAB_SIZE,
     tokenizer_files,

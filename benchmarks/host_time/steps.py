@@ -21,14 +21,14 @@ from signalbox_contract.step_result import StepResult
 from signalbox_kernels import triton
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.graphs import GraphRecorder
-from signalbox_worker.execution_thread import Unfinished
-from signalbox_worker.executors import executor_factory
+from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
-from signalbox_worker.loading import loaded_model
+from signalbox_worker.runner.executors import executor_factory
+from signalbox_worker.runner.loading import loaded_model
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as load_runner
 from signalbox_worker.sampling.grammars import Grammars
+from signalbox_worker.service.runner_factory import make_runner as load_runner
 
 BLOCK_SIZE = 16
 NUM_DECODES = 256

@@ -22,12 +22,12 @@ from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
 from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_worker.device.device_errors import exit_message
-from signalbox_worker.registration_client import HAND_OVER_S, Registration
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
-from signalbox_worker.startup_client import Startup, reporting
-from signalbox_worker.worker import Worker
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.registration_client import HAND_OVER_S, Registration
+from signalbox_worker.service.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.service.startup_client import Startup, reporting
+from signalbox_worker.service.worker import Worker
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from signalbox.client.connection import connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag
 from signalbox.commands.cached_models.hub_cache import age
 from signalbox_rpc.telemetry.printable import printable
-from signalbox_worker.hub.gguf_file_names import format_bytes
+from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 EXAMPLES = """\
 examples
@@ -122,7 +122,7 @@ async def _clear_service(options: dict[str, Any]) -> None:
 
 
 def _clear_folder(folder: Path, tenant: str | None) -> None:
-    from signalbox_worker.kv_disk.stored_models import clear
+    from signalbox_worker.kv.disk.stored_models import clear
 
     num_cleared, num_in_use = clear(folder, tenant)
     print(f"{_sets(num_cleared)} cleared")
@@ -135,7 +135,7 @@ def _clear_folder(folder: Path, tenant: str | None) -> None:
 
 
 def _list_folder(folder: Path, *, as_json: bool) -> None:
-    from signalbox_worker.kv_disk.stored_models import stored_models
+    from signalbox_worker.kv.disk.stored_models import stored_models
 
     found = stored_models(folder)
     if as_json:
@@ -154,7 +154,7 @@ def _list_folder(folder: Path, *, as_json: bool) -> None:
 
 
 def _at_server(options: dict[str, Any], url: str) -> None:
-    from signalbox_worker.kv_shared.stored_groups import StoreAccess
+    from signalbox_worker.kv.shared.stored_groups import StoreAccess
 
     access = StoreAccess(
         url,

@@ -27,7 +27,7 @@ from signalbox.settings.serve_settings import RunSettings
 from signalbox.stack.local_stack import LocalStack, running
 from signalbox_client import RequestError
 from signalbox_rpc.telemetry import logs
-from signalbox_worker.loading.model_source import model_name
+from signalbox_worker.runner.loading.model_source import model_name
 
 EXAMPLES = """\
 examples

@@ -183,7 +183,9 @@ class EngineArgs(VllmOptions):
         config = self.settings().runner_config
 
         def make() -> Runner:
-            from signalbox_worker.runner_factory import make_runner  # may import torch: seconds
+            from signalbox_worker.service.runner_factory import (
+                make_runner,  # may import torch: seconds
+            )
 
             with own_progress() as progress:
                 return make_runner(
@@ -245,11 +247,11 @@ class AsyncEngineArgs(EngineArgs):
 def _tokenizer_files(tokenizer: str) -> dict[str, bytes]:
     path = Path(tokenizer).expanduser()
     if path.is_dir():
-        from signalbox_worker.loading.tokenizer_files import directory_tokenizer_files
+        from signalbox_worker.runner.loading.tokenizer_files import directory_tokenizer_files
 
         return directory_tokenizer_files(path)
     if path.is_file():
-        from signalbox_worker.loading.gguf_model import GGUFSource
+        from signalbox_worker.runner.loading.gguf_model import GGUFSource
 
         return GGUFSource(path).tokenizer_files()
     raise ValueError(

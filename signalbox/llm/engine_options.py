@@ -16,7 +16,7 @@ from signalbox.settings.loading import in_one_line
 from signalbox.settings.spelling import did_you_mean
 from signalbox_router.config import RequestSettings
 from signalbox_scheduler.config import SchedulingSettings
-from signalbox_worker.worker_settings import EngineSettings
+from signalbox_worker.service.worker_settings import EngineSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")

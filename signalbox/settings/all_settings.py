@@ -9,7 +9,7 @@ from signalbox.settings.serve_settings import ServeSettings
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import Settings
 from signalbox_scheduler.config import SchedulerSettings
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 SERVICES: tuple[type[Settings], ...] = (
     ServeSettings,

@@ -17,7 +17,7 @@ from signalbox_rpc.settings.service_settings import (
 from signalbox_rpc.transport.listening_ports import UNSPECIFIED_HOSTS
 from signalbox_rpc.transport.tls import TlsConfig, is_loopback
 from signalbox_scheduler.config import SchedulingSettings
-from signalbox_worker.worker_settings import EngineSettings, PlacementSettings
+from signalbox_worker.service.worker_settings import EngineSettings, PlacementSettings
 
 
 def _not_a_range(value: Any) -> Any:

@@ -8,13 +8,13 @@ from pathlib import Path
 from signalbox.stack import machine_info
 from signalbox.stack.gpu_assignment import visible_gpus
 from signalbox_kernels.native import limit_permits_bfloat16
-from signalbox_worker.adapters.peft_adapter import check_adapter
-from signalbox_worker.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from signalbox_worker.config import GIB, INT16
 from signalbox_worker.device.ram import available_ram
-from signalbox_worker.loading.model_source import weight_sizes
-from signalbox_worker.ranks.startup_checks import check_packages
-from signalbox_worker.worker_settings import EngineSettings
+from signalbox_worker.files.adapters.peft_adapter import check_adapter
+from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
+from signalbox_worker.runner.loading.model_source import weight_sizes
+from signalbox_worker.runner.ranks.startup_checks import check_packages
+from signalbox_worker.service.worker_settings import EngineSettings
 
 WORKER_BYTES = GIB // 2
 """Estimated bytes of a worker beside weights and KV cache: PyTorch, and the largest step."""

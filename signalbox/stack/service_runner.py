@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from signalbox_router.config import RouterSettings
     from signalbox_rpc.settings.service_settings import Settings, TelemetrySettings
     from signalbox_scheduler.config import SchedulerSettings
-    from signalbox_worker.ranks.rank_network import RankNetwork
+    from signalbox_worker.runner.ranks.rank_network import RankNetwork
     from signalbox_worker.runner.runner import Runner
-    from signalbox_worker.worker_settings import WorkerSettings
+    from signalbox_worker.service.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def run_worker(settings: "WorkerSettings") -> None:
     from signalbox.stack.processes.startup_display import log_progress
     from signalbox_router.prompt.tokenization.tokenizer_settings import try_chat_template
     from signalbox_worker.main import run
-    from signalbox_worker.startup_client import Startup
+    from signalbox_worker.service.startup_client import Startup
 
     network = None
     if settings.placement == "environment":
@@ -109,7 +109,7 @@ def _run_on_ray(settings: "WorkerSettings") -> None:
 
 def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
     """Returns the network of rank 0, or None if it is the only rank; obeys it as another rank."""
-    from signalbox_worker.ranks.rank_network import RankNetwork, read_place
+    from signalbox_worker.runner.ranks.rank_network import RankNetwork, read_place
 
     place, size = read_place(os.environ), settings.parallel.num_ranks
     if place.size != size:
@@ -123,9 +123,9 @@ def _join_from_environment(settings: "WorkerSettings") -> "RankNetwork | None":
         place, host=settings.rank_host, port=settings.rank_port, tls=settings.tls
     )
     if place.rank:
-        from signalbox_worker.ranks.follower_process import follow
-        from signalbox_worker.ranks.rank_status import RankStatus
-        from signalbox_worker.ranks.service.rank_messages import Start
+        from signalbox_worker.runner.ranks.follower_process import follow
+        from signalbox_worker.runner.ranks.rank_status import RankStatus
+        from signalbox_worker.runner.ranks.service.rank_messages import Start
 
         status = RankStatus(
             place.rank,
@@ -145,11 +145,11 @@ def _announce_progress(progress: StartupProgress) -> None:
 
 def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from signalbox_contract.sampling_defaults import SamplingDefaults
-    from signalbox_worker.adapters.peft_adapter import describe_adapter
+    from signalbox_worker.files.adapters.peft_adapter import describe_adapter
     from signalbox_worker.generation_fields import default_params
-    from signalbox_worker.simulated.simulated_config import SimulatedConfig
-    from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING
-    from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+    from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+    from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
+    from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 
     limits = {name: value for name in _LIMITS if (value := getattr(settings, name)) is not None}
     parallel = settings.parallel
@@ -193,7 +193,7 @@ def _model_runner(
 
 def _load_model(*args: Any, progress: ReportProgress, **options: Any) -> "Runner":
     """Calls `make_runner`; imports it on the thread that loads the model."""
-    from signalbox_worker.runner_factory import make_runner  # may import torch: seconds
+    from signalbox_worker.service.runner_factory import make_runner  # may import torch: seconds
 
     return make_runner(*args, progress=progress, **options)
 
@@ -216,7 +216,7 @@ def service(command: str) -> "tuple[type[Settings], Callable[[Any], None]]":
 
             return SchedulerSettings, run_scheduler
         case "worker":
-            from signalbox_worker.worker_settings import WorkerSettings
+            from signalbox_worker.service.worker_settings import WorkerSettings
 
             return WorkerSettings, run_worker
     from signalbox.settings.serve_settings import DemoSettings, ServeSettings

@@ -17,7 +17,7 @@ from signalbox_rpc.transport.listening_ports import (
 )
 from signalbox_rpc.transport.tls import check_files
 from signalbox_worker.missing_packages import require_ray
-from signalbox_worker.ranks.startup_checks import check_store
+from signalbox_worker.runner.ranks.startup_checks import check_store
 
 LOOPBACK = "127.0.0.1"
 

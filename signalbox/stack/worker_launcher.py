@@ -14,8 +14,8 @@ from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
 from signalbox.stack.processes.worker_supervisor import name_of
 from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import LOOPBACK
-from signalbox_worker.native.threads import num_cores
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.runner.native.threads import num_cores
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 
 class WorkerCommand(NamedTuple):

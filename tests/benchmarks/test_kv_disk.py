@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.kv_disk import make_index, measure_first_tokens, measure_index, measure_reads
-from signalbox_worker.kv_disk.disk_index import DiskIndex
+from signalbox_worker.kv.disk.disk_index import DiskIndex
 from tests.gpu_worker.tiny_models import make_llama
 
 NUM_BLOCKS = 20_000

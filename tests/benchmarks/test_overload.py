@@ -9,7 +9,7 @@ from benchmarks.overload import PROMPT_TOKENS, Offered, ask
 from signalbox.bench.workload import random_prompts
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import assert_idle
 from tests.integration.test_stack import make_stack
 from tests.waiting import eventually

@@ -8,7 +8,7 @@ import pytest
 
 from signalbox import cli
 from signalbox.settings.loading import load
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 from tests.deploy.crds import KUBERNETES
 from tests.deploy.kustomize import Resource
 from tests.deploy.test_kubernetes import allowed, environment, pod, resources

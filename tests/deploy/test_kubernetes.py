@@ -17,8 +17,8 @@ from signalbox_rpc.interceptors.peer_roles import ROLES, PeerNames
 from signalbox_rpc.transport.listening_ports import check_exposure
 from signalbox_scheduler.config import SchedulerSettings
 from signalbox_scheduler.main import REGISTRY_SERVICE, SCHEDULER_SERVICE
-from signalbox_worker.servicer import SERVICE_NAME as WORKER_SERVICE
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.servicer import SERVICE_NAME as WORKER_SERVICE
+from signalbox_worker.service.worker_settings import WorkerSettings
 from tests.deploy.crds import FOLDERS, KUBERNETES
 from tests.deploy.kustomize import Resource, render
 from tests.deploy.test_observability import DASHBOARD

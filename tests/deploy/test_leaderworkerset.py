@@ -9,8 +9,8 @@ import pytest
 from signalbox import cli
 from signalbox.settings.loading import load
 from signalbox_rpc.interceptors.peer_roles import ROLES, WORKER, PeerNames
-from signalbox_worker.ranks.rank_network import read_place
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.runner.ranks.rank_network import read_place
+from signalbox_worker.service.worker_settings import WorkerSettings
 from tests.deploy.crds import KUBERNETES
 from tests.deploy.kustomize import Resource
 from tests.deploy.test_kubernetes import allowed, environment, pod, resources

@@ -9,8 +9,8 @@ from benchmarks.gpu.parts import probes
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_worker.device.device_choice import streams_of
 from signalbox_worker.device.streams import Streams
-from signalbox_worker.kv_cache.block_dependencies import BlockUse
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.kv.cache.block_dependencies import BlockUse
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
 
 CUDA = torch.device("cuda")
 CYCLES = 2_000_000_000

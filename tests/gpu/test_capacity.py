@@ -9,9 +9,9 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import QWEN3_0_6B, write_model
 from benchmarks.gpu.steps import make_batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as load_runner
+from signalbox_worker.service.runner_factory import make_runner as load_runner
 
 CUDA = torch.device("cuda")
 

@@ -1,6 +1,6 @@
 """Steps on a card: graphs draw what eager steps draw, and nothing waits, or is compiled late.
 
-`tests/gpu_worker/executors/test_tests_of_a_card.py` runs what it can of this module on a CPU.
+`tests/gpu_worker/runner/executors/test_tests_of_a_card.py` runs what it can of it on a CPU.
 """
 
 import logging
@@ -16,10 +16,10 @@ import torch
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.executors.step_graphs import graph_sizes
+from signalbox_worker.runner.executors.step_graphs import graph_sizes
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner as load_runner
+from signalbox_worker.service.runner_factory import make_runner as load_runner
 from tests.gpu_worker.generation import Driver, Generated, add_history, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 

@@ -3,8 +3,8 @@
 import pytest
 
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.service.runner_factory import make_runner
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.transformers_demo import DEMO, demo, greedy_texts

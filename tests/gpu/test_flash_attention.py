@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from signalbox_worker.attention import AttentionShape
-from signalbox_worker.attention.backend_check import fault_of
-from signalbox_worker.attention.flash_backend import FlashAttention
-from signalbox_worker.attention.flash_kernels import PACKAGED_KERNELS, FlashKernel
+from signalbox_worker.models.attention import AttentionShape
+from signalbox_worker.models.attention.backend_check import fault_of
+from signalbox_worker.models.attention.flash_backend import FlashAttention
+from signalbox_worker.models.attention.flash_kernels import PACKAGED_KERNELS, FlashKernel
 
 
 @pytest.mark.parametrize("kernel", PACKAGED_KERNELS, ids=lambda kernel: kernel.name)

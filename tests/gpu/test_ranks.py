@@ -8,10 +8,10 @@ import torch
 from torch import distributed
 
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.process_group import GroupCollectives, _nccl
-from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.service.runner_factory import make_runner
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model

@@ -11,10 +11,10 @@ from signalbox_contract.sections.block_moves import BlockMapping, BlockMoves
 from signalbox_contract.step import NewSequence, Step
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.lease.lease import Lease
+from signalbox_worker.lease.sequences.sequence_table import SequenceTable
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.sampling.grammars import Grammars
-from signalbox_worker.sequences.sequence_table import SequenceTable
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 
 
 def make_config(**overrides: Any) -> SimulatedConfig:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from signalbox_worker import runner_factory as factory
 from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.service import runner_factory as factory
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
 

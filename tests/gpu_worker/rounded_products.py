@@ -16,7 +16,7 @@ from torch import Tensor
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.torch.rounding import rounded
 from signalbox_worker.config import ModelError
-from signalbox_worker.quantised.configuration import quantised_checkpoint
+from signalbox_worker.files.quantised.configuration import quantised_checkpoint
 from tests.gpu_worker.model_runners import log_probabilities
 from tests.rounding import LOGITS
 

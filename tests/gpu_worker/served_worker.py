@@ -12,9 +12,9 @@ from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.worker import Worker
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.service.worker import Worker
 from tests.gpu_worker.builders import make_config
 from tests.waiting import EVENT_S
 

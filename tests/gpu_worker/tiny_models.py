@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from signalbox_worker.models.decoder_config import llama_config
-from signalbox_worker.native.weight_shapes import weight_shapes
+from signalbox_worker.runner.native.weight_shapes import weight_shapes
 
 VOCAB = 97
 SHAPE: dict[str, Any] = {

@@ -120,10 +120,8 @@ class HostileStack:
 
 
 def _services(folder: Path, options: Options) -> tuple[Service, int, Service, list[Service]]:
-    constants = json.dumps(
-        {"signalbox_worker.simulated.simulated_config.SimulatedConfig.vocab_size": VOCAB_SIZE}
-        | dict(options.constants)
-    )
+    model = "signalbox_worker.runner.simulated.simulated_config.SimulatedConfig"
+    constants = json.dumps({f"{model}.vocab_size": VOCAB_SIZE} | dict(options.constants))
     command = (sys.executable, "-m", "tests.hostile.launch", constants)
 
     def service(name: str, *arguments: str) -> Service:

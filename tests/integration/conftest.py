@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.hosts import Host, NoHosts, hosts
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.transfers import migration_rounds, prefix_loader
-from signalbox_worker.kv_peers import peer_client
+from signalbox_worker.kv.peers import peer_client
 
 if TYPE_CHECKING:
     from signalbox_worker.runner.local_runner import LocalRunner

@@ -25,12 +25,12 @@ from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.main import serving
 from signalbox_scheduler.replay.replay_codec import Replay
-from signalbox_worker.registration_client import Registration
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.worker import Worker
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.registration_client import Registration
+from signalbox_worker.service.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.service.worker import Worker
 from tests.chaos.fault_proxy import FaultProxy
 from tests.router.stack import make_config
 from tests.scheduler_svc.make import is_moving

@@ -15,8 +15,8 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
-from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE_ID
-from signalbox_worker.simulated.simulated_draws import expected_logprobs, expected_tokens
+from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.runner.simulated.simulated_draws import expected_logprobs, expected_tokens
 from tests.integration.stack import (
     router,
     running_scheduler,

@@ -16,7 +16,7 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.servicer import WorkerServicer
+from signalbox_worker.service.servicer import WorkerServicer
 from tests.integration import stack
 from tests.integration.stack import (
     Router,

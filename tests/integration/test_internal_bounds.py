@@ -9,7 +9,7 @@ from signalbox_contract.model import MAX_BLOCKS, WorkerCapacity
 from signalbox_protos.scheduler.v1 import state_pb2, stats_pb2
 from signalbox_protos.worker.v1 import worker_pb2
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.servicer import WorkerServicer
+from signalbox_worker.service.servicer import WorkerServicer
 from tests.integration import stack
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from signalbox import LLM, EngineDeadError, SamplingParams
-from signalbox_worker.kv_disk.disk_tier import DiskTier
+from signalbox_worker.kv.disk.disk_tier import DiskTier
 from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until

@@ -15,8 +15,8 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.transfers.block_exports import BlockExports
 from signalbox_scheduler.transfers.peers import TransferPeer
-from signalbox_worker.kv_peers import peer_client
-from signalbox_worker.kv_store.transfer import ExportedBlocks
+from signalbox_worker.kv.peers import peer_client
+from signalbox_worker.kv.store.transfer import ExportedBlocks
 from tests.integration.stack import (
     Router,
     RunningScheduler,

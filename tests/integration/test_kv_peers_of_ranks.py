@@ -15,13 +15,13 @@ from signalbox_scheduler.config import Disaggregation, SchedulerConfig
 from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.transfer_connector import TransferConnector
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
-from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks.rank_blocks import BlockCopies
-from signalbox_worker.ranks.ranked_runner import RankedRunner
-from signalbox_worker.registration_client import RegistrationRefused
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.ranks.rank_blocks import BlockCopies
+from signalbox_worker.runner.ranks.ranked_runner import RankedRunner
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner_config import RunnerConfig
-from signalbox_worker.runner_factory import make_runner
+from signalbox_worker.service.registration_client import RegistrationRefused
+from signalbox_worker.service.runner_factory import make_runner
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
     Router,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from signalbox import LLM, SamplingParams
-from signalbox_worker.kv_shared.shared_tier import SharedTier
-from tests.gpu_worker.kv_shared.redis_servers import (
+from signalbox_worker.kv.shared.shared_tier import SharedTier
+from tests.gpu_worker.kv.shared.redis_servers import (
     RedisProcess,
     needs_redis,
     patient,

@@ -17,16 +17,16 @@ from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.replay.replay_codec import Replay
-from signalbox_worker.kv_disk.disk_tier import DiskTier
-from signalbox_worker.kv_store.block_store import BlockStore, StoreError, StoreUsage
-from signalbox_worker.kv_store.memory_store import MemoryStore
-from signalbox_worker.registration_client import RegistrationRefused
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.store_config import DiskConfig
-from tests.gpu_worker.kv_disk import disks
-from tests.gpu_worker.kv_store.stores import key_of
+from signalbox_worker.kv.disk.disk_tier import DiskTier
+from signalbox_worker.kv.store.block_store import BlockStore, StoreError, StoreUsage
+from signalbox_worker.kv.store.memory_store import MemoryStore
+from signalbox_worker.kv.store_config import DiskConfig
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.registration_client import RegistrationRefused
+from tests.gpu_worker.kv.disk import disks
+from tests.gpu_worker.kv.store.stores import key_of
 from tests.integration.stack import (
     Router,
     RunningScheduler,

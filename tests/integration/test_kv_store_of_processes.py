@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
-from tests.gpu_worker.kv_shared.redis_servers import needs_redis, redis, write_secret
+from tests.gpu_worker.kv.shared.redis_servers import needs_redis, redis, write_secret
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, RunningScheduler, assert_idle, router, running_scheduler
 from tests.integration.test_drained_workers import worker_process

@@ -7,8 +7,8 @@ import pytest
 from signalbox import LLM, SamplingParams
 from signalbox_worker.batch.batch import Batch, Launched
 from signalbox_worker.runner.local_runner import LocalRunner
-from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
+from tests.gpu_worker.models.attention.device_attention import make_device_runner
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 
 PARAMS = [

@@ -15,7 +15,7 @@ from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.reports import metrics
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (
     Router,

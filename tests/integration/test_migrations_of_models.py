@@ -8,7 +8,7 @@ import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.scheduler import Scheduler
-from tests.gpu_worker.ranks.thread_ranks import SIZES, loading
+from tests.gpu_worker.runner.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.scheduler_svc.make import transfers

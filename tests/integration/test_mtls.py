@@ -19,9 +19,9 @@ from signalbox_rpc.transport.tls import TlsConfig
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.main import serving
 from signalbox_worker.main import CALLERS
-from signalbox_worker.registration_client import Registration, RegistrationRefused
-from signalbox_worker.servicer import SERVICE_NAME, WorkerServicer
-from signalbox_worker.worker import Worker
+from signalbox_worker.service.registration_client import Registration, RegistrationRefused
+from signalbox_worker.service.servicer import SERVICE_NAME, WorkerServicer
+from signalbox_worker.service.worker import Worker
 from tests.integration.stack import simulated
 from tests.router.stack import make_config
 from tests.rpc.certificates import Authority, tls_settings

@@ -13,12 +13,12 @@ from sentence_transformers import SentenceTransformer
 
 from signalbox_contract.pooling import PoolingParams, encode
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker import runner_factory
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner_config import RunnerConfig
-from tests.gpu_worker.pooling.encoder_models import VOCAB, save_model
+from signalbox_worker.service import runner_factory
+from tests.gpu_worker.models.pooling.encoder_models import VOCAB, save_model
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.waiting import eventually
 

@@ -15,8 +15,8 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.registration_client import RegistrationRefused
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.stack import (
     Router,
     RunningScheduler,

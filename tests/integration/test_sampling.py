@@ -13,10 +13,10 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker import runner_factory as factory
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.service import runner_factory as factory
 from tests.gpu_worker.tiny_models import VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,

@@ -17,10 +17,10 @@ from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_scheduler.main import SCHEDULER_SERVICE
 from signalbox_scheduler.reports import metrics
-from signalbox_worker.registration_client import RegistrationRefused
-from signalbox_worker.simulated.simulated_config import SIMULATED
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_config import SIMULATED
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.stack import (
     Got,
     Router,

@@ -16,9 +16,9 @@ from signalbox_contract.step import decode_step
 from signalbox_contract.step_result import encode_result
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_worker.lease.step_log import Answer
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.worker import Worker
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.worker import Worker
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.yaml"))
 CONFIG = SimulatedConfig(

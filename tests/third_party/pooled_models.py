@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.gpu_worker.pooling.encoder_models import make_texts, save_model
+from tests.gpu_worker.models.pooling.encoder_models import make_texts, save_model
 
 
 def save_pooled_models(folder: Path) -> tuple[Path, Path, Path]:

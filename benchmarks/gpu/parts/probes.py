@@ -17,8 +17,8 @@ from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_kernels import ops, triton
 from signalbox_kernels.torch import attention
 from signalbox_worker.device.device_choice import streams_of
-from signalbox_worker.kv_cache.block_dependencies import BlockUse
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.kv.cache.block_dependencies import BlockUse
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
 
 _PAGE_SIZES = (16, 32, 64, 128, 256)
 _NUM_LAYERS, _LAYER = 4, 2

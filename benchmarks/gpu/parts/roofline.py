@@ -13,7 +13,7 @@ from benchmarks.gpu import card
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measures import Measure
 from signalbox_worker.device.device_choice import streams_of
-from signalbox_worker.kv_cache.host_pool import SwapMemory
+from signalbox_worker.kv.cache.host_pool import SwapMemory
 
 COPY = "copy bandwidth"
 MATRICES = "matrix rate"

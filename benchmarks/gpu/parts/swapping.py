@@ -12,7 +12,7 @@ from benchmarks.gpu.parts.roofline import TO_DEVICE, TO_HOST
 from benchmarks.gpu.steps import make_batch
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
 from signalbox_worker.runner.local_runner import LocalRunner
 
 

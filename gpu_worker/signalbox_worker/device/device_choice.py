@@ -8,8 +8,8 @@ import torch
 from signalbox_kernels.native import limit_permits_bfloat16
 from signalbox_worker.config import DeviceConfig
 from signalbox_worker.device.graphs import GraphRecorder
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.streams import HostStreams, Streams
-from signalbox_worker.parallel_config import ParallelConfig
 
 
 def choose_device(config: DeviceConfig, parallel: ParallelConfig | None = None) -> torch.device:

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from signalbox_worker.batch.stage_layers import StageLayers, all_layers
 from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
+from signalbox_worker.device.stage_layers import StageLayers, all_layers
 
 
 class Collectives(Protocol):

@@ -22,8 +22,8 @@ from torch.distributed import distributed_c10d as c10d
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.device.interfaces import interface_of
 from signalbox_worker.device.keys import Keys
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.parallel_group import ParallelGroup
-from signalbox_worker.parallel_config import ParallelConfig
 
 TIMEOUT = timedelta(minutes=10)
 """Limit for a rank that is alive but does not join; the socket of a dead rank is noticed at

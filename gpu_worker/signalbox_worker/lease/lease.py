@@ -16,17 +16,17 @@ from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import is_device_lost
-from signalbox_worker.execution_thread import Unfinished
-from signalbox_worker.insight.step_spans import StepSpan
-from signalbox_worker.kv_store.block_transfers import BlockTransfers
+from signalbox_worker.kv.store.block_transfers import BlockTransfers
+from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.failure_isolation import Fault, execute_parts, fault_of
 from signalbox_worker.lease.section_stages import BlockMoveStage, SectionStage, TransferStage
+from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
 from signalbox_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
+from signalbox_worker.lease.step_spans import StepSpan
 from signalbox_worker.lease.token_limit import TokenLimit
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.grammars import Grammars
-from signalbox_worker.sequences.sequence_table import SequenceTable
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from signalbox_contract.errors import FailedPrecondition, InvalidArgument
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMapping
 from signalbox_contract.sections.store_moves import Fetch, Lend, Store, StoreMoves
 from signalbox_contract.step import Step
-from signalbox_worker.kv_store.block_transfers import BlockTransfers
+from signalbox_worker.kv.store.block_transfers import BlockTransfers
+from signalbox_worker.lease.sequences.step_validation import check_range
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.sequences.step_validation import check_range
 
 
 class SectionStage(Protocol):

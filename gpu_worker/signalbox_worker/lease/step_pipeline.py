@@ -19,9 +19,9 @@ import numpy as np
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
-from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.lease.execution_thread import Unfinished
+from signalbox_worker.lease.sequences.sequence_table import BookedBatch, SequenceTable
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.sequences.sequence_table import BookedBatch, SequenceTable
 
 FinishResult = Callable[[StepResult, BatchOutput], StepResult]
 """Adds to a result, and returns, what the table of sequences does not know."""

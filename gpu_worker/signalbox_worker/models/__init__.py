@@ -17,7 +17,7 @@ from signalbox_worker.models.registry import (
 )
 
 if TYPE_CHECKING:
-    from signalbox_worker.layers import Model
+    from signalbox_worker.models.layers import Model
 
 __all__ = [
     "DecoderConfig",
@@ -47,7 +47,7 @@ class _Protocol:
 def __getattr__(name: str) -> Any:
     """Returns `Model`, which imports PyTorch, or what stands for an old name, for one release."""
     if name == "Model":
-        from signalbox_worker import layers
+        from signalbox_worker.models import layers
 
         return layers.Model
     if name not in _OF_MODELS and name not in _OF_SHAPES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from signalbox_worker.layers import (
+from signalbox_worker.models.layers import (
     Activation,
     ForwardContext,
     LayerNorm,

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from signalbox_worker.layers import (
+from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
+from signalbox_worker.models.encoder_config import BertConfig, is_ignored
+from signalbox_worker.models.layers import (
     ForwardContext,
     LayerNorm,
     LearnedPositions,
@@ -14,8 +16,6 @@ from signalbox_worker.layers import (
     WeightTarget,
     activation,
 )
-from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
-from signalbox_worker.models.encoder_config import BertConfig, is_ignored
 
 _PARTS = {"q": "query", "k": "key", "v": "value"}
 

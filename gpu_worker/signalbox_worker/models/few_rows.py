@@ -16,11 +16,11 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_kernels.torch import registry, row_ops
-from signalbox_worker.layers import Model, Placement, RMSNorm
+from signalbox_worker.device.trials.device_clock import Clock, clock_of
+from signalbox_worker.device.trials.kept_verdicts import verdicts_of
+from signalbox_worker.device.trials.trial import Trial, Verdict
+from signalbox_worker.models.layers import Model, Placement, RMSNorm
 from signalbox_worker.models.llama import Decoder
-from signalbox_worker.trials.device_clock import Clock, clock_of
-from signalbox_worker.trials.kept_verdicts import verdicts_of
-from signalbox_worker.trials.trial import Trial, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from signalbox_worker.layers import WeightTarget, activation
 from signalbox_worker.models.absolute_positions import (
     AbsoluteConfig,
     AbsoluteDecoder,
     AbsoluteLayer,
 )
 from signalbox_worker.models.family_config import counted, family, flag, small
+from signalbox_worker.models.layers import WeightTarget, activation
 
 
 @family("GPT2Config")

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import ops
-from signalbox_worker.layers import (
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.layers import (
     ForwardContext,
     HeadNorms,
     LayerNorm,
@@ -32,9 +33,8 @@ from signalbox_worker.layers import (
     WeightTarget,
     gelu_tanh_and_mul,
 )
-from signalbox_worker.layers.adapters import BatchAdapters
-from signalbox_worker.layers.rotary import Angles
-from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.layers.adapters import BatchAdapters
+from signalbox_worker.models.layers.rotary import Angles
 
 
 class Attention:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from signalbox_worker.models.decoder_config import (
     DecoderConfig,
     HfConfig,
@@ -13,6 +12,7 @@ from signalbox_worker.models.decoder_config import (
     uniform_windows,
 )
 from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag
+from signalbox_worker.models.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from signalbox_worker.models.llama import Decoder, DecoderLayer, FeedForward, FeedForwardLike
 from signalbox_worker.models.mixture_trial import keep_if_right
 

@@ -14,8 +14,8 @@ from signalbox_kernels.torch import registry
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.experts import mix_experts as reference
 from signalbox_kernels.torch.fp8 import FP8_GROUP
-from signalbox_worker.trials.kept_verdicts import verdicts_of
-from signalbox_worker.trials.trial import Trial, Verdict
+from signalbox_worker.device.trials.kept_verdicts import verdicts_of
+from signalbox_worker.device.trials.trial import Trial, Verdict
 
 logger = logging.getLogger(__name__)
 

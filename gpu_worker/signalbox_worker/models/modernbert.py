@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from signalbox_worker.layers import (
+from signalbox_worker.models.encoder_config import ModernBertConfig, is_ignored
+from signalbox_worker.models.layers import (
     Angles,
     ForwardContext,
     LayerNorm,
@@ -19,7 +20,6 @@ from signalbox_worker.layers import (
     WeightTarget,
     activation,
 )
-from signalbox_worker.models.encoder_config import ModernBertConfig, is_ignored
 from signalbox_worker.models.rope import RopeConfig
 
 _PREFIX = "model"

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from signalbox_worker.layers import WeightTarget, activation
 from signalbox_worker.models.absolute_positions import (
     AbsoluteConfig,
     AbsoluteDecoder,
     AbsoluteLayer,
 )
 from signalbox_worker.models.family_config import counted, family, flag
+from signalbox_worker.models.layers import WeightTarget, activation
 
 _POSITION_OFFSET = 2
 

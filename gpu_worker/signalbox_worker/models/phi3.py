@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4: Llama with Q, K and V, and gate and up, in one matrix each of a checkpoint."""
 
-from signalbox_worker.layers import WeightTarget
-from signalbox_worker.layers.linear import FusedTarget, MatrixTarget
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS
+from signalbox_worker.models.layers import WeightTarget
+from signalbox_worker.models.layers.linear import FusedTarget, MatrixTarget
 from signalbox_worker.models.llama import Decoder, DecoderLayer
 
 

@@ -35,7 +35,7 @@ from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, g
 from signalbox_worker.models.rope_config import stretched_length
 
 if TYPE_CHECKING:
-    from signalbox_worker.layers import Model, ParallelGroup, Placement
+    from signalbox_worker.models.layers import Model, ParallelGroup, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ModelSpec:
         self, config: Any, max_model_len: int, placement: "Placement", group: "ParallelGroup"
     ) -> "Model":
         """Builds a model, whose weights are not read yet."""
-        from signalbox_worker.layers.model import as_model  # PyTorch's import takes seconds
+        from signalbox_worker.models.layers.model import as_model  # PyTorch's import takes seconds
 
         return as_model(self.build(config, max_model_len, placement, group))
 

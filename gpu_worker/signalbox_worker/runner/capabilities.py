@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-from signalbox_worker.attention import automatic_backend, installed_backends
 from signalbox_worker.config import DeviceConfig
 from signalbox_worker.device.device_choice import choose_device, dtype_for_half
+from signalbox_worker.models.attention import automatic_backend, installed_backends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from signalbox_worker.device.inspection import (
     ProfileOptions,
     Recording,
 )
-from signalbox_worker.executors.executor import Executor
-from signalbox_worker.kv_cache.pools import NO_POOLS, Pools
-from signalbox_worker.kv_store.pool_transfers import PoolTransfers
+from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
+from signalbox_worker.kv.store.pool_transfers import PoolTransfers
+from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.served_model import ServedModel
 

@@ -22,7 +22,7 @@ from signalbox_worker.device.inspection import (
     ProfileOptions,
     Recording,
 )
-from signalbox_worker.kv_store.block_transfers import BlockTransfers
+from signalbox_worker.kv.store.block_transfers import BlockTransfers
 
 _NO_SLOTS: Mapping[str, int] = MappingProxyType({})
 

@@ -8,12 +8,12 @@ from typing import Protocol, TypeVar
 from signalbox_contract.model import ModelInfo, StoreCapacity, WorkerCapacity
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.executors.executor import Executor
-from signalbox_worker.kv_cache.capacity import RankShare, measure_capacity
-from signalbox_worker.loading.block_content import BlockContent, describe
-from signalbox_worker.loading.model_source import naming
-from signalbox_worker.loading.opened_model import OpenedModel
-from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.kv.cache.capacity import RankShare, measure_capacity
+from signalbox_worker.runner.executors.executor import Executor
+from signalbox_worker.runner.loading.block_content import BlockContent, describe
+from signalbox_worker.runner.loading.model_source import naming
+from signalbox_worker.runner.loading.opened_model import OpenedModel
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 
 T = TypeVar("T")
 

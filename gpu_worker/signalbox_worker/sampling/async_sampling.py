@@ -19,8 +19,8 @@ from signalbox_kernels.sampling import DrawStatus
 from signalbox_kernels.torch.exponentials import race_of
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import BatchOutput
+from signalbox_worker.batch.input_transfer import InputPacker
 from signalbox_worker.batch.sampling_rows import SampleRows
-from signalbox_worker.device.input_transfer import InputPacker
 from signalbox_worker.sampling import logprobs
 from signalbox_worker.sampling.logprobs import NOTHING_REPORTED, ReportedRows
 from signalbox_worker.sampling.sampler import failures

@@ -24,12 +24,12 @@ from signalbox_worker.batch.sampling_rows import (
 )
 from signalbox_worker.config import DeviceConfig
 from signalbox_worker.device.inspection import BackendInUse
-from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.device.trials.kept_verdicts import verdicts_of
+from signalbox_worker.device.trials.trial import Trial, Verdict
+from signalbox_worker.models.layers import ParallelGroup, Placement
 from signalbox_worker.sampling.native_sampler import CpuSampler
 from signalbox_worker.sampling.sampler import NoSampler, Sampler
 from signalbox_worker.sampling.torch_sampler import TorchSampler
-from signalbox_worker.trials.kept_verdicts import verdicts_of
-from signalbox_worker.trials.trial import Trial, Verdict
 
 logger = logging.getLogger(__name__)
 

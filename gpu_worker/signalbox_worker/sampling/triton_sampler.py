@@ -21,8 +21,8 @@ from signalbox_kernels.triton.sampling.logit_edits import (
 )
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import BatchOutput, Logprobs
+from signalbox_worker.batch.input_transfer import InputPacker
 from signalbox_worker.batch.sampling_rows import SampleRows
-from signalbox_worker.device.input_transfer import InputPacker
 from signalbox_worker.sampling import logprobs
 from signalbox_worker.sampling.async_sampling import DeviceDraws
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from signalbox.commands.cached_models.hub_cache import age
-from signalbox_worker.hub.cached_models import CachedModel, cached_models
-from signalbox_worker.hub.file_transfer import cache_folder
-from signalbox_worker.hub.gguf_file_names import format_bytes
+from signalbox_worker.files.hub.cached_models import CachedModel, cached_models
+from signalbox_worker.files.hub.file_transfer import cache_folder
+from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

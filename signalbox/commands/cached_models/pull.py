@@ -11,8 +11,8 @@ from typing import Any
 from signalbox.stack.processes.startup_display import log_progress
 from signalbox_contract.startup import ReportProgress, StartupProgress
 from signalbox_rpc.telemetry import logs
-from signalbox_worker.hub.download import download
-from signalbox_worker.hub.gguf_file_names import format_bytes
+from signalbox_worker.files.hub.download import download
+from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 EXAMPLES = """\
   signalbox pull org/name                  weights, configuration and tokenizer

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from signalbox_worker.hub.cached_models import remove
-from signalbox_worker.hub.gguf_file_names import format_bytes
+from signalbox_worker.files.hub.cached_models import remove
+from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -221,7 +221,7 @@ def _listener(port: int) -> tuple[str | None, bool]:
 
 def _add_worker(report: MachineReport) -> None:
     """Adds what native programs and PyTorch support, and what a worker with a model would use."""
-    from signalbox_worker.native.capabilities import probe_natively
+    from signalbox_worker.runner.native.capabilities import probe_natively
 
     try:
         found = probe_natively()

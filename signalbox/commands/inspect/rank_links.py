@@ -15,7 +15,7 @@ from signalbox_rpc.interceptors.peer_roles import PeerNames
 from signalbox_rpc.transport.tls import TlsConfig
 
 if TYPE_CHECKING:
-    from signalbox_worker.ranks.rank_network import RankNetwork, RankPlace
+    from signalbox_worker.runner.ranks.rank_network import RankNetwork, RankPlace
 
 _FLAGS = {
     "rank_host": ("HOST", "as for a worker: name, address or interface that this rank listens on"),
@@ -71,7 +71,7 @@ def run(options: dict[str, Any]) -> None:
     Raises ValueError, BindError or TlsError for an arrangement that no worker could have, and
     ConnectionError, TimeoutError or DeviceLost that names the ranks which cannot meet.
     """
-    from signalbox_worker.ranks.rank_network import read_place
+    from signalbox_worker.runner.ranks.rank_network import read_place
 
     place = read_place(os.environ)
     if place.size == 1:
@@ -80,7 +80,7 @@ def run(options: dict[str, Any]) -> None:
         )
     network = _network(options, place)
     if place.rank:
-        from signalbox_worker.ranks.follower_process import follow_check
+        from signalbox_worker.runner.ranks.follower_process import follow_check
 
         follow_check(place.rank, network)
     found = _measure(network, place.size)
@@ -91,8 +91,8 @@ def run(options: dict[str, Any]) -> None:
 
 
 def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
-    from signalbox_worker.ranks.rank_network import RankNetwork
-    from signalbox_worker.worker_settings import PlacementSettings
+    from signalbox_worker.runner.ranks.rank_network import RankNetwork
+    from signalbox_worker.service.worker_settings import PlacementSettings
 
     tls = TlsConfig(
         cert=options["tls_cert"],
@@ -107,9 +107,9 @@ def _network(options: dict[str, Any], place: "RankPlace") -> "RankNetwork":
 
 
 def _measure(network: "RankNetwork", num_ranks: int) -> list[FoundLink]:
-    from signalbox_worker.ranks.launchers import AwaitedRanks
-    from signalbox_worker.ranks.rank_network import JOIN_S
-    from signalbox_worker.ranks.rank_pool import RankPool
+    from signalbox_worker.runner.ranks.launchers import AwaitedRanks
+    from signalbox_worker.runner.ranks.rank_network import JOIN_S
+    from signalbox_worker.runner.ranks.rank_pool import RankPool
 
     others = RankPool(num_ranks, AwaitedRanks(network, join_s=JOIN_S))
     try:

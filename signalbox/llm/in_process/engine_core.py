@@ -108,7 +108,7 @@ class EngineCore:
     def transformers_tokenizer(self) -> Any:
         """The tokenizer as a `PreTrainedTokenizerFast`, for callers; requests do not use it."""
         with needing_pytorch("get_tokenizer() returns a tokenizer of transformers"):
-            from signalbox_worker.loading.transformers_tokenizer import load
+            from signalbox_worker.runner.loading.transformers_tokenizer import load
 
         tokenizer = load(self.model.tokenizer.files)
         if self._config.chat_template is not None:

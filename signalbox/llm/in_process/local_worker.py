@@ -17,7 +17,7 @@ from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_worker.device.inspection import ProfileOptions, Recording
-from signalbox_worker.execution_thread import ExecutionThread
+from signalbox_worker.lease.execution_thread import ExecutionThread
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.compiled_grammar import CompiledGrammar

@@ -20,7 +20,7 @@ from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import Settings, flag_name
 from signalbox_scheduler.config import SchedulerSettings
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 MARKER = "<!-- The tables below are generated: make docs -->\n"
 SERVICES: dict[str, type[Settings]] = {

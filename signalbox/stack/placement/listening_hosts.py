@@ -2,7 +2,7 @@
 
 from signalbox.stack.placement.node_probe import RankNode
 from signalbox_rpc.transport.tls import is_loopback
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 
 def host_of(settings: WorkerSettings, node: RankNode) -> str:

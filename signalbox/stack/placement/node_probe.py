@@ -27,7 +27,7 @@ def probe() -> RankNode:
     host = ray.util.get_node_ip_address()
     try:
         from signalbox.stack.placement import rank_actor  # noqa: F401
-        from signalbox_worker.ranks.rank_starts import versions
+        from signalbox_worker.runner.ranks.rank_starts import versions
     except ImportError as error:
         return RankNode(host, socket.gethostname(), "", str(error))
     return RankNode(host, socket.gethostname(), versions(), "")

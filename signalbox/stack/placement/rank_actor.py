@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from signalbox_rpc.lifetime.parent import PARENT_PID
 from signalbox_rpc.lifetime.stop_signals import stopping_later
 from signalbox_rpc.transport.tls import TlsConfig
-from signalbox_worker.ranks.rank_network import own_name
+from signalbox_worker.runner.ranks.rank_network import own_name
 
 
 class RankActor:

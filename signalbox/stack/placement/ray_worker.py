@@ -22,9 +22,9 @@ from signalbox.stack.placement.node_probe import RankNode
 from signalbox.stack.placement.rank_actor import RankActor
 from signalbox.stack.placement.ray_group import make_group
 from signalbox.stack.processes.child_processes import process_name
-from signalbox_worker.ranks.rank_network import FIRST_NAME
-from signalbox_worker.ranks.rank_starts import versions
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.runner.ranks.rank_network import FIRST_NAME
+from signalbox_worker.runner.ranks.rank_starts import versions
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 

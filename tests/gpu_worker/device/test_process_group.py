@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import distributed_c10d as c10d
 
 from signalbox_worker.device import process_group
-from signalbox_worker.parallel_config import ParallelConfig
+from signalbox_worker.device.parallel_config import ParallelConfig
 
 
 class RecordedNCCL:

@@ -9,7 +9,7 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch, Launched
-from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.sampling.grammars import Grammars

@@ -14,7 +14,6 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels import triton
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
 from signalbox_worker.lease.step_pipeline import StepPipeline
-from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.lease.steps_in_flight import (
     PENALISED,
@@ -25,6 +24,7 @@ from tests.gpu_worker.lease.steps_in_flight import (
     make_sequences,
     raise_out_of_memory,
 )
+from tests.gpu_worker.models.attention.device_attention import make_device_runner
 from tests.gpu_worker.tiny_models import VOCAB
 
 pytestmark = [

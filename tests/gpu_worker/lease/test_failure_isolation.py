@@ -15,7 +15,7 @@ from signalbox_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner

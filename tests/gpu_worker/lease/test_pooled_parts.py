@@ -11,8 +11,8 @@ from signalbox_contract.step_result import StepResult
 from signalbox_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.token_limit import TokenLimit
-from signalbox_worker.simulated.simulated_pooler import expected_vector
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_pooler import expected_vector
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.lease.test_failure_isolation import (
     POISON,

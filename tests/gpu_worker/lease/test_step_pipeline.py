@@ -14,7 +14,6 @@ from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import TablePatch
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
 from signalbox_worker.runner.local_runner import LocalRunner
-from tests.gpu_worker.attention.device_attention import make_device_runner
 from tests.gpu_worker.builders import make_step
 from tests.gpu_worker.device.recorded_graphs import GraphsOnCpu
 from tests.gpu_worker.lease.steps_in_flight import (
@@ -30,6 +29,7 @@ from tests.gpu_worker.lease.steps_in_flight import (
     make_sequences,
     raise_out_of_memory,
 )
+from tests.gpu_worker.models.attention.device_attention import make_device_runner
 
 pytestmark = pytest.mark.slow
 

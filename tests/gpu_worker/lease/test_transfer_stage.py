@@ -23,9 +23,9 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_contract.step import Step, decode_step, encode_step
 from signalbox_contract.step_result import StepResult
-from signalbox_worker.execution_thread import Unfinished
+from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.lease import Lease
-from signalbox_worker.simulated.simulated_executor import POISON
+from signalbox_worker.runner.simulated.simulated_executor import POISON
 from tests.gpu_worker.builders import make_lease, make_mapping, make_new, make_runner, make_step
 from tests.waiting import EVENT_S, wait_until
 

@@ -10,18 +10,18 @@ from torch import Tensor
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.structs import Element
 from signalbox_kernels.torch.rounding import rounded
-from signalbox_worker.attention import attention_backend
-from signalbox_worker.attention.registry import register_attention_backend
-from signalbox_worker.attention.torch_backend import TorchAttention
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
+from signalbox_worker.models.attention import attention_backend
+from signalbox_worker.models.attention.registry import register_attention_backend
+from signalbox_worker.models.attention.torch_backend import TorchAttention
 from signalbox_worker.models.decoder_config import HfConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.gpt2 import gpt2_config
+from signalbox_worker.models.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
 from signalbox_worker.models.mixture import mixtral_config, qwen3_moe_config
 from signalbox_worker.models.opt import opt_config
 from signalbox_worker.models.rope import FrequencyDivisors
-from tests.gpu_worker.attention.device_attention import make_shape
+from tests.gpu_worker.models.attention.device_attention import make_shape
 
 CPU = torch.device("cpu")
 SHAPES = {

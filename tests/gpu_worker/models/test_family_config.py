@@ -15,15 +15,15 @@ import transformers
 from torch import Tensor
 
 from scripts.family_table import text
-from signalbox_worker.attention import attention_backend
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
-from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement
-from signalbox_worker.loading.attention_shape import attention_shape
-from signalbox_worker.loading.opened_model import open_with_config
-from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
 from signalbox_worker.models import architectures, model_spec
+from signalbox_worker.models.attention import attention_backend
 from signalbox_worker.models.family_config import ANY_MODEL, TABLE, families
+from signalbox_worker.models.layers import ForwardContext, ParallelGroup, Placement
+from signalbox_worker.runner.loading.attention_shape import attention_shape
+from signalbox_worker.runner.loading.opened_model import open_with_config
+from signalbox_worker.runner.loading.weight_loader import load_weights
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.tiny_models import make_tokenizer
 from tests.rounding import LOGITS

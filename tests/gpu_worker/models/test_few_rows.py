@@ -11,14 +11,14 @@ from torch import Tensor
 
 from signalbox_kernels import ops
 from signalbox_kernels.torch import linear, registry, row_ops
-from signalbox_worker.layers import Placement
+from signalbox_worker.device.trials.trial import Verdict
 from signalbox_worker.models import few_rows
 from signalbox_worker.models.few_rows import choose_products, rows_that_pay, try_layer
-from signalbox_worker.trials.trial import Verdict
+from signalbox_worker.models.layers import Placement
+from tests.gpu_worker.device.trials.trials_here import run_here
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import make_model
-from tests.gpu_worker.trials.trials_here import run_here
 
 CUDA = Placement(torch.device("cuda"), torch.float32)
 TINY: dict[str, Any] = {

@@ -6,7 +6,7 @@ import torch
 from signalbox_kernels import ops
 from signalbox_kernels.torch import registry
 from signalbox_worker.models import mixture_trial
-from tests.gpu_worker.trials.trials_here import run_here
+from tests.gpu_worker.device.trials.trials_here import run_here
 
 SIZES = {"num_experts": 8, "experts_per_token": 2, "hidden_size": 24, "expert_size": 16}
 

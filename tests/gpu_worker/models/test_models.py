@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from signalbox_worker.attention import AttentionShape
-from signalbox_worker.attention.torch_backend import TorchAttention
-from signalbox_worker.checkpoints.quantization import Quantization
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.device.division import kv_heads_per_rank
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
-from signalbox_worker.layers import ForwardContext, ParallelGroup, Placement
-from signalbox_worker.loading.model_source import open_model
-from signalbox_worker.loading.weight_loader import load_weights
+from signalbox_worker.files.checkpoints.quantization import Quantization
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
 from signalbox_worker.models import ModelShape, model_spec
+from signalbox_worker.models.attention import AttentionShape
+from signalbox_worker.models.attention.torch_backend import TorchAttention
 from signalbox_worker.models.decoder_config import llama_config
+from signalbox_worker.models.layers import ForwardContext, ParallelGroup, Placement
+from signalbox_worker.runner.loading.model_source import open_model
+from signalbox_worker.runner.loading.weight_loader import load_weights
 from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import (

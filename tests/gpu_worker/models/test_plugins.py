@@ -148,7 +148,7 @@ def test_plugin_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
 
 def test_flags_reach_the_worker() -> None:
     from signalbox.settings.loading import load
-    from signalbox_worker.worker_settings import WorkerSettings
+    from signalbox_worker.service.worker_settings import WorkerSettings
 
     flags = {"model": "m", "load_format": "dummy", "model_plugin": "a.b, c"}
     config = load(WorkerSettings, flags)

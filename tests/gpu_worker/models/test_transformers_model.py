@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from signalbox_worker.config import ModelConfig, ModelError
-from signalbox_worker.layers import ParallelGroup, Placement
-from signalbox_worker.loading.model_source import open_model
-from signalbox_worker.loading.opened_model import open_with_config
 from signalbox_worker.models import find_model
+from signalbox_worker.models.layers import ParallelGroup, Placement
 from signalbox_worker.models.transformers.model import TransformersModel
+from signalbox_worker.runner.loading.model_source import open_model
+from signalbox_worker.runner.loading.opened_model import open_with_config
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     WHOLE,

@@ -18,12 +18,12 @@ from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_kernels.torch.kv_cache import to_cache, to_int8
 from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
-from signalbox_worker.attention import AttentionShape, register_attention_backend, registry
-from signalbox_worker.attention.torch_backend import TorchAttention
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import CacheConfig, ModelError
-from signalbox_worker.layers import AttentionPlan
-from signalbox_worker.loading import attention_shape, loaded_model
+from signalbox_worker.models.attention import AttentionShape, register_attention_backend, registry
+from signalbox_worker.models.attention.torch_backend import TorchAttention
+from signalbox_worker.models.layers import AttentionPlan
+from signalbox_worker.runner.loading import attention_shape, loaded_model
 from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.builders import make_mapping, make_step
 from tests.gpu_worker.generation import Driver, Generated, make_sequence
@@ -35,7 +35,7 @@ NUM_LAYERS, BLOCK_SIZE = 3, 16
 
 # Of a value E4M3 keeps 4 bits: it moves by 2^-4 of itself at most. A whole number is off by 1/254
 # of the head's largest, which is at most four times their usual size. The bound is that of 16-bit
-# K and V in tests/gpu_worker/native/test_kv_cache_dtype.py, whose derivation holds for any unit.
+# K and V in native/test_kv_cache_dtype.py, whose derivation holds for any unit.
 ROUNDED_LOGITS = {
     kv_dtype: 3 * 9 * unit * 48**0.5 * 0.16
     for kv_dtype, unit in {"fp8": 2.0**-4, "int8": 2.0**-6}.items()

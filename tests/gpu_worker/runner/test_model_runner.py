@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from signalbox_worker import runner_factory
 from signalbox_worker.batch.largest_batch import largest_batch
 from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.ram import available_ram
-from signalbox_worker.kv_cache import capacity
-from signalbox_worker.kv_cache.cache_engine import CacheEngine
-from signalbox_worker.kv_cache.measured_device import HostDevice
-from signalbox_worker.layers import ParallelGroup
-from signalbox_worker.loading import loaded_model
-from signalbox_worker.parallel_config import ParallelConfig
-from signalbox_worker.ranks import rank_shard
-from signalbox_worker.ranks.rank_shard import load_shard
+from signalbox_worker.kv.cache import capacity
+from signalbox_worker.kv.cache.cache_engine import CacheEngine
+from signalbox_worker.kv.cache.measured_device import HostDevice
+from signalbox_worker.models.layers import ParallelGroup
+from signalbox_worker.runner.loading import loaded_model
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner.ranks import rank_shard
+from signalbox_worker.runner.ranks.rank_shard import load_shard
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.service import runner_factory
 from tests.gpu_worker.generation import Generated, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.tiny_models import VOCAB
@@ -144,7 +144,7 @@ def test_pools_that_there_is_no_memory_for_say_why(
         raise MemoryError("CUDA cannot pin 7 MiB of RAM")
 
     runner = make_swapping_runner(tiny)
-    monkeypatch.setattr("signalbox_worker.executors.torch_executor.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.runner.executors.torch_executor.CacheEngine", make)
     with pytest.raises(MemoryError, match=r"lower .*swap_space \(CUDA cannot pin 7 MiB"):
         runner.init_cache_engine(num_gpu_blocks=1, num_cpu_blocks=1)
 
@@ -161,7 +161,7 @@ def test_the_old_pool_is_gone_before_a_new_one_comes(
         is_gone.append(old() is None)
         return CacheEngine(**arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("signalbox_worker.executors.torch_executor.CacheEngine", make)
+    monkeypatch.setattr("signalbox_worker.runner.executors.torch_executor.CacheEngine", make)
     runner.init_cache_engine(num_gpu_blocks=32, num_cpu_blocks=0)
     assert is_gone == [True]
 

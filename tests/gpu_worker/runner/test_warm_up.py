@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from signalbox_kernels import triton
-from signalbox_worker.executors.warm_up import warm_up_batches
+from signalbox_worker.runner.executors.warm_up import warm_up_batches
 
 pytestmark = [
     pytest.mark.system,

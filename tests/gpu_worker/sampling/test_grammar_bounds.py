@@ -9,10 +9,10 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES, GrammarCost
-from signalbox_worker.loading.byte_tokenizer import tokenizer_files
+from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.sampling import compiled_grammar, grammar_masks, grammars
 from signalbox_worker.sampling.grammars import Grammars
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 from tests.gpu_worker.sampling.test_grammars import PROMPT, ids, make_grammars
 

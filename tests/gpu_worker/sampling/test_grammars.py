@@ -9,11 +9,11 @@ import pytest
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.structured_output.grammar import GrammarError
-from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.lease.sequences.sequence_table import SequenceTable
+from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.token_constraints import Mask
-from signalbox_worker.sequences.sequence_table import SequenceTable
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 Constraint = tuple[str, ...]

@@ -7,8 +7,8 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.batch.sampling_rows import SampleRows
+from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.sampling.token_constraints import make_mask
-from signalbox_worker.sequences.sequence_table import SequenceTable
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
 
 PROMPT = [10, 11, 12, 13, 14]

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels import triton
+from signalbox_worker.batch.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
 from signalbox_worker.config import DeviceConfig
 from signalbox_worker.device.device_choice import streams_of
-from signalbox_worker.device.input_transfer import NUM_BUFFERS, InputPacker, PinnedBuffers
-from signalbox_worker.layers import ParallelGroup, Placement
+from signalbox_worker.models.layers import ParallelGroup, Placement
 from signalbox_worker.sampling import sampler_factory
 from signalbox_worker.sampling.sampler import NoSampler, Sampler
 from signalbox_worker.sampling.sampler_factory import NativeTensorSampler, make_sampler
 from signalbox_worker.sampling.torch_sampler import TorchSampler
+from tests.gpu_worker.device.trials.trials_here import run_here
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits
-from tests.gpu_worker.trials.trials_here import run_here
 
 pytestmark = pytest.mark.slow
 

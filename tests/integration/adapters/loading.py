@@ -14,7 +14,7 @@ import pytest
 from signalbox_contract.model import Adapter
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     Router,
     RunningScheduler,

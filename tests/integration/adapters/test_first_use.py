@@ -9,10 +9,10 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.parallel_config import ParallelConfig
-from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
+from signalbox_worker.device.parallel_config import ParallelConfig
+from tests.gpu_worker.files.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts
-from tests.gpu_worker.ranks.thread_ranks import load_threads, make_start, with_sizes
+from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.integration.adapters.loading import loaded_on
 from tests.integration.stack import assert_idle, running_router, running_scheduler, running_worker

@@ -8,8 +8,8 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.model import Adapter
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.registration_client import RegistrationRefused
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.adapters.loading import NUM_TOKENS, PROMPT
 from tests.integration.stack import (
     assert_idle,

@@ -10,7 +10,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.replay.replay_codec import Replay
 from signalbox_scheduler.reports import metrics
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import (
     PROMPT,
     StatusCode,

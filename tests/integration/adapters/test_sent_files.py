@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from signalbox_worker.adapters import received_adapters
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.adapters import received_adapters
 from tests.integration.adapters.loading import (
     StatusCode,
     check_tokens,

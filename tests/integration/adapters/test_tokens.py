@@ -8,8 +8,8 @@ import pytest
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_scheduler.config import SchedulerConfig
-from tests.gpu_worker.adapters.peft_adapters import KINDS
-from tests.gpu_worker.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
+from tests.gpu_worker.files.adapters.peft_adapters import KINDS
+from tests.gpu_worker.files.adapters.test_tokens import BASE, NUM_TOKENS, Adapted
 from tests.gpu_worker.model_runners import make_runner
 from tests.integration.adapters.loading import listed, load, loaded_on, unload, until_all_have
 from tests.integration.stack import (

@@ -14,10 +14,10 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
-from signalbox_worker import runner_factory as factory
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner_config import RunnerConfig
+from signalbox_worker.service import runner_factory as factory
 from tests.gpu_worker.generation import Driver
 from tests.integration.demo_model.prompts import PROMPTS
 from tests.integration.stack import (

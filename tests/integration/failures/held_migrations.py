@@ -12,7 +12,7 @@ from typing import Any
 from signalbox.__main__ import main as run
 from signalbox_scheduler.transfers import migration_rounds
 from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
-from signalbox_worker.kv_store.transfer import ExportedBlocks
+from signalbox_worker.kv.store.transfer import ExportedBlocks
 
 HOLD, STATE = "TEST_HOLD", "TEST_STATE"
 """Environment variables: path of the file, and "copying" or "paused"."""

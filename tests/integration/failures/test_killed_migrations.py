@@ -18,7 +18,7 @@ from benchmarks.harness.hosts import Host
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.chaos.services import START_S, Service, stats_of, until_free
 from tests.integration.failures.held_migrations import HOLD, STATE
 from tests.integration.stack import running_router

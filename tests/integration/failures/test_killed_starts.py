@@ -21,8 +21,8 @@ OF_LLM = (
     "LLM(sys.argv[1], device='cpu', dtype='float32', pipeline_parallel_size=2, num_threads=1)"
 )
 OF_TRIAL = (
-    "import torch; from signalbox_worker.trials.trial import Trial;"
-    "from signalbox_worker.trials.trial_runner import run_trials;"
+    "import torch; from signalbox_worker.device.trials.trial import Trial;"
+    "from signalbox_worker.device.trials.trial_runner import run_trials;"
     "run_trials([Trial(name='one', function='time:sleep', arguments={})], torch.device('cpu'))"
 )
 LAST = {"serve": "router", "trial": "trial_process"}

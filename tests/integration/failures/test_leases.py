@@ -10,10 +10,10 @@ import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.workers import lease_client
-from signalbox_worker.registration_client import Registration
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.worker import NO_EPOCH
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.registration_client import Registration
+from signalbox_worker.service.worker import NO_EPOCH
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.integration.stack import running_scheduler, running_worker, simulated
 from tests.waiting import eventually

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.registration_client import Registration
+from signalbox_worker.service.registration_client import Registration
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,

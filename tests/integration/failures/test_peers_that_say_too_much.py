@@ -11,7 +11,7 @@ import pytest
 from signalbox_protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
-from signalbox_worker.servicer import WorkerServicer
+from signalbox_worker.service.servicer import WorkerServicer
 from tests.chaos.services import Service, until_up
 from tests.integration import stack
 from tests.integration.stack import router, running_worker, simulated

@@ -13,9 +13,9 @@ from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
-from signalbox_worker.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
-from tests.gpu_worker.kv_peers.test_reading import num_moves
+from tests.gpu_worker.kv.peers.test_reading import num_moves
 from tests.integration.stack import (
     RunningScheduler,
     assert_idle,

@@ -17,10 +17,10 @@ from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker import main as worker_main
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.startup_client import Startup
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.startup_client import Startup
+from signalbox_worker.service.worker_settings import WorkerSettings
 from tests.integration.stack import running_scheduler, until_serving
 from tests.router.stack import make_config
 from tests.waiting import EVENT_S

@@ -17,11 +17,11 @@ from signalbox_scheduler.requests import suspicion
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.servicer import WorkerServicer
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
-from signalbox_worker.worker import Worker
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.service.servicer import WorkerServicer
+from signalbox_worker.service.worker import Worker
 from tests.integration import stack
 from tests.integration.failures.test_faulty_worker import (
     Spoil,

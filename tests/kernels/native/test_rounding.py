@@ -49,7 +49,7 @@ def nearest_e4m3(x: AnyArray) -> AnyArray:
 
 
 def rounded(x: AnyArray, how: Rounding) -> AnyArray:
-    """By compressed-tensors' formulas; its own results are in tests/gpu_worker/quantised."""
+    """By compressed-tensors' formulas; its own results are in tests/gpu_worker/files/quantised."""
     size = how.group_size or x.shape[1]
     parts = [_rounded(x[:, i : i + size], how) for i in range(0, x.shape[1], size)]
     return np.concatenate(parts, axis=1)

@@ -14,7 +14,8 @@ from signalbox_rpc.lifetime.private_folder import PrivateFolder, remove_leftover
 
 OWNER = """
 import sys
-from signalbox_worker.adapters.received_adapters import FileChunk, ReceivedAdapters, write_chunk
+from signalbox_worker.files.adapters.received_adapters import FileChunk, ReceivedAdapters
+from signalbox_worker.files.adapters.received_adapters import write_chunk
 received = ReceivedAdapters()
 folder = received.begin()
 write_chunk(folder, FileChunk("adapter_config.json", b"{}"))

@@ -8,7 +8,7 @@ import pytest
 
 from signalbox_contract.step_result import StepTimings
 from signalbox_scheduler.planning.microbatch_planner import MicrobatchPlanner
-from signalbox_worker.simulated.stage_times import StageTimes
+from signalbox_worker.runner.simulated.stage_times import StageTimes
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
 from tests.scheduler_svc.workers.test_step_loop import Driver

@@ -12,10 +12,10 @@ import pytest
 from signalbox.cli import main
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox_scheduler.config import SchedulerConfig
-from tests.gpu_worker.kv_disk.disks import held, make_store, write
-from tests.gpu_worker.kv_shared import redis_servers
-from tests.gpu_worker.kv_shared.redis_servers import needs_redis, write_secret
-from tests.gpu_worker.kv_store.stores import keys_of
+from tests.gpu_worker.kv.disk.disks import held, make_store, write
+from tests.gpu_worker.kv.shared import redis_servers
+from tests.gpu_worker.kv.shared.redis_servers import needs_redis, write_secret
+from tests.gpu_worker.kv.store.stores import keys_of
 from tests.integration.stack import running_scheduler
 from tests.ports import free_port
 from tests.waiting import EVENT_S
@@ -258,7 +258,7 @@ def test_it_lists_and_clears_a_folder_of_objects(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed")
-    from tests.gpu_worker.kv_shared.object_stores import ends, make_object_store
+    from tests.gpu_worker.kv.shared.object_stores import ends, make_object_store
 
     key = write_secret(tmp_path / "key", redis_servers.SECRET)
     url = f"file://{tmp_path}/kv"

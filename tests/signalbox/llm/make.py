@@ -6,9 +6,9 @@ from typing import Any
 from signalbox import LLM, AsyncLLMEngine, LLMEngine, RequestOutput, SamplingParams
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 
 
 def greedy(**fields: Any) -> SamplingParams:

@@ -9,7 +9,7 @@ import pytest
 
 from signalbox import LLM, AsyncEngineArgs, AsyncLLMEngine, LLMEngine, SamplingParams
 from signalbox.lora.request import LoRARequest
-from tests.gpu_worker.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
+from tests.gpu_worker.files.adapters.peft_adapters import KINDS, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.signalbox.llm.make import assert_at_rest, make_llm, run, tokens_of

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from signalbox import AsyncLLMEngine, EngineDeadError, PoolingParams, RequestOutput, SamplingParams
 from signalbox_router.generation.pooling.activations import normalized
-from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

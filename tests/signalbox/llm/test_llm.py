@@ -15,10 +15,10 @@ from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.results.output_processor import OutputProcessor
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.router.tokenizer_kinds import backend_of
 from tests.signalbox.llm.make import (
     GREEDY,

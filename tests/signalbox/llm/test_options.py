@@ -14,7 +14,7 @@ from signalbox import LLM, EngineArgs, SamplingParams
 from signalbox.llm.engine_options import SERVICE_ONLY, engine_fields
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_scheduler.config import SchedulingSettings
-from signalbox_worker.loading.byte_tokenizer import tokenizer_files
+from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from signalbox import LLM, PoolingParams, PromptType, SamplingParams
 from signalbox_router.generation.pooling.activations import normalized
-from signalbox_worker.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.signalbox.llm.make import assert_at_rest, make_llm
 
 MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from signalbox import LLM, PoolingParams
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.pooling.encoder_models import edit_json, make_texts, save_model
+from tests.gpu_worker.models.pooling.encoder_models import edit_json, make_texts, save_model
 
 pytestmark = pytest.mark.slow
 

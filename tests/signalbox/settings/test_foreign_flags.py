@@ -19,7 +19,7 @@ from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import flag_name
 from signalbox_scheduler.config import SchedulerSettings
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 

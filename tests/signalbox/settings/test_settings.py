@@ -17,7 +17,7 @@ from signalbox.settings.sources import SettingsError
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import FilePath, Settings
 from signalbox_scheduler.config import Disaggregation, SchedulerSettings
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 COMMANDS = (RouterSettings, SchedulerSettings, WorkerSettings, ServeSettings)
 PATHS = sorted(

@@ -15,7 +15,7 @@ from signalbox.stack.model_check import WORKER_BYTES, check_model
 from signalbox_kernels import native
 from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_worker.config import GIB, ModelError
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -289,7 +289,7 @@ def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
 def test_the_check_needs_no_pytorch() -> None:
     code = (
         "import sys; from signalbox.stack.model_check import check_model;"
-        "from signalbox_worker.worker_settings import WorkerSettings;"
+        "from signalbox_worker.service.worker_settings import WorkerSettings;"
         f"check_model(WorkerSettings(model={MODEL!r}));"
         "sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
     )

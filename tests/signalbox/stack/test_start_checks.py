@@ -12,8 +12,8 @@ from signalbox.stack import local_stack
 from signalbox.stack.local_stack import LocalStack
 from signalbox_router.limits.api_keys import KeyFileError
 from signalbox_rpc.transport.tls import TlsError
-from signalbox_worker.kv_shared.secret_files import SecretFileError
-from tests.gpu_worker.kv_shared.redis_servers import write_secret
+from signalbox_worker.kv.shared.secret_files import SecretFileError
+from tests.gpu_worker.kv.shared.redis_servers import write_secret
 from tests.gpu_worker.tiny_models import SHAPE, make_tokenizer
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalbox_worker.config import ModelError
-from signalbox_worker.layers import AttentionPlan, SinkAttentionPlan
+from signalbox_worker.models.layers import AttentionPlan, SinkAttentionPlan
 
 IMPLEMENTATION = "signalbox"
 """Name of our function among transformers' attention implementations. It is given no masks."""

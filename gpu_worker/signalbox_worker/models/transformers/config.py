@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.quantised.configuration import QUANTIZATION, quantised_checkpoint
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
@@ -22,7 +23,6 @@ from signalbox_worker.models.transformers.attention import (
     register,
 )
 from signalbox_worker.models.transformers.longrope import original_length
-from signalbox_worker.quantised.configuration import QUANTIZATION, quantised_checkpoint
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 _PROBE_TOKENS = 3

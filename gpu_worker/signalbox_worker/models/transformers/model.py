@@ -20,8 +20,14 @@ from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.division import undivided
-from signalbox_worker.layers import ForwardContext, Model, ParallelGroup, Placement, WeightTarget
-from signalbox_worker.layers.weight_placement import copy_checked
+from signalbox_worker.models.layers import (
+    ForwardContext,
+    Model,
+    ParallelGroup,
+    Placement,
+    WeightTarget,
+)
+from signalbox_worker.models.layers.weight_placement import copy_checked
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     CallRecorder,

@@ -22,7 +22,7 @@ from signalbox_router.prompt.tokenization import control_tokens, tokenizer
 from signalbox_router.prompt.tokenization.control_tokens import ControlTokens
 from signalbox_router.prompt.tokenization.long_texts import Encoded
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
-from signalbox_worker.loading.gguf_model import GGUFSource
+from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from tests.router.apis.inference.test_chat import TEMPLATE
 from tests.router.fakes import CHATML, POOL
 from tests.router.prompt.chat.test_chat_template import (

@@ -64,7 +64,7 @@ def test_without_kernels_and_pytorch_no_model_can_be_served(
         raise NativeUnavailable("no space left")
 
     install(monkeypatch, grpcio="1.82.0", pydantic_settings="2.8.0")
-    monkeypatch.setattr("signalbox_worker.native.capabilities.best_isa", fail)
+    monkeypatch.setattr("signalbox_worker.runner.native.capabilities.best_isa", fail)
     (problem,) = doctor.examine().problems
     assert "(none: no space left); pip install 'signalbox-serving[worker]'" in problem
 

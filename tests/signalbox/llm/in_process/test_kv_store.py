@@ -1,9 +1,9 @@
 """An engine in one process and its worker's store: prefixes outlive it, and can be reset."""
 
 from signalbox import LLM
-from signalbox_worker.kv_store.memory_store import MemoryStore
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.kv.store.memory_store import MemoryStore
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import GREEDY, assert_expected
 
 CONFIG = SimulatedConfig(num_gpu_blocks=64, num_cpu_blocks=64)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from signalbox import LLM, BeamSearchParams, LLMEngine, SamplingParams
-from signalbox_worker.loading.byte_tokenizer import END_OF_SEQUENCE_ID
+from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
 from tests.integration.test_beams import found
 from tests.signalbox.llm.make import assert_at_rest, make_async_engine, make_llm, run
 

@@ -18,9 +18,9 @@ from signalbox import (
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_contract.sampling_defaults import DefaultParams, SamplingDefaults
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.simulated.simulated_draws import expected_tokens
-from signalbox_worker.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,

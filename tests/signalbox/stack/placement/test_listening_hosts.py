@@ -4,7 +4,7 @@ import pytest
 
 from signalbox.stack.placement.listening_hosts import fault_of, host_of
 from signalbox.stack.placement.node_probe import RankNode
-from signalbox_worker.worker_settings import WorkerSettings
+from signalbox_worker.service.worker_settings import WorkerSettings
 
 NODE = RankNode(host="10.0.0.7", name="seven", versions="", fault="")
 

@@ -1,0 +1,226 @@
+"""A GGUF file's fields as Hugging Face's config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
+from signalbox_worker.files.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL, Family
+from signalbox_worker.files.checkpoints.gguf.pooling import pooling_of
+from signalbox_worker.files.checkpoints.gguf.reader import GGUFContent
+from signalbox_worker.files.checkpoints.gguf.rotary import (
+    FREQUENCY_DIVISORS,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    rope_parameters,
+)
+
+MAX_CONTEXT_LENGTH = 1 << 22
+"""Largest window in tokens that a file may declare, more than any served family has. The rotary
+factors of every position are kept in memory, 512 bytes each at a head size of 64."""
+_GEMMA_WINDOW = 4096
+_MIXTURES = ("llama", "qwen3moe")
+_GEMMA3_LOCAL_BASE = 10000.0
+_GEMMA3_PERIOD = 6
+_GEMMA2_27B_LAYERS = 46
+_GEMMA3_27B_LAYERS = 62
+_PARTS_OF_CONFIG = (FREQUENCY_DIVISORS, LONG_FACTORS, SHORT_FACTORS)
+
+
+class GGUFConfig:
+    """Makes a config.json of one file's fields."""
+
+    def __init__(self, content: GGUFContent, path: Path) -> None:
+        self._content = content
+        self._path = path
+        self.fields = GGUFFields(content.fields, path)
+        self._whole, self._real = self.fields.whole_of_model, self.fields.real_of_model
+        self.family = self._family()
+
+    def _family(self) -> Family:
+        kind = self.fields.kind
+        if kind not in FAMILIES:
+            raise ModelError(
+                f"architecture not supported: {kind} in {self._path}; "
+                f"GGUF files of {', '.join(FAMILIES)} are"
+            )
+        if kind == "llama" and self._whole("expert_count", 0):
+            return MIXTRAL
+        if kind == "llama" and self._window():
+            return MISTRAL
+        return FAMILIES[kind]
+
+    def is_part(self, tensor: str) -> bool:
+        """Says whether a tensor belongs to the configuration."""
+        return tensor in _PARTS_OF_CONFIG
+
+    def config(self) -> Mapping[str, Any]:
+        """Raises ModelError for a field that is not served, or not known."""
+        config = self._shapes() | self._mixture() | self._extras() | self._token_ids()
+        config |= pooling_of(self.fields, self._path)
+        self.fields.refuse_unread()
+        return config
+
+    def _shapes(self) -> dict[str, Any]:
+        tensors = self._content.tensors
+        num_heads = self._whole("attention.head_count")
+        hidden_size = self._whole("embedding_length")
+        head_size = self._whole("attention.key_length", hidden_size // max(1, num_heads))
+        if self._whole("attention.value_length", head_size) != head_size:
+            raise ModelError(f"{self._path} has values of another head size than its keys")
+        return {
+            "architectures": [self.family.architecture],
+            "vocab_size": self._vocab_size(),
+            "hidden_size": hidden_size,
+            "intermediate_size": self._whole("feed_forward_length"),
+            "num_hidden_layers": self._num_layers(),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
+            "head_dim": head_size,
+            "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
+            "max_position_embeddings": self._context_length(),
+            "rope_parameters": rope_parameters(
+                self.fields, self._content, head_size=head_size, path=self._path
+            ),
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "attention_bias": "blk.0.attn_output.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        }
+
+    def _num_layers(self) -> int:
+        """Returns the number of layers, each of which has a tensor."""
+        num_layers = self._whole("block_count")
+        if num_layers > len(self._content.tensors):
+            raise ModelError(
+                f"{self._path} lacks tensors of its {num_layers} layers; fetch it again"
+            )
+        return num_layers
+
+    def _context_length(self) -> int:
+        """Returns the model's window in tokens."""
+        length = self._whole("context_length")
+        if not 0 < length <= MAX_CONTEXT_LENGTH:
+            raise ModelError(
+                f"{self._path} has a context_length of {length}, which is not in"
+                f" [1, {MAX_CONTEXT_LENGTH}]; fetch a sound file"
+            )
+        return length
+
+    def _vocab_size(self) -> int:
+        """Returns the number of the embedding's rows; the metadata may name fewer."""
+        embedding = self._content.tensors.get("token_embd.weight")
+        if embedding is None:
+            raise ModelError(f"{self._path} has no embedding; it is incomplete")
+        return embedding.shape[0]
+
+    def _window(self) -> int | None:
+        """Returns the number of positions that a token sees; None for the whole context."""
+        window = self._whole("attention.sliding_window", 0)
+        return window if 0 < window < self._whole("context_length") else None
+
+    def _mixture(self) -> dict[str, Any]:
+        num_experts = self._whole("expert_count", 0)
+        if not num_experts or self.fields.kind not in _MIXTURES:
+            return {}
+        per_token = self._whole("expert_used_count")
+        width = self._whole("expert_feed_forward_length", 0)  # or else, as llama.cpp takes it
+        width = width or self._whole("feed_forward_length") // max(1, per_token)
+        return {
+            "num_experts": num_experts,
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": per_token,
+            "norm_topk_prob": True,  # llama.cpp does so for both families
+            "moe_intermediate_size": width,
+        }
+
+    def _extras(self) -> dict[str, Any]:
+        match self.fields.kind:
+            case "gemma2":
+                return self._gemma2()
+            case "gemma3":
+                return self._gemma3()
+            case "granite" if self._window() is None:
+                return self._granite()
+            case "llama":
+                return {"sliding_window": self._window()}
+            case "phi3":
+                return self._phi3()
+        if self._window() is not None:
+            raise ModelError(
+                f"{self._path} does not say which layers its sliding window is for; "
+                "use the model's safetensors"
+            )
+        return {"hidden_act": "gelu_pytorch_tanh"} if self.fields.kind == "gemma" else {}
+
+    def _granite(self) -> dict[str, Any]:
+        """A scale of attention that is missing or 0 is that of the head size."""
+        of_heads = self._shapes()["head_dim"] ** -0.5
+        return {
+            "attention_multiplier": self._real("attention.scale", 0.0) or of_heads,
+            "embedding_multiplier": self._real("embedding_scale", 0.0) or 1.0,
+            "residual_multiplier": self._real("residual_scale", 0.0) or 1.0,
+            "logits_scaling": self._real("logit_scale", 0.0) or 1.0,
+        }
+
+    def _phi3(self) -> dict[str, Any]:
+        """The original length stands beside the rotation's parameters too, and counts there."""
+        name = "original_max_position_embeddings"
+        original = self._shapes()["rope_parameters"].get(name)
+        return {
+            "sliding_window": self._window(),
+            **({} if original is None else {name: original}),
+        }
+
+    def _gemma2(self) -> dict[str, Any]:
+        """Queries of the largest model are scaled by width over heads, others by head size."""
+        shapes = self._shapes()
+        is_largest = shapes["num_hidden_layers"] == _GEMMA2_27B_LAYERS
+        per_head = shapes["hidden_size"] // shapes["num_attention_heads"]
+        return {
+            "sliding_window": self._whole("attention.sliding_window", _GEMMA_WINDOW),
+            "attn_logit_softcapping": self._real("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": self._real("final_logit_softcapping", 30.0),
+            "query_pre_attn_scalar": per_head if is_largest else shapes["head_dim"],
+        }
+
+    def _gemma3(self) -> dict[str, Any]:
+        shapes = self._shapes()
+        is_largest = shapes["num_hidden_layers"] == _GEMMA3_27B_LAYERS
+        per_head = shapes["hidden_size"] // shapes["num_attention_heads"]
+        local = self._real("rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
+        return {
+            "sliding_window": self._whole("attention.sliding_window"),
+            "layer_types": self._layer_types(),
+            **{f"{kind}_logit_softcapping": self._cap(kind) for kind in ("attn", "final")},
+            "rope_parameters": {
+                "full_attention": shapes["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            },
+            "query_pre_attn_scalar": per_head if is_largest else shapes["head_dim"],
+        }
+
+    def _layer_types(self) -> list[str]:
+        """Returns each layer's attention type.
+
+        A sliding_window_pattern that is a number N makes every N-th layer attend to all positions;
+        a list has one flag for each layer, true if its window slides.
+        """
+        num_layers = self._num_layers()
+        pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+        if isinstance(pattern, list):
+            slides = [bool(each) for each in pattern]
+        else:
+            period = self._whole("attention.sliding_window_pattern", _GEMMA3_PERIOD)
+            slides = [not period or (index + 1) % period != 0 for index in range(num_layers)]
+        return ["sliding_attention" if each else "full_attention" for each in slides]
+
+    def _cap(self, kind: str) -> float | None:
+        return self._real(f"{kind}_logit_softcapping", 0.0) or None
+
+    def _token_ids(self) -> dict[str, Any]:
+        names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+        return {
+            f"{ours}_token_id": self.fields.get(f"tokenizer.ggml.{theirs}_token_id", None)
+            for ours, theirs in names.items()
+        }

@@ -1,0 +1,58 @@
+"""Makes arrays of floats of GGUF's tensors; the gguf package knows the quantised types.
+
+A tensor is worked on in slices that stay in the CPU's cache, several at a time: the package alone
+goes through groups of 16 rows, one after another.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor
+
+_PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
+    GGMLQuantizationType.F32: np.dtype(np.float32),
+    GGMLQuantizationType.F16: np.dtype(np.float16),
+    GGMLQuantizationType.BF16: BFLOAT16,
+}
+_SLICE_VALUES = 1 << 18
+_MAX_THREADS = 8
+
+
+def read_values(stored: GGUFTensor) -> AnyArray:
+    """Returns the values: of 16 bits where they are stored so, else float32."""
+    plain = _PLAIN.get(stored.type)
+    if plain is not None:
+        return stored.data.view(plain).reshape(stored.shape)
+    return _dequantised(stored.data, stored.type).reshape(stored.shape)
+
+
+def _dequantised(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
+    """Returns the values of blocks, [num_values]."""
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = data.reshape(-1, block_bytes)
+    values = np.empty(len(blocks) * block_size, dtype=np.float32)
+    step = max(1, _SLICE_VALUES // block_size)
+
+    def fill(first: int) -> None:
+        taken = blocks[first : first + step].reshape(1, -1)
+        start = first * block_size
+        values[start : start + step * block_size] = dequantize(taken, kind)[0]
+
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    try:
+        # NumPy lets go of the interpreter lock
+        with ThreadPoolExecutor(num_threads, "dequantise") as pool:
+            list(pool.map(fill, range(0, len(blocks), step)))
+    except NotImplementedError:
+        raise ModelError(
+            f"weights of type {kind.name} are not supported; use a file of another quantisation"
+        ) from None
+    return values

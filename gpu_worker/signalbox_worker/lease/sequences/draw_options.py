@@ -1,0 +1,81 @@
+"""Columns of a batch's draws that few sequences need: penalties, rules, grammars, named tokens."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalbox_worker.batch.arrays import Int64Array
+from signalbox_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns
+from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
+from signalbox_worker.sampling import token_constraints
+from signalbox_worker.sampling.grammar_masks import step_masks
+from signalbox_worker.sampling.token_constraints import Mask, RuledRows
+
+
+def logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
+    """Returns the tokens that each draw reports instead of the likeliest ones."""
+    runs = [rows.logprob_tokens[owner] for owner in owners.tolist()]
+    ends = np.cumsum([len(run) for run in runs], dtype=np.int32)
+    return TokenRuns(ends, np.array([token for run in runs for token in run], dtype=np.int32))
+
+
+def penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> Penalties:
+    return Penalties(
+        presence=np.ascontiguousarray(state["presence_penalty"]),
+        frequency=np.ascontiguousarray(state["frequency_penalty"]),
+        repetition=np.ascontiguousarray(state["repetition_penalty"]),
+        num_prompt=np.ascontiguousarray(state["num_prompt"]),
+        owners=owners,
+        tokens=rows.tokens,
+    )
+
+
+def add_rules(
+    draws: SampleRows,
+    is_starved: NDArray[np.bool_],
+    owners: Int64Array,
+    rows: SequenceRows,
+    refused: dict[int, str],
+    mask_ns: dict[int, int],
+) -> None:
+    """Restricts the draws of sequences with rules, or with fewer tokens than min_tokens.
+
+    Adds to `refused` the draws to which their grammar leaves no token, and to `mask_ns` what the
+    mask of each sequence took, by its first draw.
+    """
+    candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
+    found = [rows.rules[owner] for owner in owners[candidates].tolist()]
+    has_rules = np.array([one is not None for one in found], dtype=np.bool_)
+    index = candidates[has_rules]
+    ruled = RuledRows(
+        rules=[one for one in found if one is not None],
+        rows=index,
+        is_starved=is_starved[index],
+        owners=owners[index],
+        position=draws.position[index],
+    )
+    draws.suppressed = token_constraints.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
+    draws.biases = token_constraints.biases(ruled, num_rows=len(draws))
+    masks = _grammar_masks(ruled, rows, refused, mask_ns)
+    draws.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(draws))
+
+
+def _grammar_masks(
+    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str], mask_ns: dict[int, int]
+) -> list[Mask | None]:
+    """Returns the mask of each row; records costs, and sequences that their grammar has failed."""
+    owners: list[int] = ruled.owners.tolist()
+    first_rows: dict[int, int] = {}
+    for row, owner in zip(ruled.rows.tolist(), owners, strict=True):
+        first_rows.setdefault(owner, row)
+    grammars = {owner: grammar for owner in first_rows if (grammar := rows.grammars[owner])}
+    if not grammars:
+        return [None] * len(owners)
+    masks = step_masks({owner: (one, rows.output(owner)) for owner, one in grammars.items()})
+    nothing = token_constraints.make_mask((), vocab_size=rows.vocab_size)
+    for owner, reason in masks.refused.items():
+        refused[first_rows[owner]] = reason
+    mask_ns |= {first_rows[owner]: cpu_ns for owner, cpu_ns in masks.cpu_ns.items()}
+    found = {**masks.found, **dict.fromkeys(masks.refused, nothing)}
+    return [found.get(owner) for owner in owners]

@@ -1,0 +1,60 @@
+"""The layers that decoders are built of, divided over a tensor-parallel group from the start."""
+
+from signalbox_worker.device.parallel_group import ParallelGroup
+from signalbox_worker.models.layers.activation import Activation, activation, gelu_tanh_and_mul
+from signalbox_worker.models.layers.embedding import (
+    LearnedPositions,
+    ParallelLMHead,
+    VocabParallelEmbedding,
+    VocabularyEnds,
+)
+from signalbox_worker.models.layers.feed_forward import PlainFeedForward
+from signalbox_worker.models.layers.forward_context import (
+    AttentionPlan,
+    ForwardContext,
+    HeadNorms,
+    RotaryAttentionPlan,
+    SinkAttentionPlan,
+)
+from signalbox_worker.models.layers.linear import (
+    Linear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from signalbox_worker.models.layers.model import Model
+from signalbox_worker.models.layers.moe import ExpertNames, MixtureOfExperts
+from signalbox_worker.models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from signalbox_worker.models.layers.rotary import Angles, RotaryEmbedding
+from signalbox_worker.models.layers.weight_placement import Placement, WeightTarget
+
+__all__ = [
+    "Activation",
+    "Angles",
+    "AttentionPlan",
+    "ExpertNames",
+    "ForwardContext",
+    "HeadNorms",
+    "LayerNorm",
+    "LearnedPositions",
+    "Linear",
+    "MergedColumnParallelLinear",
+    "MixtureOfExperts",
+    "Model",
+    "OffsetRMSNorm",
+    "ParallelGroup",
+    "ParallelLMHead",
+    "Placement",
+    "PlainFeedForward",
+    "QKVParallelLinear",
+    "RMSNorm",
+    "RotaryAttentionPlan",
+    "RotaryEmbedding",
+    "RowParallelLinear",
+    "SinkAttentionPlan",
+    "VocabParallelEmbedding",
+    "VocabularyEnds",
+    "WeightTarget",
+    "activation",
+    "gelu_tanh_and_mul",
+]

@@ -1,0 +1,210 @@
+"""A model in a GGUF file or its parts: its fields as a config.json, its tensors, floats or not."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
+from signalbox_worker.files.checkpoints.gguf.names import Renamed
+from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor, read_gguf
+from signalbox_worker.files.checkpoints.gguf.sizes import gguf_sizes, is_runnable
+from signalbox_worker.files.checkpoints.gguf.tokenizer import (
+    DEFAULT_SPLIT,
+    GGUFVocab,
+    TokenType,
+    adds_bos,
+    build,
+    distinct_tokens,
+    text_of,
+)
+from signalbox_worker.files.checkpoints.gguf.weights import read_values
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
+from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
+from signalbox_worker.files.hub.gguf_file_names import gguf_name
+from signalbox_worker.models import has_native_program
+from signalbox_worker.runner.loading.chat_templates import one_template
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PHI3 = re.compile(r"phi-?3", re.IGNORECASE)
+_SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Names in general.sampling, and in a generation_config.json, which converters make them of."""
+_NAMED = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
+_NO_TOKENS = {-1, (1 << 32) - 1}
+"""-1, of either type."""
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+
+
+class GGUFSource:
+    """Satisfies `ModelSource`."""
+
+    directory: Path | None = None
+    root: Path | None = None
+    is_half = True  # quantised, or 16 bits; 32 are rare, and lose nothing that matters
+
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
+        self._path = path
+        self.name = name or gguf_name(path.stem)
+        self._content = read_gguf(path)
+        self._config = GGUFConfig(self._content, path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        return self._config.config()
+
+    def files(self) -> list[Path]:
+        return sorted({self._path, *(stored.path for stored in self._content.tensors.values())})
+
+    @cached_property
+    def sizes(self) -> WeightSizes:
+        is_native = has_native_program([self._config.family.architecture])
+        return gguf_sizes(self._stored(), is_native=is_native)
+
+    def stored(self) -> dict[str, StoredTensor]:
+        return distinct_tensors(
+            (renamed.name, stored.name, _stored_tensor(stored, renamed))
+            for stored in self._stored()
+            for renamed in self._config.family.renamed(stored.name, stored.shape, self._num_heads)
+        )
+
+    def _stored(self) -> Iterator[GGUFTensor]:
+        tensors = self._content.tensors.values()
+        return (stored for stored in tensors if not self._config.is_part(stored.name))
+
+    def _num_heads(self, part: str) -> int:
+        name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
+        return int(self.config[name])
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        vocab = self._vocab
+        config = {
+            "add_bos_token": vocab.add_bos,
+            "add_eos_token": vocab.add_eos,
+            "bos_token": vocab.bos,
+            "eos_token": vocab.eos,
+            "unk_token": vocab.unk,
+            "pad_token": self._token("padding_token_id", vocab.tokens),
+            "chat_template": one_template(
+                {
+                    name: self._config.fields.get(f"tokenizer.chat_template{end}", None)
+                    for name, end in (("default", ""), ("tool_use", ".tool_use"))
+                }
+            ),
+        }
+        kept = {key: value for key, value in config.items() if value is not None}
+        return {
+            "tokenizer.json": build(vocab).encode(),
+            "tokenizer_config.json": json.dumps(kept, ensure_ascii=False, indent=1).encode(),
+        }
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        fields = ("eos_token_id", "eot_token_id", "eom_token_id")
+        ids = {token_id for name in fields if (token_id := self._id(name)) is not None}
+        ids |= {*self._list("eos_token_ids", int)} - _NO_TOKENS
+        typed = zip(self._vocab.tokens, self._vocab.token_types, strict=True)
+        ids |= {
+            index
+            for index, (token, kind) in enumerate(typed)
+            if kind == TokenType.CONTROL and text_of(token) in _END_OF_TURN
+        }
+        return tuple(sorted(ids))
+
+    def generation_config(self) -> Mapping[str, Any]:
+        return {
+            name: self._config.fields.get(f"general.sampling.{key}", None)
+            for key, name in _SAMPLING.items()
+        }
+
+    @cached_property
+    def _vocab(self) -> GGUFVocab:
+        tokens = self._list("tokens", str)
+        if not tokens:
+            raise ModelError(f"{self._path} has no tokenizer; fetch a file that has one")
+        model, pre = str(self._of_tokenizer("model", "")), str(self._of_tokenizer("pre", ""))
+        if model == "gpt2" and not pre:
+            logger.warning(
+                "%s does not say how its tokenizer cuts words (tokenizer.ggml.pre): llama.cpp's "
+                "default is used, and answers may be worse; use a file that says it",
+                self._path,
+            )
+        types = self._list("token_type", int) or [TokenType.NORMAL] * len(tokens)
+        if len(types) != len(tokens):
+            raise ModelError(f"{self._path} has {len(types)} token types for {len(tokens)} tokens")
+        tokens = distinct_tokens(tokens, types, named=[self._id(name) for name in _NAMED])
+        return GGUFVocab(
+            model=model,
+            pre=pre or DEFAULT_SPLIT,
+            tokens=tokens,
+            token_types=types,
+            merges=self._list("merges", str),
+            scores=self._list("scores", float),
+            bos=self._token("bos_token_id", tokens),
+            eos=self._token("eos_token_id", tokens),
+            unk=self._token("unknown_token_id", tokens),
+            add_bos=bool(self._of_tokenizer("add_bos_token", adds_bos(model=model, pre=pre))),
+            add_eos=bool(self._of_tokenizer("add_eos_token", False)),
+            add_space_prefix=bool(self._of_tokenizer("add_space_prefix", True)),
+            strips_after_special=_PHI3.search(str(self._config.fields.get("general.name", "")))
+            is not None,
+        )
+
+    def _token(self, field: str, tokens: list[str]) -> str | None:
+        token_id = self._id(field)
+        if token_id is not None and not 0 <= token_id < len(tokens):
+            raise ModelError(f"{self._path} has no token {token_id}, its {field}")
+        return None if token_id is None else tokens[token_id]
+
+    def _id(self, key: str) -> int | None:
+        value = self._of_tokenizer(key, None)
+        if isinstance(value, bool) or not isinstance(value, int | None):
+            raise ModelError(f"{self._path} has {str(value)[:40]} for {key}, which is no token id")
+        return None if value in _NO_TOKENS else value
+
+    def _list(self, key: str, kind: type[T]) -> list[T]:
+        values = self._of_tokenizer(key, [])
+        if not isinstance(values, list) or not all(type(each) is kind for each in values):
+            raise ModelError(
+                f"{self._path} has no list of {kind.__name__} for tokenizer.ggml.{key}"
+            )
+        return values
+
+    def _of_tokenizer(self, key: str, *default: Any) -> Any:
+        return self._config.fields.get(f"tokenizer.ggml.{key}", *default)
+
+
+def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
+    blocks = None
+    if renamed.expert is not None:
+        stored = stored.of_expert(renamed.expert)
+    if is_runnable(stored):
+        kind = Storage(int(stored.type))
+        blocks = StoredMatrix(kind, stored.shape, partial(_blocks, stored, renamed))
+    return StoredTensor(stored.shape, partial(_values, stored, renamed), blocks)
+
+
+def _values(stored: GGUFTensor, renamed: Renamed) -> AnyArray:
+    return renamed.change(read_values(stored))
+
+
+def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:
+    """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
+    return renamed.change(stored.data.reshape(stored.shape[0], -1))

@@ -1,0 +1,249 @@
+"""Puts together what PyTorch runs: model and weights, attention backend, sampler."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from signalbox_contract.model import Arithmetic, ModelInfo
+from signalbox_contract.startup import ReportProgress
+from signalbox_kernels.torch import registry
+from signalbox_kernels.triton.kernel_cache import use_kernel_cache
+from signalbox_worker.config import INT16, DeviceConfig, ModelConfig, ModelError
+from signalbox_worker.device.device_choice import choose_device, compute_capability, dtype_for_half
+from signalbox_worker.device.inspection import BackendInUse
+from signalbox_worker.device.keys import Keys
+from signalbox_worker.device.memory import bytes_in_use, tensor_bytes
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.device.process_group import join
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.checkpoints.quantization import choose_quantization, describe_form
+from signalbox_worker.models import Model
+from signalbox_worker.models.attention import AttentionBackend, choose_attention_backend
+from signalbox_worker.models.few_rows import choose_products
+from signalbox_worker.models.layers import ParallelGroup, Placement
+from signalbox_worker.runner.loading.adapter_loader import AdapterLoader
+from signalbox_worker.runner.loading.attention_shape import attention_shape
+from signalbox_worker.runner.loading.dummy_weights import dummy_placement
+from signalbox_worker.runner.loading.model_source import ModelSource
+from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
+from signalbox_worker.runner.loading.pooling_model import not_pooled
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.loading.weight_loader import load_weights
+from signalbox_worker.sampling.sampler import Sampler
+from signalbox_worker.sampling.sampler_factory import describe_sampler, make_sampler
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to run, without a cache."""
+
+    info: ModelInfo
+    opened: OpenedModel
+    device: torch.device
+    model: Model
+    adapters: AdapterLoader
+    attention: AttentionBackend
+    block_size: int
+    """Tokens in a block; the attention backend chooses it unless it is configured."""
+    sampler: Sampler[Tensor]
+    backends: tuple[BackendInUse, ...]
+    group: ParallelGroup
+    stage: StageLayers
+    hidden_size: int
+    """Width of the hidden states between stages; 0 for a model that has none."""
+    dtype: torch.dtype
+    weights_bytes: int
+    others_bytes: int
+    """Bytes of the device that were in use before this process."""
+
+
+def load_model(
+    opened: OpenedModel,
+    config: RunnerConfig,
+    *,
+    keys: Keys | None,
+    layers: StageLayers,
+    progress: ReportProgress,
+    why_not_natively: str,
+) -> LoadedModel:
+    """Loads a model that is opened.
+
+    Args:
+        keys: where tensor-parallel ranks meet.
+        layers: those of this rank's pipeline stage.
+        why_not_natively: what keeps the model from running natively.
+
+    Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
+    """
+    model_config, cache_config, device_config = config.model, config.cache, config.device
+    device = _device(device_config, config.parallel)
+    others_bytes = bytes_in_use(device)
+    group = replace(join(config.parallel, device, keys), layers=layers)
+    if model_config.dtype == INT16:
+        raise ModelError(
+            f"dtype is '{INT16}', which takes a native program, but {why_not_natively}; use 'auto'"
+        )
+    placement = Placement(device, _dtype(model_config.dtype, opened.source, device))
+    if model_config.load_format == "dummy":
+        placement = dummy_placement(placement)
+    info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
+    shape = attention_shape(opened, cache_config, placement, group, why_not_natively)
+    attention = choose_attention_backend(device_config.attention_backend, shape)
+    built = _build(
+        opened,
+        model_config,
+        device_config.linear_backend,
+        info,
+        placement,
+        group,
+        progress=progress,
+        why_not_natively=why_not_natively,
+    )
+    kv_dtype = str(shape.kv_dtype).removeprefix("torch.")
+    sampler = make_sampler(
+        device_config, vocab_size=opened.shape.vocab_size, placement=placement, group=group
+    )
+    logger.info("%s is loaded on %s in %s, K and V in %s", info.name, device, info.dtype, kv_dtype)
+    return LoadedModel(
+        info=replace(
+            info,
+            arithmetic=_arithmetic(built.factors, kv_dtype, device),
+            adapters=built.adapters.slots.loaded,
+        ),
+        opened=opened,
+        device=device,
+        model=built.model,
+        adapters=built.adapters,
+        attention=attention.backend,
+        block_size=attention.block_size,
+        sampler=sampler,
+        backends=(
+            BackendInUse("attention", attention.name, attention.is_last_resort),
+            describe_sampler(sampler, device_config, device),
+            BackendInUse("linear", built.linear_backend),
+        ),
+        group=group,
+        stage=group.stage(opened.shape.num_layers),
+        hidden_size=opened.shape.hidden_size,
+        dtype=placement.dtype,
+        weights_bytes=tensor_bytes(built.model),
+        others_bytes=others_bytes,
+    )
+
+
+class _BuiltModel(NamedTuple):
+    """A model with its weights."""
+
+    model: Model
+    adapters: AdapterLoader
+    linear_backend: str
+    factors: str
+    """Type of the factors of its products."""
+
+
+def _build(
+    opened: OpenedModel,
+    model_config: ModelConfig,
+    linear_backend: str,
+    info: ModelInfo,
+    placement: Placement,
+    group: ParallelGroup,
+    *,
+    progress: ReportProgress,
+    why_not_natively: str,
+) -> _BuiltModel:
+    """Builds the model in the form that `--quantization` chooses, and loads its weights."""
+    source, device = opened.source, placement.device
+    stage = group.stage(opened.shape.num_layers)
+    quantization = choose_quantization(
+        model_config,
+        source,
+        why_not_natively,
+        compute_capability(device),
+        has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
+    )
+    with _out_of_memory_named(info, device), torch.inference_mode():
+        model = opened.spec.make(opened.config, info.max_model_len, placement, group)
+        if opened.pooling is not None and not model.pools:
+            raise not_pooled(info.architecture)
+        rounds = model_config.quantization != "none" and not model.loads_itself
+        line = describe_form(
+            source.sizes, info.dtype, quantization, why_not_natively, rounds_activations=rounds
+        )
+        logger.info("%s", line)
+        activations = source.sizes.activations if source.sizes is not None and rounds else ""
+        products = choose_products(
+            linear_backend,
+            model,
+            placement,
+            num_ranks=group.size,
+            is_quantised=quantization is not None or bool(activations),
+        )
+        load_weights(
+            model,
+            source,
+            progress,
+            quantization,
+            rounds_activations=rounds,
+            of_other_stages=set() if stage.is_whole else all_names(opened, placement),
+            tied=opened.tied_tables,
+        )
+        adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
+    is_fp8 = quantization is not None and quantization.name == "fp8"
+    factors = activations or ("fp8_e4m3" if is_fp8 else info.dtype)
+    return _BuiltModel(model, adapters, products, factors)
+
+
+def all_names(opened: OpenedModel, placement: Placement) -> Set[str]:
+    """Returns the names of the tensors of all stages."""
+    nowhere = replace(placement, device=torch.device("meta"))
+    return opened.spec.make(opened.config, 1, nowhere, ParallelGroup()).weight_targets().keys()
+
+
+@contextlib.contextmanager
+def _out_of_memory_named(info: ModelInfo, device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryError(
+            f"the weights of {info.name} do not fit on {device}; "
+            "use a smaller model, a smaller dtype or a larger tensor_parallel_size"
+        ) from None
+
+
+def _device(config: DeviceConfig, parallel: ParallelConfig) -> torch.device:
+    """Makes the device the process's current one, which NCCL and the name "cuda" refer to, and
+    gives its compiler a folder."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = choose_device(config, parallel)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        use_kernel_cache(config.kernel_cache)
+    return device
+
+
+def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
+    """`auto` is the model's own, with what the device has instead of its 16 bits."""
+    if name != "auto":
+        return _DTYPES[name]
+    return dtype_for_half(device) if source.is_half else torch.float32
+
+
+def _arithmetic(factors: str, kv_dtype: str, device: torch.device) -> Arithmetic:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"sm_{major}{minor}"
+    else:
+        name = torch.backends.cpu.get_cpu_capability().lower()
+    stored = {"float8_e4m3fn": "fp8_e4m3"}.get(kv_dtype, kv_dtype)
+    return Arithmetic(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)

@@ -1,0 +1,148 @@
+"""Opens a model: finds its files, its family and its configuration, and reads no weights."""
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from signalbox_contract.model import ModelInfo
+from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
+from signalbox_kernels import build
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.files.checkpoints.weight_names import are_equal, find
+from signalbox_worker.missing_packages import needing_pytorch
+from signalbox_worker.models import DecoderConfig, ModelShape, ModelSpec, find_model
+from signalbox_worker.models.plugins import import_plugins
+from signalbox_worker.runner.loading.block_content import foreign_code
+from signalbox_worker.runner.loading.content_files import ContentFile
+from signalbox_worker.runner.loading.dummy_source import DummySource
+from signalbox_worker.runner.loading.fingerprint import fingerprint
+from signalbox_worker.runner.loading.generation_config import (
+    read_generation_config,
+    within_vocabulary,
+)
+from signalbox_worker.runner.loading.model_source import ModelSource, as_text, open_model
+from signalbox_worker.runner.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
+
+logger = logging.getLogger(__name__)
+
+THROUGH_PYTORCH = "it runs through PyTorch and transformers"
+"""Reason why a model needs the extra `worker`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model on disk, the family that serves it, and what that read of its config.json."""
+
+    source: ModelSource
+    spec: ModelSpec
+    config: Any
+    """The family's own."""
+    shape: ModelShape
+    """Properties of it that the rest of the worker reads."""
+    pooling: OpenedPooling | None = None
+    """None of a model that generates."""
+    files: tuple[ContentFile, ...] = ()
+    """Files that its KV depends on, as they were before any of them was loaded."""
+
+    @property
+    def tied_tables(self) -> tuple[str, str] | None:
+        """Names of the table of embeddings and of the head, if they are one matrix."""
+        is_tied = self.shape.tie_embeddings and self.pooling is None
+        return (self.spec.table, self.spec.head) if is_tied else None
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """Returns the files of the tokenizer, and those that say how texts are pooled."""
+        texts = {} if self.pooling is None else self.pooling.texts
+        files = {name: file.read_bytes() for name, file in texts.items()}
+        return files | self.source.tokenizer_files()
+
+
+def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:
+    """Raises ModelError or FileNotFoundError with what is wrong and the remedy."""
+    build.on_compiled = partial(_report_compiled, progress)
+    source = open_model(model_config, progress)
+    plugins = import_plugins(model_config.plugins, source.config)
+    pools = is_pooling(model_config, source)
+    with needing_pytorch(THROUGH_PYTORCH):
+        spec = find_model(
+            source.config,
+            impl="signalbox" if pools else model_config.model_impl,
+            directory=source.directory,
+            trust_remote_code=model_config.trust_remote_code,
+        )
+        config = _with_stored_head(spec.read_config(source.config), spec, source)
+        shape = ModelShape.of(config)
+    if pools:
+        if model_config.model_impl == "transformers":
+            raise ModelError("--model-impl transformers has no pooling; leave it out")
+        pooling = open_pooling(model_config, source, config, shape)
+        if isinstance(config, DecoderConfig):
+            config = replace(config, has_head=False)
+        return OpenedModel(source, spec, config, shape, pooling)
+    if not spec.generates or shape.is_bidirectional:
+        raise ModelError(f"{shape.architecture} generates no tokens; use --runner pooling")
+    if model_config.convert != "auto":
+        raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
+    code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
+    files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
+    return OpenedModel(source, spec, config, shape, files=files)
+
+
+def _with_stored_head(config: Any, spec: ModelSpec, source: ModelSource) -> Any:
+    """Returns the configuration untied if the files hold a head of its own, as in transformers:
+    those of a merged adapter do, and the config.json of its base model is left."""
+    if isinstance(source, DummySource) or not ModelShape.of(config).tie_embeddings:
+        return config
+    stored = source.stored()
+    table, head = find(stored, spec.table), find(stored, spec.head)
+    if table is None or head is None or are_equal(table, head):
+        return config
+    logger.warning(
+        "%s holds %s, which differs from %s: it is used, although tie_word_embeddings is true",
+        source.name,
+        spec.head,
+        spec.table,
+    )
+    return replace(config, tie_embeddings=False)
+
+
+def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) -> None:
+    progress(StartupProgress(StartupPhase.COMPILE, num_done, num_total))
+
+
+def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> ModelInfo:
+    """Describes a model whose floats are computed in `dtype`. Raises ModelError."""
+    source, shape = opened.source, opened.shape
+    length = model_config.max_model_len or _usual_length(shape)
+    if opened.pooling is not None and model_config.max_model_len is None:
+        length = min(length, opened.pooling.max_length or length)
+    if length > shape.max_position:
+        raise ModelError(
+            f"max_model_len is {length}; {source.name} allows at most {shape.max_position}"
+        )
+    generation = read_generation_config(model_config, source)
+    pooling = opened.pooling
+    return ModelInfo(
+        name=model_config.served_name or source.name,
+        architecture=shape.architecture,
+        dtype=dtype,
+        vocab_size=shape.vocab_size,
+        max_model_len=length,
+        eos_token_ids=within_vocabulary(generation.eos_token_ids, shape.vocab_size),
+        sampling_defaults=generation.defaults,
+        fingerprint=fingerprint([*source.files(), *(pooling.outputs.files if pooling else ())]),
+        pooling=pooling.model if pooling else None,
+        started_as=(as_text(model_config.model),),
+    )
+
+
+def _usual_length(shape: ModelShape) -> int:
+    if shape.usual_length != shape.max_position:
+        logger.info(
+            "max_model_len is %d, the original window; --max-model-len takes up to %d, with the "
+            "rotation of a longer window for all prompts",
+            shape.usual_length,
+            shape.max_position,
+        )
+    return shape.usual_length

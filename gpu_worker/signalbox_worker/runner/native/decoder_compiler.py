@@ -1,0 +1,345 @@
+"""Compiles a decoder of the Llama family into a native program.
+
+The description is the one that PyTorch's model is built of; the weights come by their names in
+Hugging Face's checkpoints.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from signalbox_kernels.adapters import AdapterSite
+from signalbox_kernels.arena import Arena, Packed
+from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
+from signalbox_kernels.group import Group
+from signalbox_kernels.native import best_isa
+from signalbox_kernels.program import Program
+from signalbox_kernels.program_builder import Adapted, ProgramBuilder
+from signalbox_kernels.storage import Matrix
+from signalbox_kernels.structs import PANEL, Epilogue, Row
+from signalbox_worker.files.checkpoints.kv_scales import KVScales
+from signalbox_worker.runner.native.matrices import joined
+from signalbox_worker.runner.native.product_rows import ProductRows
+from signalbox_worker.runner.native.program_parts import (
+    ACTIVATIONS,
+    RESIDUAL,
+    program_shape,
+    rotary_table,
+)
+from signalbox_worker.runner.native.weight_shapes import (
+    EMBEDDING,
+    HEAD,
+    INNER_NORMS,
+    NORM,
+    feed_norm,
+    layer_prefix,
+)
+from signalbox_worker.runner.native.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVForm:
+    """Form of the KV cache."""
+
+    block_size: int
+    dtype: str
+    """"float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations."""
+    scales: KVScales
+    """Scales of K and V in "fp8", for all layers of the model."""
+
+
+def compile_decoder(
+    weights: Weights,
+    kv: KVForm,
+    *,
+    max_model_len: int,
+    num_threads: int,
+    factors: Row,
+    max_lora_rank: int,
+    group: Group | None,
+) -> Program:
+    """Makes a program of a decoder's weights, which are read and packed one by one.
+
+    Without instructions for bfloat16, a program of that dtype stores its weights so and computes in
+    float32.
+
+    Args:
+        factors: rows that blocks are multiplied with: codes, wide ones, or elements.
+        max_lora_rank: largest r of an adapter that will be set; 0 takes none.
+        group: tensor-parallel ranks, of one of which the weights are; None is one rank.
+    """
+    isa, config = best_isa(), weights.share.config
+    shape = program_shape(
+        config,
+        weights.dtype,
+        isa=isa,
+        block_size=kv.block_size,
+        num_layers=len(weights.stage),
+        kv_dtype=kv.dtype,
+    )
+    builder = ProgramBuilder(shape, Arena())
+    compiler = _Compiler(
+        builder,
+        weights,
+        factors=factors,
+        kv_scales=kv.scales,
+        max_model_len=max_model_len,
+        max_lora_rank=max_lora_rank,
+        is_divided=group is not None,
+    )
+    compiler.add()
+    rotary = rotary_table(config.rope, config.head_size, max_model_len)
+    return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
+
+
+class _Compiler:
+    """Appends a decoder's ops; layers share their buffers."""
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        weights: Weights,
+        *,
+        factors: Row,
+        kv_scales: KVScales,
+        max_model_len: int,
+        max_lora_rank: int,
+        is_divided: bool,
+    ) -> None:
+        config = weights.share.config
+        heads = config.num_heads * config.head_size
+        keys = config.num_kv_heads * config.head_size
+        self._builder, self._config, self._weights = builder, config, weights
+        self._stage = weights.stage
+        self._kv_scales = kv_scales
+        self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
+        assert self._residual == RESIDUAL
+        self._first_token = weights.share.tokens.start
+        self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
+        self._normed = ProductRows(builder, config.hidden_size, factors=factors)
+        whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
+        self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
+        self._query = builder.buffer(heads)
+        self._attended = ProductRows(builder, heads, factors=factors)
+        self._activated = ProductRows(builder, config.intermediate_size, factors=factors)
+        sliding, size = config.sliding_rope, config.head_size
+        self._sliding_rotary = (
+            None if sliding is None else rotary_table(sliding, size, max_model_len)
+        )
+        # Of Q, K and V together, each padded to an even r.
+        self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
+
+    def add(self) -> None:
+        head = self._add_ends()
+        for index in self._stage.indices:
+            self._add_attention(index)
+            self._add_feed_forward(index)
+        if head is not None:
+            packed, matrix = head
+            norm = self._norm(NORM, divisor=self._config.logit_divisor)
+            [(source, rounding)] = self._normed.begin([matrix])
+            norm(self._residual, source, of_rows=True, rounding=rounding)
+            self._builder.head(source, packed, first_token=self._first_token)
+
+    def _add_ends(self) -> tuple[Packed, Matrix] | None:
+        """Adds the embedding, if the stage has it; returns the head, packed and as it is stored, if
+        it has that.
+
+        A tied model uses one matrix for both.
+        """
+        build, is_tied, packed = self._builder, self._config.tie_embeddings, None
+        if self._stage.is_first:
+            table = self._weights.matrix(EMBEDDING)
+            packed = build.arena.pack(table)
+            out = self._residual if self._shared is None else self._shared
+            scale = self._embedding_scale
+            build.embed(out, packed, first_token=self._first_token, scale=scale)
+            if self._shared is not None:
+                build.sum(self._shared, self._residual, adds=False)
+        if not self._stage.is_last or not self._config.has_head:
+            return None
+        if is_tied and packed is not None:
+            return packed, table
+        head = self._weights.matrix(EMBEDDING if is_tied else HEAD)
+        return build.arena.pack(head), head
+
+    @property
+    def _embedding_scale(self) -> float:
+        scale = np.array([self._config.embedding_scale], dtype=np.float32)
+        if self._config.rounds_embedding_scale:
+            scale = to_float32(to_dtype(scale, self._weights.dtype))
+        return float(scale[0])
+
+    def _add_attention(self, index: int) -> None:
+        build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
+        prefix = f"{layer_prefix(index)}self_attn."
+        names = [f"{prefix}{part}_proj" for part in "qkv"]
+        parts = [weights.matrix(f"{name}.weight") for name in names]
+        matrices, bias = joined(parts), self._bias(names)
+        self._add_norm(f"{layer_prefix(index)}input_layernorm", matrices)
+        rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
+        column = 0
+        for matrix in matrices:
+            end = column + matrix.shape[0]
+            part_of_bias = None if bias is None else bias[column:end]
+            source = self._normed.read(matrix)
+            adapted = self._adapted(self._normed, _taken(rows, matrix.shape[0]))
+            build.linear(
+                source,
+                self._qkv,
+                matrix,
+                part_of_bias,
+                Epilogue.STORE,
+                column=column,
+                adapted=adapted,
+            )
+            column = end
+        norms = None
+        if self._config.qk_norm:
+            norms = (
+                weights.norm(f"{prefix}q_norm.weight"),
+                weights.norm(f"{prefix}k_norm.weight"),
+            )
+        cached = index - self._stage.start
+        scales = self._kv_scales[index]
+        windows = self._config.sliding_windows
+        window = windows[index] if windows else None
+        build.rotate(
+            self._qkv,
+            self._query,
+            layer=cached,
+            norms=norms,
+            eps=eps,
+            kv_scales=scales,
+            rotary=None if window is None else self._sliding_rotary,
+        )
+        build.attend(
+            self._query,
+            self._attended.elements,
+            layer=cached,
+            window=window,
+            is_causal=not self._config.is_bidirectional,
+            kv_scales=scales,
+        )
+        self._add_down(self._attended, f"{prefix}o_proj", INNER_NORMS[0], index)
+
+    def _add_feed_forward(self, index: int) -> None:
+        prefix = f"{layer_prefix(index)}mlp."
+        names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
+        parts = [self._weights.matrix(f"{name}.weight") for name in names]
+        matrices, bias = joined(parts), self._bias(names)
+        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", matrices)
+        rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
+        if len(matrices) == 1:
+            adapted = self._adapted(self._normed, rows, is_interleaved=True)
+            self._add_gated(matrices[0], bias, Epilogue.GATED, adapted)
+        else:
+            self._add_gate_and_up(matrices[0], matrices[1], bias, rows)
+        self._add_down(self._activated, f"{prefix}down_proj", INNER_NORMS[1], index)
+
+    def _add_gate_and_up(
+        self, gate: Matrix, up: Matrix, bias: AnyArray | None, rows: dict[str, int]
+    ) -> None:
+        """Adds two products for matrices that are stored apart."""
+        num = gate.shape[0]
+        of_gate, of_up = (None, None) if bias is None else (bias[:num], bias[num:])
+        source = self._normed.read(gate)
+        adapted = self._adapted(self._normed, _taken(rows, num))
+        self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE, adapted=adapted)
+        adapted = self._adapted(self._normed, rows)
+        self._add_gated(up, of_up, Epilogue.GATE, adapted, gate=self._gate)
+
+    def _add_gated(
+        self,
+        matrix: Matrix,
+        bias: AnyArray | None,
+        epilogue: Epilogue,
+        adapted: Adapted | None,
+        *,
+        gate: int = 0,
+    ) -> None:
+        self._builder.linear(
+            self._normed.read(matrix),
+            self._activated.elements,
+            matrix,
+            bias,
+            epilogue,
+            activation=ACTIVATIONS[self._config.activation],
+            gate=gate,
+            adapted=adapted,
+        )
+
+    @cached_property
+    def _gate(self) -> int:
+        return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
+
+    @cached_property
+    def _result(self) -> int:
+        """Buffer of what attention or feed-forward adds to the residual, before its norm."""
+        return self._builder.buffer(self._config.hidden_size, row=Row.FLOATS)
+
+    def _bias(self, names: list[str]) -> AnyArray | None:
+        """Returns the biases of several matrices as one, or None if they have none."""
+        parts = [self._weights.vector_if_any(f"{name}.bias") for name in names]
+        biases = [part for part in parts if part is not None]
+        return np.concatenate(biases) if biases else None
+
+    def _add_norm(self, name: str, readers: list[Matrix]) -> None:
+        norm, outs = self._norm(name), self._normed.begin(readers)
+        for out, rounding in outs:
+            norm(self._residual, out, rounding=rounding)
+        elements = self._normed.elements
+        if self._shrunk is not None and all(out != elements for out, _ in outs):
+            norm(self._residual, elements, for_adapters=True)
+
+    def _norm(self, name: str, *, divisor: float = 1.0) -> Callable[..., None]:
+        """Returns `ProgramBuilder.norm` with the weights of a norm, whose result is divided."""
+        bias = self._weights.vector_if_any(f"{name}.bias")
+        return partial(
+            self._builder.norm,
+            weight=self._weights.norm(f"{name}.weight") / np.float32(divisor),
+            bias=None if bias is None else bias / np.float32(divisor),
+            eps=self._config.rms_norm_eps,
+            is_centred=self._config.norm_is_centred,
+        )
+
+    def _add_down(self, rows: ProductRows, name: str, inner_norm: str, index: int) -> None:
+        """Adds a product whose result, summed over the group and perhaps normed, is added to the
+        residual."""
+        matrix = self._weights.matrix(f"{name}.weight")
+        source = rows.read_elements(matrix)
+        bias = self._weights.vector_if_any(f"{name}.bias")
+        adapted = self._adapted(rows, {name: matrix.shape[0]})
+        is_normed = self._config.has_inner_norms
+        out = self._result if is_normed else self._residual
+        dst = out if self._shared is None else self._shared
+        epilogue = Epilogue.ADD if dst == self._residual else Epilogue.STORE
+        self._builder.linear(source, dst, matrix, bias, epilogue, adapted=adapted)
+        if self._shared is not None:
+            self._builder.sum(self._shared, out, adds=not is_normed)
+        if is_normed:
+            self._norm(f"{layer_prefix(index)}{inner_norm}")(out, self._residual, to_sum=True)
+
+    def _adapted(
+        self, rows: ProductRows, num_rows: dict[str, int], *, is_interleaved: bool = False
+    ) -> Adapted | None:
+        """Returns what adapters may add to a product; None if none will be set.
+
+        Args:
+            num_rows: rows of each matrix that is multiplied, by the name of its module.
+        """
+        if self._shrunk is None:
+            return None
+        site = AdapterSite(tuple(num_rows), tuple(num_rows.values()), rows.width, is_interleaved)
+        return Adapted(site, rows.elements, self._shrunk)
+
+
+def _taken(rows: dict[str, int], num_rows: int) -> dict[str, int]:
+    """Takes the first matrices, which have `num_rows` rows together, out of `rows`."""
+    taken = dict[str, int]()
+    while sum(taken.values()) < num_rows:
+        name = next(iter(rows))
+        taken[name] = rows.pop(name)
+    return taken

@@ -1,0 +1,220 @@
+"""Loads an opened model into a native program, with the sampler that shares its threads."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from signalbox_contract.model import Arithmetic, ModelInfo
+from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
+from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.group import Group
+from signalbox_kernels.native import best_isa, multiplies_bfloat16
+from signalbox_kernels.program import Program
+from signalbox_kernels.structs import Row
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
+from signalbox_worker.files.checkpoints.kv_scales import KVScales, check_kv_scheme, read_kv_scales
+from signalbox_worker.files.checkpoints.quantization import (
+    Quantization,
+    choose_quantization,
+    describe_form,
+)
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.pooling.pooler import Pooler
+from signalbox_worker.runner.loading.dummy_source import DummySource
+from signalbox_worker.runner.loading.model_source import ModelSource
+from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
+from signalbox_worker.runner.native.fused_weights import without_fused
+from signalbox_worker.runner.native.native_adapters import NativeAdapters
+from signalbox_worker.runner.native.random_weights import random_tensors
+from signalbox_worker.runner.native.tensor_share import tensor_share
+from signalbox_worker.runner.native.threads import default_num_threads
+from signalbox_worker.runner.native.weight_shapes import (
+    NORM,
+    module_rows,
+    module_shapes,
+    weight_shapes,
+)
+from signalbox_worker.runner.native.weights import WeightForm, Weights
+from signalbox_worker.sampling.native_sampler import CpuSampler
+
+logger = logging.getLogger(__name__)
+
+_CODES = {"8 bits": "int8", "16 bits": "int16"}
+"""Types of factors by the arithmetic of programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The norm behind the last layer, for [num_rows, hidden_size]."""
+
+    weight: FloatArray
+    bias: FloatArray | None
+    eps: float
+    is_centred: bool
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        if self.is_centred:
+            x = x - x.mean(axis=-1, keepdims=True)
+        squares = np.square(x, dtype=np.float32).mean(axis=-1, keepdims=True)
+        normed: FloatArray = x / np.sqrt(squares + np.float32(self.eps)) * self.weight
+        return normed if self.bias is None else normed + self.bias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePooling:
+    """Maker of vectors from a program's hidden states."""
+
+    norm: FinalNorm | None
+    """None if the program ends with it."""
+    pooler: Pooler
+    num_token_types: int = 0
+    """Types that the model has embeddings of; tokens of later types have the last one's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeModel:
+    """A program with its weights, without a cache."""
+
+    info: ModelInfo
+    program: Program
+    sampler: CpuSampler
+    adapters: NativeAdapters
+    pooling: NativePooling | None
+    """None of a model that generates."""
+
+
+def load_natively(
+    opened: OpenedModel,
+    settings: RunnerConfig,
+    *,
+    layers: StageLayers,
+    group: Group | None,
+    progress: ReportProgress,
+) -> NativeModel:
+    """Loads a shard of a model of which `why_not_natively` is None. Raises ModelError.
+
+    Args:
+        layers: those of the shard's stage.
+        group: what shards of the stage sum in; None if there is one.
+    """
+    model_config, cache_config = settings.model, settings.cache
+    dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
+    info = model_info(model_config, opened, dtype)
+    num_threads = settings.device.num_threads or default_num_threads()
+    quantization = choose_quantization(model_config, opened.source, None)
+    sizes, rounds = opened.source.sizes, model_config.quantization != "none"
+    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
+    config = opened.config
+    assert isinstance(config, DecoderConfig), "of a family that is Llama's"
+    stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
+    check_kv_scheme(opened.source.config, kv_dtype)
+    kv_scales: KVScales = ((1.0, 1.0),) * config.num_layers
+    if kv_dtype == "fp8":
+        kv_scales = read_kv_scales(stored, config.num_layers)
+    share = tensor_share(config, settings.parallel, stored)
+    weights = Weights(
+        stored,
+        share,
+        layers,
+        WeightForm(DTYPES[dtype], quantization, rounds),
+        num_threads=num_threads,
+        on_taken=partial(report_taken, progress),
+    )
+    opener = AdapterOpener(model_config, info.name, module_shapes(config))
+    given = opener.open_given()
+    program = compile_decoder(
+        weights,
+        KVForm(
+            block_size=cache_config.block_size or USUAL_BLOCK_SIZE, dtype=kv_dtype, scales=kv_scales
+        ),
+        max_model_len=info.max_model_len,
+        num_threads=num_threads,
+        factors=_factors(model_config.dtype, quantization),
+        max_lora_rank=opener.max_rank(given),
+        group=group,
+    )
+    activations = sizes.activations if sizes is not None and rounds else ""
+    sampler = CpuSampler(program=program, num_threads=num_threads)
+    describe_steps(program)
+    logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
+    adapters = NativeAdapters(opener, program, given, module_rows(config), share.pair)
+    info = replace(
+        info, arithmetic=arithmetic_of(program, activations), adapters=adapters.slots.loaded
+    )
+    pooling = None
+    if opened.pooling is not None:
+        norm = FinalNorm(
+            weights.norm(f"{NORM}.weight"),
+            weights.vector_if_any(f"{NORM}.bias"),
+            config.rms_norm_eps,
+            config.norm_is_centred,
+        )
+        pooling = NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
+    return NativeModel(
+        info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
+    )
+
+
+def describe_steps(program: Program) -> None:
+    """Logs how a program computes."""
+    kv_dtype = arithmetic_of(program).kv_cache_dtype
+    logger.debug(
+        "steps run natively on %s, products in %s, K and V in %s; %s",
+        program.isa.name,
+        program.arithmetic,
+        kv_dtype if kv_dtype == "float32" else f"{kv_dtype}, which rounds them",
+        program.weights,
+    )
+
+
+def arithmetic_of(program: Program, activations: str = "") -> Arithmetic:
+    """Args: activations: type of codes that the checkpoint rounds them to, or empty."""
+    return Arithmetic(
+        factors=activations or _CODES.get(program.arithmetic, program.arithmetic),
+        kernels=f"native {program.isa.name.lower()}",
+        kv_cache_dtype=program.shape.kv_element.name.lower(),
+    )
+
+
+def _stored(
+    source: ModelSource, config: DecoderConfig, progress: ReportProgress
+) -> Mapping[str, StoredTensor]:
+    progress(StartupProgress(StartupPhase.LOAD))
+    if isinstance(source, DummySource):
+        return random_tensors(weight_shapes(config))
+    return without_fused(source.stored(), config)
+
+
+def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:
+    """Reports how many tensors are loaded."""
+    progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
+
+
+def _factors(dtype: str, quantization: Quantization | None) -> Row:
+    """Returns the rows that blocks and whole numbers are multiplied with."""
+    if dtype == "float32" or quantization is None:
+        return Row.ELEMENTS
+    return Row.WIDE_CODES if dtype == INT16 else Row.CODES
+
+
+def dtype_name(name: str, *, is_half: bool) -> str:
+    """Returns the type of activations and of weights in floats."""
+    if name == INT16:
+        return "float32"
+    if name != "auto":
+        return name
+    return dtype_for_half() if is_half else "float32"
+
+
+def dtype_for_half() -> str:
+    """Returns the dtype of activations of 16-bit models: bfloat16 where its products are fast."""
+    return "bfloat16" if multiplies_bfloat16(best_isa()) else "float32"

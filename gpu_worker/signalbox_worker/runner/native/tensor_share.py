@@ -1,0 +1,140 @@
+"""Cuts the share of a tensor-parallel rank out of a decoder.
+
+Column- and row-parallel halves as in Megatron-LM (Shoeybi et al., 2019): heads, and the inner
+columns of the feed-forward network, are divided, and what the ranks make of them is summed.
+Embedding and head are divided by tokens. Inner columns are cut between blocks of the matrix that
+sums over them, so ranks may differ by a block.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from signalbox_kernels.adapters import LoraPair
+from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.checkpoints.coded_matrices import code_block_size
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.native.weight_shapes import TABLES, names_of_stage, weight_shapes
+
+LEAST_BLOCK = 32
+"""Columns that activations share a scale by, and the least that a rank takes."""
+_DOWN = "down_proj"
+_SUMMED = ("o_proj", _DOWN)
+"""Matrices of which each rank has some columns; their bias is that of rank 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShare:
+    """The share of one rank."""
+
+    whole: DecoderConfig
+    rank: int = 0
+    size: int = 1
+    block_size: int = LEAST_BLOCK
+    """Columns of the inner ones that lie on one rank."""
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The decoder that the rank computes. Raises ModelError if heads cannot be divided."""
+        whole = self.whole
+        return replace(
+            whole,
+            num_heads=divided(whole.num_heads, "num_attention_heads", self.size),
+            num_kv_heads=kv_heads_per_rank(whole.num_kv_heads, self.size),
+            intermediate_size=len(self._inner),
+        )
+
+    @property
+    def tokens(self) -> range:
+        """Tokens of the vocabulary whose rows the rank has."""
+        most = -(-self.whole.vocab_size // self.size)
+        return range(self.whole.vocab_size)[self.rank * most : (self.rank + 1) * most]
+
+    def rows(self, name: str) -> range:
+        """Returns the rows of a tensor that the rank has."""
+        num_rows = weight_shapes(self.whole)[name][0]
+        if name in TABLES:
+            return self.tokens
+        match _module(name):
+            case "q_proj" | "k_proj" | "v_proj" as module:
+                return self._heads(module[0])
+            case "gate_proj" | "up_proj":
+                return self._inner
+        return range(num_rows)
+
+    def columns(self, name: str) -> range:
+        """Returns the columns of a matrix that the rank has."""
+        match _module(name):
+            case "o_proj":
+                return self._heads("q")
+            case "down_proj":
+                return self._inner
+        return range(weight_shapes(self.whole)[name][1])
+
+    def has(self, name: str) -> bool:
+        """Says whether the rank has anything of a tensor."""
+        return self.rank == 0 or not (name.endswith(".bias") and _module(name) in _SUMMED)
+
+    def names(self, stage: StageLayers) -> set[str]:
+        """Returns the tensors of a pipeline stage that the rank has anything of."""
+        return {name for name in names_of_stage(self.whole, stage) if self.has(name)}
+
+    def pair(self, module: str, pair: LoraPair) -> LoraPair:
+        """Returns the rank's share of what an adapter adds to a module."""
+        name = f"{module}.weight"
+        rows, columns = self.rows(name), self.columns(name)
+        a, b = pair.a[:, columns.start : columns.stop], pair.b[rows.start : rows.stop]
+        return LoraPair(a, b)
+
+    def _heads(self, kind: str) -> range:
+        """Returns the rows of Q, K or V."""
+        whole, size = self.whole, self.whole.head_size
+        if kind == "q":
+            count = divided(whole.num_heads, "num_attention_heads", self.size)
+            first = self.rank * count
+        else:
+            count = kv_heads_per_rank(whole.num_kv_heads, self.size)
+            first = first_kv_head(whole.num_kv_heads, self.size, self.rank)
+        return range(first * size, (first + count) * size)
+
+    @property
+    def _inner(self) -> range:
+        count = -(-self.whole.intermediate_size // self.block_size)
+        first, end = (count * rank // self.size for rank in (self.rank, self.rank + 1))
+        inner = range(self.whole.intermediate_size)
+        return inner[first * self.block_size : end * self.block_size]
+
+
+def tensor_share(
+    config: DecoderConfig, parallel: ParallelConfig, stored: Mapping[str, StoredTensor]
+) -> TensorShare:
+    """Returns a rank's share of a decoder, whose tensors are in `stored`."""
+    size = parallel.tensor_parallel_size
+    ending = f".{_DOWN}.weight"
+    blocks = [_block_size(tensor) for name, tensor in stored.items() if name.endswith(ending)]
+    block_size = math.lcm(LEAST_BLOCK, *blocks)
+    if -(-config.intermediate_size // block_size) < size:
+        block_size = LEAST_BLOCK  # matrices of larger blocks are decoded
+    return TensorShare(whole=config, rank=parallel.tensor_rank, size=size, block_size=block_size)
+
+
+def why_not_divided(config: DecoderConfig, size: int) -> str | None:
+    """Says what a rank would have nothing of; None if each has something of all."""
+    if -(-config.intermediate_size // LEAST_BLOCK) < size:
+        return f"intermediate_size {config.intermediate_size} has fewer than {size} blocks"
+    if any(not TensorShare(whole=config, rank=rank, size=size).tokens for rank in range(size)):
+        return f"vocab_size {config.vocab_size} is too small for {size} ranks"
+    return None
+
+
+def _module(name: str) -> str:
+    return name.split(".")[-2]
+
+
+def _block_size(tensor: StoredTensor) -> int:
+    if tensor.blocks is not None:
+        return tensor.blocks.type.block_size
+    return 1 if tensor.form is None else code_block_size(tensor.form) or 1

@@ -1,0 +1,131 @@
+"""Names and shapes of the tensors that make up a decoder of the Llama family."""
+
+from typing import NamedTuple
+
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
+from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+
+Shape = tuple[int, ...]
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+INNER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+"""Norms of the results of attention and feed-forward, in layers that have them."""
+CLASSIFIER = "score.weight"
+"""Head of a model that makes scores of classes."""
+TABLES = (EMBEDDING, HEAD)
+"""Matrices with a row for each token of the vocabulary, or more, which are not used."""
+
+
+def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
+    """Returns all tensors by their names in Hugging Face's checkpoints."""
+    table = (config.vocab_size, config.hidden_size)
+    shapes = {EMBEDDING: table} | _norm(config, NORM)
+    if config.has_head and not config.tie_embeddings:
+        shapes[HEAD] = table
+    of_layer = _attention(config) | _feed_forward(config)
+    for index in range(config.num_layers):
+        shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
+    return shapes
+
+
+def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
+    """Returns the tensors that a pipeline stage holds; a tied table lies on both ends."""
+    names = {
+        name
+        for name in weight_shapes(config)
+        if name.startswith(tuple(layer_prefix(index) for index in stage.indices))
+    }
+    if stage.is_first:
+        names.add(EMBEDDING)
+    if stage.is_last:
+        names.update(_norm(config, NORM))
+    if stage.is_last and config.has_head:
+        names.add(EMBEDDING if config.tie_embeddings else HEAD)
+    return names
+
+
+def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the matrices of all layers, by the names of their modules."""
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in weight_shapes(config).items()
+        if name.endswith("_proj.weight")
+    }
+
+
+class ModuleRows(NamedTuple):
+    """Rows of a module of Hugging Face's model, which may have several matrices fused."""
+
+    module: str
+    rows: slice
+
+
+def module_rows(config: DecoderConfig) -> dict[str, ModuleRows]:
+    """Returns the module that each matrix of the layers belongs to, by its name."""
+    found = dict[str, ModuleRows]()
+    for name, (num_rows, _) in linear_shapes(config).items():
+        found[name] = ModuleRows(name, slice(0, num_rows))
+    for index in range(config.num_layers if config.has_fused_projections else 0):
+        for fused, parts in FUSED_PROJECTIONS.items():
+            start = 0
+            for name in (f"{layer_prefix(index)}{part}" for part in parts):
+                end = start + found[name].rows.stop
+                found[name] = ModuleRows(f"{layer_prefix(index)}{fused}", slice(start, end))
+                start = end
+    return found
+
+
+def module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+    """Returns the shapes of the modules that adapters may change."""
+    shapes, places = linear_shapes(config), module_rows(config)
+    # The last matrix of a module ends where it does.
+    return {module: (rows.stop, shapes[name][1]) for name, (module, rows) in places.items()}
+
+
+def layer_prefix(index: int) -> str:
+    """Returns what the names of a layer's tensors begin with."""
+    return f"model.layers.{index}."
+
+
+def feed_norm(config: DecoderConfig) -> str:
+    """Returns the name of the norm that the feed-forward reads, within its layer."""
+    return "pre_feedforward_layernorm" if config.has_inner_norms else "post_attention_layernorm"
+
+
+def is_ignored(name: str, config: DecoderConfig) -> bool:
+    """Says whether a tensor may be in a checkpoint although the model does not need it."""
+    if name == HEAD:
+        return config.tie_embeddings or not config.has_head
+    if name == CLASSIFIER:
+        return not config.has_head
+    return name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
+
+
+def _attention(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, head_size = config.hidden_size, config.head_size
+    query, key = config.num_heads * head_size, config.num_kv_heads * head_size
+    shapes = _norm(config, "input_layernorm")
+    for name, rows in (("q", query), ("k", key), ("v", key)):
+        shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
+    shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
+    if config.qk_norm:
+        shapes |= {f"self_attn.{name}_norm.weight": (head_size,) for name in "qk"}
+    return shapes
+
+
+def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    shapes = _norm(config, feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
+    for name in ("gate", "up"):
+        shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
+    return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)
+
+
+def _norm(config: DecoderConfig, *names: str) -> dict[str, Shape]:
+    return {f"{name}.{part}": (config.hidden_size,) for name in names for part in config.norm_parts}
+
+
+def _linear(name: str, shape: Shape, *, has_bias: bool) -> dict[str, Shape]:
+    bias = {f"{name}.bias": shape[:1]} if has_bias else {}
+    return {f"{name}.weight": shape} | bias

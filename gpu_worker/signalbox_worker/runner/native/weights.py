@@ -1,0 +1,134 @@
+"""The weights of a decoder as a native program packs them, each read when it is taken.
+
+So a model is never in memory twice: a tensor is read from its file, packed, and given up.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
+from signalbox_kernels.storage import Matrix, StoredMatrix, quantise, stored
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.checkpoints.coded_matrices import stored_codes
+from signalbox_worker.files.checkpoints.quantization import Quantization
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.files.checkpoints.weight_names import check_shape, matched
+from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.native.weight_shapes import (
+    EMBEDDING,
+    HEAD,
+    TABLES,
+    is_ignored,
+    weight_shapes,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """Form in which weights are packed."""
+
+    dtype: np.dtype[Any]
+    """Type of matrices that are floats, and that all vectors are rounded to."""
+    quantization: Quantization | None = None
+    rounds_activations: bool = True
+    """Lets products round activations as the checkpoint prescribes."""
+
+
+class Weights:
+    """Tensors by their names in Hugging Face's checkpoints."""
+
+    def __init__(
+        self,
+        stored: Mapping[str, StoredTensor],
+        share: TensorShare,
+        stage: StageLayers,
+        form: WeightForm,
+        *,
+        num_threads: int,
+        on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
+    ) -> None:
+        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
+
+        Args:
+            share: what this process has of them.
+            stage: whose tensors are taken.
+            on_taken: called after each tensor with the number taken so far and that of all.
+        """
+        config = share.whole
+        self.share, self.stage, self.dtype = share, stage, form.dtype
+        self._form, self._num_threads, self._on_taken = form, num_threads, on_taken
+        self._shapes = weight_shapes(config)
+        self._stored = matched(
+            self._shapes,
+            stored,
+            ignores=lambda name: is_ignored(name, config),
+            tied=(EMBEDDING, HEAD) if config.tie_embeddings and config.has_head else None,
+        )
+        self._num_wanted = len(share.names(stage))
+        self._num_taken = 0
+
+    def matrix(self, name: str) -> Matrix:
+        """Returns this shard of a matrix in the form that it is packed in: blocks, or floats.
+
+        Where `dtype` is float32, which computes with every type, it is as it is stored. Blocks that
+        the part would cut are decoded.
+        """
+        tensor = self._take(name)
+        matrix = self._matrix(name, tensor)
+        if not self._form.rounds_activations or tensor.rounding is None:
+            return matrix
+        return replace(stored(matrix), rounding=tensor.rounding)
+
+    def _matrix(self, name: str, tensor: StoredTensor) -> Matrix:
+        rows, columns = self.share.rows(name), self.share.columns(name)
+        form, as_stored = self._form.quantization, self.dtype == np.float32
+        keeps_blocks = as_stored if form is None else form.keeps_blocks
+        if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
+            return tensor.blocks.rows(rows.start, len(rows)).columns(columns)
+        codes = stored_codes(tensor) if form is not None and form.is_stored else None
+        is_kept = codes is not None and codes.has_whole_blocks(columns)
+        if codes is not None and is_kept and _may_be_ordered(name, tensor, codes):
+            return codes.rows(rows.start, len(rows)).columns(columns)
+        values = tensor.read()[rows.start : rows.stop, columns.start : columns.stop]
+        kind = None if form is None else form.block_type(is_table=name in TABLES)
+        if kind is None:
+            computes_with = as_stored and values.dtype in DTYPES.values()
+            return values if computes_with else to_dtype(values, self.dtype)
+        return quantise(values, kind, num_threads=self._num_threads)
+
+    def vector(self, name: str) -> AnyArray:
+        """Returns this shard of a vector as float32."""
+        tensor, rows = self._take(name), self.share.rows(name)
+        return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
+
+    def norm(self, name: str) -> AnyArray:
+        """Returns the weight of a norm as float32, with what the model adds to it; ones if it has
+        none."""
+        if name not in self._shapes:
+            return np.ones(self._shapes[EMBEDDING][1], dtype=np.float32)
+        return self.vector(name) + np.float32(self.share.whole.norm_offset)
+
+    def vector_if_any(self, name: str) -> AnyArray | None:
+        """Returns the same, or None if the model or this shard has nothing of this name."""
+        return self.vector(name) if name in self._shapes and self.share.has(name) else None
+
+    def _take(self, name: str) -> StoredTensor:
+        self._num_taken += 1
+        self._on_taken(self._num_taken, self._num_wanted)
+        tensor, expected = self._stored[name], self._shapes[name]
+        if name in TABLES and tensor.shape[0] > expected[0]:  # rows of padding
+            expected = (tensor.shape[0], *expected[1:])
+        check_shape(name, tensor.shape, expected)
+        return tensor
+
+
+def _may_be_ordered(name: str, tensor: StoredTensor, codes: StoredMatrix) -> bool:
+    """Says whether a matrix may be packed with its columns in the order of its codes.
+
+    Tables have no rows to reorder, and groups of activations are runs of neighbouring columns.
+    """
+    by_groups = tensor.rounding is not None and tensor.rounding.group_size is not None
+    return codes.order is None or not (name in TABLES or by_groups)

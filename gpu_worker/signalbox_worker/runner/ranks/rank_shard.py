@@ -1,0 +1,161 @@
+"""Loads a shard of a model: natively, or through PyTorch, which is imported for it alone."""
+
+import socket
+from dataclasses import replace
+
+from signalbox_contract.model import WorkerRank
+from signalbox_contract.startup import (
+    ReportProgress,
+    StartupPhase,
+    StartupProgress,
+    ignore_progress,
+)
+from signalbox_kernels.group import Group
+from signalbox_worker.config import DeviceConfig, ModelError
+from signalbox_worker.device.keys import Keys
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.kv.store.pool_transfers import PoolTransfers
+from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.executors.executor import Executor
+from signalbox_worker.runner.loading.layer_partition import stage_layers
+from signalbox_worker.runner.loading.model_source import naming
+from signalbox_worker.runner.loading.opened_model import OpenedModel, open_with_config
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner.native.eligibility import why_not_natively
+from signalbox_worker.runner.native.executor_factory import load_native_executor
+from signalbox_worker.runner.native.rank_memory import meet, slot_bytes_of
+from signalbox_worker.runner.native.threads import default_num_threads
+from signalbox_worker.runner.ranks.service.rank_messages import Start
+from signalbox_worker.runner.ranks.startup_checks import check_pytorch, check_store
+from signalbox_worker.runner.served_model import CheckpointModel
+
+RankShard = LocalRunner
+"""A runner of a rank's shard of a model."""
+
+
+def load_shard(
+    config: RunnerConfig, keys: Keys | None = None, progress: ReportProgress = ignore_progress
+) -> RankShard:
+    """Loads what a rank holds, which may be all, and opens its store.
+
+    Args:
+        keys: where tensor-parallel ranks meet.
+
+    Raises ModelError, ValueError, MemoryError or OSError with what is wrong and the remedy.
+    """
+    check_store(config.disk, config.shared)
+    config = replace(config, device=_shared(config.device, config.parallel))
+    with naming(config.model.model):
+        opened = open_with_config(config.model, progress)
+        executor = _load_executor(opened, config, keys, progress)
+    served = CheckpointModel(executor, opened, config, progress)
+    store = _open_store(config, served) if _has_store(config) else no_store()
+    return RankShard(executor, served, PoolTransfers(store))
+
+
+def _load_executor(
+    opened: OpenedModel, config: RunnerConfig, keys: Keys | None, progress: ReportProgress
+) -> Executor:
+    if opened.pooling is not None:
+        _check_pooling(config)
+    layers = stage_layers(opened, config.parallel)
+    why_not = why_not_natively(opened, config.model, config.cache, config.device, config.parallel)
+    group: Group | str | None = why_not
+    if config.parallel.tensor_parallel_size > 1:
+        group = _meet(config, opened, keys, why_not)
+    if not isinstance(group, str):
+        return load_native_executor(opened, config, layers=layers, group=group, progress=progress)
+    check_pytorch(config.model, config.device, opened, group)
+    progress(StartupProgress(StartupPhase.IMPORT))
+    from signalbox_worker.runner.executors.executor_factory import load_executor
+
+    return load_executor(
+        opened, config, keys=keys, layers=layers, why_not_natively=group, progress=progress
+    )
+
+
+def _check_pooling(config: RunnerConfig) -> None:
+    """Refuses what only a model that generates has. Raises ModelError."""
+    if config.parallel.num_ranks > 1:
+        raise ModelError(
+            "a model that pools runs on one rank; use tensor_parallel_size 1 and "
+            "pipeline_parallel_size 1, and several workers"
+        )
+    if _has_store(config):
+        flag = "--kv-disk" if config.disk.has_disk else "--kv-store"
+        raise ModelError(f"{flag} takes a model that generates; leave it out")
+
+
+def _has_store(config: RunnerConfig) -> bool:
+    return config.disk.has_disk or config.shared.has_server
+
+
+def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
+    """Opens the store that the settings name: each rank has one of its own, for its blocks alone.
+
+    Raises FolderError, SecretFileError or OSError.
+    """
+    content, num_ranks = served.block_content(), config.parallel.num_ranks
+    if config.shared.has_server:
+        from signalbox_worker.kv.shared.shared_tier import SharedTier
+
+        shared = SharedTier(
+            config.shared,
+            block_bytes=content.block_bytes,
+            identify=content.identity,
+            num_ranks=num_ranks,
+        )
+        return StoreThreads(shared, shared.capacity)
+    from signalbox_worker.kv.disk.disk_tier import DiskTier  # others load no SQLite
+
+    disk = DiskTier(
+        config.disk,
+        block_bytes=content.block_bytes,
+        model=served.model.name,
+        identify=content.identity,
+        num_ranks=num_ranks,
+    )
+    return StoreThreads(disk, disk.capacity)
+
+
+def describe_rank(start: Start, layers: StageLayers) -> WorkerRank:
+    """Returns what operators are shown of this rank."""
+    parallel = start.parallel
+    address = start.addresses[parallel.rank].address if parallel.is_placed else ""
+    return WorkerRank(
+        rank=parallel.rank,
+        stage=parallel.stage,
+        tensor_parallel_rank=parallel.tensor_rank,
+        host=socket.gethostname(),
+        address=address,
+        first_layer=layers.start,
+        num_layers=len(layers),
+    )
+
+
+def _shared(config: DeviceConfig, parallel: ParallelConfig) -> DeviceConfig:
+    """Returns a rank's share of the worker's threads, or of its host's."""
+    if parallel.num_ranks == 1:
+        return config
+    if config.num_threads:
+        num_threads = config.num_threads // parallel.num_ranks
+    else:
+        num_threads = default_num_threads() // parallel.local_size
+    return config.model_copy(update={"num_threads": max(1, num_threads)})
+
+
+def _meet(
+    config: RunnerConfig, opened: OpenedModel, keys: Keys | None, why_not: str | None
+) -> Group | str:
+    """Returns the tensor-parallel ranks of the stage, or why PyTorch computes, on all of them."""
+    if keys is None:
+        raise ValueError("tensor-parallel ranks have no place to meet at")
+    slot_bytes = None
+    if why_not is None:
+        decoder, size = opened.config, config.parallel.tensor_parallel_size
+        assert isinstance(decoder, DecoderConfig), "of a family that has a program"
+        slot_bytes = slot_bytes_of(decoder, config.cache, size)
+    return meet(config.parallel, keys, slot_bytes, why_not=why_not)

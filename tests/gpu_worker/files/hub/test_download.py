@@ -1,0 +1,527 @@
+"""Models on the hub: which files are fetched, what is kept of them, what is refused in one line."""
+
+import fcntl
+import io
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import pytest
+
+from signalbox_contract.startup import StartupPhase, StartupProgress, ignore_progress
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.files.hub.download import download
+from signalbox_worker.files.hub.gguf_file_names import choose_variant, find_variants
+from signalbox_worker.files.hub.model_name import parse_hub_name
+from signalbox_worker.runner.loading.model_source import find_model, model_name, open_model
+from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub
+from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
+from tests.gpu_worker.runner.loading.gguf_files import open_path
+from tests.gpu_worker.tiny_models import make_model
+
+GGUF = "some-org/Tiny-GGUF"
+SIZES = {"tiny-Q2_K.gguf": 40, "tiny-Q4_K_M.gguf": 60, "tiny-Q8_0.gguf": 100}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub on this machine, and an empty cache."""
+    with running_hub(tmp_path / "served") as served:
+        point_at(monkeypatch, served.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield served
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, url: str, *, is_offline: bool = False) -> None:
+    """As HF_ENDPOINT and HF_HUB_OFFLINE do, which are read when huggingface_hub is imported.
+
+    It tries again at once where nothing answers, and not after 23 seconds in all.
+    """
+    at_once = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
+
+
+def fetch(model: str) -> Path:
+    return download(model, None, ignore_progress)
+
+
+def make_repository(hub: FakeHub, sizes: Mapping[str, int] = SIZES, name: str = GGUF) -> Path:
+    """Files of so many bytes, each of its own content."""
+    folder = hub.repository(name)
+    for file, size in sizes.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_bytes(os.urandom(size))
+    return folder
+
+
+def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: FakeHub) -> None:
+    make_model(hub.repository())
+    (hub.repository() / "consolidated.safetensors").write_bytes(b"the weights again")
+    (hub.repository() / "README.md").write_text("not needed")
+    told: list[StartupProgress] = []
+    source = open_model(ModelConfig(model="some-org/Some-Model", revision="v2"), told.append)
+    assert source.name == "Some-Model"
+    assert source.directory is not None
+    fetched = {file.name for file in source.directory.iterdir()}
+    assert fetched == {file.name for file in hub.repository().iterdir()} - {
+        "README.md",
+        "consolidated.safetensors",
+    }
+    assert "/api/models/some-org/Some-Model/revision/v2" in {one.path for one in hub.asked}
+    assert told[0] == StartupProgress(StartupPhase.FETCH)
+    assert told[-1].phase is StartupPhase.FETCH
+    assert told[-1].num_total > 0
+    assert make_runner(source.directory).model.vocab_size == 97
+
+
+def test_weights_of_older_models_are_fetched_where_there_are_no_others(hub: FakeHub) -> None:
+    make_model(hub.repository())
+    remove_files(hub.repository(), *WEIGHTS)
+    (hub.repository() / "pytorch_model.bin").write_bytes(b"")
+    source = open_path("some-org/Some-Model")
+    assert source.directory is not None
+    assert (source.directory / "pytorch_model.bin").is_file()
+
+
+@pytest.mark.parametrize(
+    ("files", "taken"),
+    [
+        (["adapter_model.safetensors", "pytorch_model.bin"], [1]),
+        (["pytorch_model.bin", "model.safetensors"], [1]),
+        (["pytorch_model.bin", "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin"], [0, 1]),
+        (["0_BERT/model.safetensors", "2_Dense/pytorch_model.bin"], [0, 1]),
+    ],
+)
+def test_weights_that_transformers_takes_are_fetched(
+    files: list[str], taken: list[int], hub: FakeHub
+) -> None:
+    folder = make_repository(hub, dict.fromkeys(files, 40))
+    (folder / "config.json").write_text("{}")
+    path = fetch(GGUF)
+    fetched = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    assert fetched - {"config.json"} == {files[number] for number in taken}
+
+
+def test_old_index_beside_a_whole_file_lacks_nothing(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_repository(hub, {"model.safetensors": 40})
+    (folder / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    path = fetch(GGUF)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    with caplog.at_level(logging.INFO):
+        assert fetch(GGUF) == path
+    assert "using the copy" in caplog.text
+
+
+def test_model_that_the_disk_cannot_hold_is_refused_before_it_is_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(hub.repository())
+    usage = shutil.disk_usage(hub.root)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ModelError, match=r"takes 0 MiB, and 0 MiB are free in .*; free some, or"):
+        open_path("some-org/Some-Model")
+    assert not [*(hub.root.parent / "cache").rglob("*.safetensors")]
+
+
+def test_cached_model_needs_no_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model(hub.repository())
+    open_path("some-org/Some-Model")
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    assert open_path("some-org/Some-Model").name == "Some-Model"
+
+
+@contextmanager
+def silent_hub() -> Iterator[str]:
+    """Yields the URL of a port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def refuse_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where huggingface_hub would wait before it tries again."""
+
+    def sleep(seconds: float) -> None:
+        pytest.fail(f"it waits {seconds} s to try again")
+
+    at_once = SimpleNamespace(**vars(time) | {"sleep": sleep})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
+
+
+@pytest.mark.parametrize("name", ["some-org/Some-Model", f"{GGUF}:Q4_K_M"])
+@pytest.mark.parametrize("hub_is", ["gone", "silent", "ill"])
+def test_a_whole_copy_is_used_at_once_where_the_hub_does_not_answer(
+    name: str,
+    hub_is: str,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_model(hub.repository())
+    make_repository(hub)
+    path = fetch(name)
+    with silent_hub() as url:
+        if hub_is == "ill":
+            hub.is_ill = True
+        else:
+            point_at(monkeypatch, url if hub_is == "silent" else "http://127.0.0.1:9")
+        if hub_is == "silent":
+            monkeypatch.setattr("signalbox_worker.files.hub.download.ANSWER_S", 0.1)
+        refuse_to_wait(monkeypatch)
+        with caplog.at_level(logging.INFO):
+            assert fetch(name) == path
+    line = f"the hub does not answer; using the copy of {name} in the cache: {path}"
+    assert caplog.messages.count(line) == 1
+
+
+def test_a_line_of_the_library_is_written_once(hub: FakeHub) -> None:
+    written = io.StringIO()
+    logger = logging.getLogger("huggingface_hub")
+    logger.addHandler(logging.StreamHandler(written))  # as the library itself does
+    make_model(hub.repository())
+    fetch("some-org/Some-Model")
+    logger.warning("it tries again")
+    assert written.getvalue() == ""
+    assert logger.propagate  # to the handler of the service
+
+
+@pytest.mark.parametrize("missing", ["config.json", "*-00002-of-*", "*.safetensors", None])
+def test_a_part_of_a_model_is_no_copy_of_it(
+    missing: str | None,
+    hub: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    make_model(hub.repository())
+    copy = fetch("some-org/Some-Model")
+    if missing is not None:
+        remove_files(copy, missing)
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    with caplog.at_level(logging.INFO), suppress(ModelError):  # by huggingface_hub's version
+        fetch("some-org/Some-Model")
+    assert ("using the copy" in caplog.text) is (missing is None)
+
+
+def test_a_hub_that_answers_is_asked_though_there_is_a_copy(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(hub.repository())
+    fetch("some-org/Some-Model")
+    hub.asked.clear()
+    with caplog.at_level(logging.INFO):
+        fetch("some-org/Some-Model")
+    assert "using the copy" not in caplog.text
+    assert "/api/models/some-org/Some-Model/tree/main" in {one.path for one in hub.asked}
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "reason"),
+    [
+        ("some-org/Some-Model", "v9", "it has no revision 'v9'"),
+        ("some-org/Other-Model", None, "there is no such model, or it is private"),
+    ],
+)
+def test_model_that_the_hub_lacks_is_one_clear_line(
+    hub: FakeHub, model: str, revision: str | None, reason: str
+) -> None:
+    hub.repository()
+    with pytest.raises(ModelError, match=f"cannot fetch {model} from the hub: {reason}") as error:
+        open_path(model, revision=revision)
+    assert "\n" not in str(error.value)
+
+
+def test_hub_that_cannot_be_reached_is_one_clear_line(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point_at(monkeypatch, "http://127.0.0.1:9")
+    refuse_to_wait(monkeypatch)
+    with pytest.raises(ModelError, match=r"cannot be reached .* give a local file") as error:
+        open_path("some-org/Some-Model")
+    assert "\n" not in str(error.value)
+
+
+def test_the_library_adds_no_lines_of_its_own_in_a_new_process() -> None:
+    """Its logger gets a handler at its first use, which may come late."""
+    code = """
+import contextlib, logging
+from signalbox_contract.startup import ignore_progress
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.hub.download import download
+with contextlib.suppress(ModelError):
+    download("some-org/Some-Model", None, ignore_progress)
+import huggingface_hub.utils.logging
+print(huggingface_hub.utils.logging.get_logger().handlers)
+"""
+    env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("model", "repository", "tag"),
+    [
+        ("org/name", "org/name", None),
+        ("org/name:q4_k_m", "org/name", "q4_k_m"),
+        ("hf.co/org/name", "org/name", None),
+        ("hf.co/org/name:IQ1_S", "org/name", "IQ1_S"),
+        ("https://huggingface.co/org/name", "org/name", None),
+        ("org/name:a-Q8_0.gguf", "org/name", "a-Q8_0.gguf"),
+        ("org/name:BF16/a-BF16-00001-of-00002.gguf", "org/name", "BF16/a-BF16-00001-of-00002.gguf"),
+    ],
+)
+def test_names_are_those_of_other_servers(model: str, repository: str, tag: str | None) -> None:
+    name = parse_hub_name(model)
+    assert name is not None
+    assert (name.repository, name.tag) == (repository, tag)
+    config = ModelConfig(model=model)
+    assert find_model(config) is None
+    assert model_name(config) == "name"
+
+
+@pytest.mark.parametrize(
+    "model", ["name", "org/name.gguf", "a/b/c", "org/name:", "org/name:a b", "/"]
+)
+def test_what_is_no_name_on_the_hub_is_refused(model: str) -> None:
+    assert parse_hub_name(model) is None
+    with pytest.raises(FileNotFoundError, match=r"a hub id \(org/name, org/name:Q4_K_M\)"):
+        find_model(ModelConfig(model=model.replace("/", "/no/", 1)))
+
+
+# ---- which file of a GGUF repository ----
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tag", "file"),
+    [
+        (SIZES, None, "tiny-Q4_K_M.gguf"),
+        (SIZES, "q8_0", "tiny-Q8_0.gguf"),
+        (SIZES, "tiny-Q2_K.gguf", "tiny-Q2_K.gguf"),
+        (
+            {"m.Q6_K.gguf": 66, "m.Q4_0.gguf": 47, "m.Q2_K.gguf": 32, "m.f16.gguf": 160},
+            None,
+            "m.Q4_0.gguf",
+        ),
+        ({"m-Q8_0.gguf": 85, "m-BF16.gguf": 160}, None, "m-Q8_0.gguf"),
+        ({"m-Q5_K_M.gguf": 57, "m-Q4_K_L.gguf": 50}, None, "m-Q4_K_L.gguf"),
+        ({"m-UD-Q4_K_XL.gguf": 50, "m-Q8_0.gguf": 85}, "q4_k_xl", "m-UD-Q4_K_XL.gguf"),
+        ({"m-UD-Q4_K_M.gguf": 50, "m-Q4_K_M.gguf": 49}, None, "m-Q4_K_M.gguf"),
+        ({"model.gguf": 9, "mmproj-F16.gguf": 5, "m.imatrix.gguf": 5}, None, "model.gguf"),
+        ({"a-Q4_K_M.gguf": 49, "b-Q4_K_M.gguf": 49}, "b-q4_k_m", "b-Q4_K_M.gguf"),
+        (
+            {"Q8_0/m-Q8_0-00002-of-00002.gguf": 40, "Q8_0/m-Q8_0-00001-of-00002.gguf": 45},
+            "Q8_0",
+            "Q8_0/m-Q8_0-00001-of-00002.gguf",
+        ),
+    ],
+)
+def test_a_quantisation_names_a_file(sizes: dict[str, int], tag: str | None, file: str) -> None:
+    chosen = choose_variant("org/name", find_variants(sizes), tag)
+    assert chosen.files[0] == file
+    assert chosen.num_bytes == sum(sizes[part] for part in chosen.files)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tag", "reason"),
+    [
+        (SIZES, "Q3_K_S", r"has no Q3_K_S; it has Q2_K \(.*\), Q4_K_M \(.*\), Q8_0"),
+        (
+            {"a-Q4_K_M.gguf": 1, "b-Q4_K_M.gguf": 1},
+            None,
+            "name:FILE; it has a-Q4_K_M.gguf, b-",
+        ),
+        ({"a.gguf": 1, "b.gguf": 1}, None, r"several GGUF models.* it has a\.gguf, b\.gguf"),
+    ],
+)
+def test_a_choice_that_nothing_decides_lists_what_there_is(
+    sizes: dict[str, int], tag: str | None, reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        choose_variant("org/name", find_variants(sizes), tag)
+
+
+def test_only_the_chosen_file_is_fetched(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_repository(hub)
+    (folder / "config.json").write_text("{}")
+    path = fetch(f"hf.co/{GGUF}:q8_0")
+    assert path.read_bytes() == (folder / "tiny-Q8_0.gguf").read_bytes()
+    assert hub.downloads() == ["tiny-Q8_0.gguf"]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_choice_is_told_in_one_line(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_repository(hub)
+    assert fetch(GGUF).name == "tiny-Q4_K_M.gguf"
+    (folder / "tiny-Q4_K_M.gguf").unlink()
+    assert fetch(GGUF).name == "tiny-Q2_K.gguf"
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == [
+        f"{GGUF}: taking tiny-Q4_K_M.gguf (0.0 MiB); name another as {GGUF}:TAG:"
+        " Q2_K (0.0 MiB), Q8_0 (0.0 MiB)",
+        f"{GGUF}: taking tiny-Q2_K.gguf (0.0 MiB), the nearest in size to Q4_K_M;"
+        f" name another as {GGUF}:TAG: Q8_0 (0.0 MiB)",
+    ]
+    assert hub.downloads() == ["tiny-Q4_K_M.gguf", "tiny-Q2_K.gguf"]
+
+
+def test_all_parts_of_a_split_file_are_fetched(hub: FakeHub) -> None:
+    parts = [f"Q8_0/m-Q8_0-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    folder = make_repository(hub, dict.fromkeys(parts, 50) | {"m-Q2_K.gguf": 9})
+    path = fetch(f"{GGUF}:Q8_0")
+    assert path.name == "m-Q8_0-00001-of-00003.gguf"
+    assert sorted(file.name for file in path.parent.iterdir()) == [part[5:] for part in parts]
+    assert sorted(hub.downloads()) == parts
+    (folder / parts[1]).unlink()
+    with pytest.raises(ModelError, match=r"lacks Q8_0/m-Q8_0-00002-of-00003\.gguf"):
+        fetch(f"{GGUF}:Q8_0")
+
+
+def test_a_tag_on_a_repository_without_gguf_files_is_refused(hub: FakeHub) -> None:
+    make_model(hub.repository())
+    with pytest.raises(ModelError, match="Some-Model has no GGUF files; leave out :Q4_K_M"):
+        fetch("some-org/Some-Model:Q4_K_M")
+
+
+def test_weights_in_the_usual_layout_go_before_gguf_files(hub: FakeHub) -> None:
+    folder = hub.repository()
+    make_model(folder)
+    (folder / "model-Q8_0.gguf").write_bytes(b"GGUF")
+    assert fetch("some-org/Some-Model").is_dir()
+    assert not [name for name in hub.downloads() if name.endswith(".gguf")]
+    assert fetch("some-org/Some-Model:Q8_0").read_bytes() == b"GGUF"
+
+
+# ---- folders ----
+
+
+def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
+    for part in (1, 2):
+        (tmp_path / f"big-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"")
+    (tmp_path / "config.json").write_text("{}")
+    config = ModelConfig(model=str(tmp_path))
+    assert find_model(config) == tmp_path / "big-Q8_0-00001-of-00002.gguf"
+    assert model_name(config) == "big"
+
+
+def test_a_folder_with_several_gguf_models_lists_them(tmp_path: Path) -> None:
+    for name, size in SIZES.items():
+        (tmp_path / name).write_bytes(bytes(size << 14))
+    reason = r"several GGUF models; give one of them: tiny-Q2_K\.gguf \(0\.6 MiB\), tiny-Q4_K_M"
+    with pytest.raises(ModelError, match=reason):
+        find_model(ModelConfig(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert find_model(ModelConfig(model=str(tmp_path))) == tmp_path
+
+
+# ---- a connection that breaks ----
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes that are written at once; 10 MB otherwise. No pause between attempts."""
+    size = 1 << 16
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", size)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    return size
+
+
+def test_a_download_goes_on_where_the_connection_broke(hub: FakeHub, small_chunks: int) -> None:
+    folder = make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20})
+    hub.cuts = [1 << 20, small_chunks]
+    path = fetch(GGUF)
+    ranges = [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
+    assert ranges == [None, "bytes=1048576-", f"bytes={(1 << 20) + small_chunks}-"]
+    assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_download_that_failed_goes_on_the_next_time(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20})
+    hub.cuts = [2 << 20] + [0] * 20
+    with pytest.raises(ModelError, match=f"cannot fetch {GGUF} from the hub: .* which resumes"):
+        fetch(GGUF)
+    hub.cuts.clear()
+    usage = shutil.disk_usage(hub.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=(1 << 20) - 1))
+    with pytest.raises(ModelError, match="it takes 1 MiB, and 0 MiB are free"):
+        fetch(GGUF)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    hub.asked.clear()
+    told: list[StartupProgress] = []
+    path = download(GGUF, None, told.append)
+    ranges = [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
+    assert ranges == ["bytes=2097152-"]
+    assert (told[1].num_done, told[1].num_total) == (2 << 20, 3 << 20)
+    assert told[-1].num_done == told[-1].num_total == 3 << 20
+    assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
+    assert not [*Path(hub.root.parent / "cache").rglob("*.incomplete")]
+
+
+def test_a_file_that_another_process_completes_just_before_is_used(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = (make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20}) / "big-Q4_K_M.gguf").read_bytes()
+
+    def lock_after_another(file: BinaryIO, flags: int) -> None:
+        path = Path(file.name)
+        path.write_bytes(content)
+        path.replace(path.with_suffix(""))
+        path.write_bytes(b"the beginning of a third download")
+        fcntl.flock(file, flags)
+
+    own = SimpleNamespace(**vars(fcntl) | {"flock": lock_after_another})
+    monkeypatch.setattr("signalbox_worker.files.hub.file_transfer.fcntl", own)
+    assert fetch(GGUF).read_bytes() == content
+
+
+# ---- tokens, and no network ----
+
+
+def test_a_gated_model_asks_for_a_token(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_repository(hub, {"tiny-Q8_0.gguf": 100}, GATED)
+    with pytest.raises(ModelError, match=r"is gated; accept its terms on the hub and set HF_TOKEN"):
+        fetch(GATED)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(ModelError, match="the hub refuses the token; check HF_TOKEN") as refused:
+        fetch(GATED)
+    assert "hf_wrong" not in str(refused.value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert fetch(GATED).name == "tiny-Q8_0.gguf"
+    assert hub.asked[-1].authorization == f"Bearer {TOKEN}"
+
+
+def test_offline_takes_what_is_cached(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_repository(hub)
+    with_hub = fetch(f"{GGUF}:Q8_0")
+    hub.asked.clear()
+    point_at(monkeypatch, hub.url, is_offline=True)
+    assert fetch(f"{GGUF}:Q8_0") == fetch(GGUF) == with_hub
+    assert COMMIT in str(with_hub)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE is set; unset it to fetch"):
+        fetch("some-org/Other")
+    with pytest.raises(ModelError, match="has no Q2_K; it has Q8_0"):
+        fetch(f"{GGUF}:Q2_K")
+    assert hub.asked == []

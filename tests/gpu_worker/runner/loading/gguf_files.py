@@ -1,0 +1,211 @@
+"""Writes GGUF files as llama.cpp's converter would."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from tokenizers import pre_tokenizers
+
+from signalbox_worker.config import ModelConfig
+from signalbox_worker.runner.loading.model_source import ModelSource, open_model
+from tests.gpu_worker.tiny_models import make_model
+from tests.transformers_demo import DEMO, read
+
+ARCHITECTURES = {
+    **dict.fromkeys(["llama2", "llama3", "llama-yarn", "llama-biased"], "llama"),
+    **dict.fromkeys(["mistral", "mixtral"], "llama"),
+    **{name: name for name in ("qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3")},
+    "qwen3-moe": "qwen3moe",
+}
+"""llama.cpp's names of the families of `tests.gpu_worker.tiny_models`."""
+_FIELDS = {
+    "num_hidden_layers": "add_block_count",
+    "max_position_embeddings": "add_context_length",
+    "hidden_size": "add_embedding_length",
+    "intermediate_size": "add_feed_forward_length",
+    "num_attention_heads": "add_head_count",
+    "num_key_value_heads": "add_head_count_kv",
+    "rms_norm_eps": "add_layer_norm_rms_eps",
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
+    "head_dim": "add_key_length",
+    "attn_logit_softcapping": "add_attn_logit_softcapping",
+    "final_logit_softcapping": "add_final_logit_softcapping",
+    "sliding_window": "add_sliding_window",
+    "num_local_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
+}
+_SCALING_FIELDS = {
+    "factor": "add_rope_scaling_factor",
+    "original_max_position_embeddings": "add_rope_scaling_orig_ctx_len",
+    "beta_fast": "add_rope_scaling_yarn_beta_fast",
+    "beta_slow": "add_rope_scaling_yarn_beta_slow",
+}
+_ADDERS = {bool: "add_bool", int: "add_int64", float: "add_float32", str: "add_string"}
+
+
+def open_path(path: Path | str, **fields: Any) -> ModelSource:
+    return open_model(ModelConfig(model=str(path), **fields), lambda _: None)
+
+
+def open_gguf(
+    folder: Path, family: str, extra: dict[str, Any] | None = None, **flags: Any
+) -> ModelSource:
+    """Opens a file of a random model of a family."""
+    reference = make_model(folder / "hf", family, **flags)
+    architecture = ARCHITECTURES[family]
+    return open_path(make_gguf(folder / "x.gguf", reference, architecture, extra=extra))
+
+
+@contextmanager
+def writing(path: Path, architecture: str, **options: Any) -> Iterator[gguf.GGUFWriter]:
+    """Writes what is added to the writer at the end."""
+    writer = gguf.GGUFWriter(path, architecture, **options)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def make_gguf(
+    path: Path,
+    reference: Any,
+    architecture: str,
+    *,
+    kind_of: Callable[[str], str] | None = None,
+    extra: dict[str, Any] | None = None,
+    merges: Sequence[str] = (),
+    pre: str | None = "smollm",
+    **options: Any,
+) -> Path:
+    """Writes a random model; float32, or what `kind_of` says of a tensor's name.
+
+    Args:
+        extra: more fields, of the tokenizer or (without its name) of the architecture.
+        merges: of a tokenizer of bytes; by default each token is a letter.
+        pre: how that tokenizer cuts words.
+    """
+    with writing(path, architecture, **options) as writer:
+        _add_config(writer, reference)
+        _add_tokenizer(writer, reference.config.vocab_size, merges, pre)
+        for key, value in (extra or {}).items():
+            name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
+            add = "add_array" if isinstance(value, list) else _ADDERS[type(value)]
+            getattr(writer, add)(name, value)
+        for name, values in stored_tensors(reference, architecture):
+            values = np.ascontiguousarray(values)
+            if kind_of is None or values.ndim < 2:
+                writer.add_tensor(name, values)
+            else:
+                kind = GGMLQuantizationType[kind_of(name)]
+                writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+    return path
+
+
+def _add_config(writer: gguf.GGUFWriter, reference: Any) -> None:
+    config = reference.config
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    for name, add in _FIELDS.items():
+        if getattr(config, name, None) is not None:
+            getattr(writer, add)(getattr(config, name))
+    kind = rope["rope_type"]
+    if kind == "llama3":  # as divisors of the frequencies
+        inv_freq = reference.model.rotary_emb.inv_freq
+        plain = rope["rope_theta"] ** -(torch.arange(len(inv_freq)) / len(inv_freq))
+        writer.add_tensor("rope_freqs.weight", (plain / inv_freq).numpy())
+    elif kind != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        of_yarn = "yarn_" if kind == "yarn" else ""
+        factor = f"add_rope_scaling_{of_yarn}attn_factor{'' if of_yarn else 's'}"
+        for name, add in (_SCALING_FIELDS | {"attention_factor": factor}).items():
+            if rope.get(name) is not None:
+                getattr(writer, add)(rope[name])
+        for length in {"long", "short"} & {name.split("_")[0] for name in rope}:
+            factors = np.array(rope[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, vocab_size: int, merges: Sequence[str], pre: str | None
+) -> None:
+    tokens = [chr(0x100 + i) for i in range(vocab_size - 2)] + ["<|a|>", "<|im_end|>"]
+    types = [1] * (len(tokens) - 2) + [3, 3]
+    if merges:
+        tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokens += dict.fromkeys(merge.replace(" ", "") for merge in merges)
+        types = [1] * len(tokens)
+    writer.add_tokenizer_model("gpt2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(list(merges))
+    writer.add_eos_token_id(vocab_size - 2)
+
+
+def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yields the tensors as llama.cpp stores them, by its names."""
+    config = reference.config
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[architecture], config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in reference.state_dict().items():
+        values = tensor.float().numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if "gemma" in architecture and "norm" in name:
+            values = values + 1
+        part = name.split(".")[-2]
+        if architecture in ("llama", "granite") and part in heads:  # rotated halves become pairs
+            split = values.reshape(heads[part], 2, -1, *values.shape[1:])
+            values = split.swapaxes(1, 2).reshape(values.shape)
+        if ".experts." not in name:
+            yield str(names.get_name(name, (".weight", ".bias"))), values
+            continue
+        parts = {name: values}
+        if name.endswith("gate_up_proj"):
+            both = (name.replace("gate_up_proj", kind) for kind in ("gate_proj", "up_proj"))
+            parts = dict(zip(both, np.split(values, 2, axis=1), strict=True))
+        for one, matrices in parts.items():
+            yield f"{names.get_name(one)}.weight", matrices
+
+
+def write_tensors(path: Path, tensors: dict[str, tuple[str, NDArray[np.uint8]]]) -> Path:
+    with writing(path, "llama") as writer:
+        for name, (kind, stored) in tensors.items():
+            writer.add_tensor(name, stored, raw_dtype=GGMLQuantizationType[kind])
+    return path
+
+
+def rewrite_demo(path: Path, kind: str, *, num_layers: int) -> Path:
+    """Writes the demo model's first layers with their matrices in another type."""
+    source, quant = read(str(DEMO)), GGMLQuantizationType[kind]
+    with writing(path, "llama") as writer:
+        for field in source.fields.values():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                main, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
+                value = num_layers if field.name == "llama.block_count" else field.contents()
+                writer.add_key_value(field.name, value, main, sub_type=sub)
+        for tensor in source.tensors:
+            layer = re.match(r"blk\.(\d+)\.", tensor.name)
+            if layer and int(layer[1]) >= num_layers:
+                continue
+            values = dequantize(tensor.data, tensor.tensor_type)
+            if values.ndim > 1 and values.shape[-1] % 32 == 0:
+                writer.add_tensor(tensor.name, quantize(values, quant), raw_dtype=quant)
+            else:
+                writer.add_tensor(tensor.name, np.ascontiguousarray(values, dtype=np.float32))
+    return path

@@ -1,0 +1,56 @@
+"""Files that llama-quantize has written, in its mixtures of types.
+
+`llama_quantize/` has a random model of one layer with a tied head, of `make_gguf`, as llama.cpp's
+llama-quantize (build 11434) made it: `llama-quantize tiny.F32.gguf tiny.Q4_K_M.gguf Q4_K_M`. Rows
+of 32 and 64 are no whole blocks of the K types, so such matrices have other types.
+"""
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+
+from signalbox_worker.runner.native.executor import NativeExecutor
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.gpu_worker.runner.loading.gguf_files import writing
+from tests.native_kernels import skip_without_native_kernels
+
+pytestmark = pytest.mark.slow
+
+skip_without_native_kernels()
+
+FILES = sorted(Path(__file__).parent.glob("llama_quantize/*.gguf"))
+PROMPTS = make_prompts(1, 9, 40)
+
+
+def expand(source: gguf.GGUFReader, path: Path) -> Path:
+    """Writes the file again with every tensor as float32."""
+    with writing(path, source.fields["general.architecture"].contents()) as writer:
+        for field in source.fields.values():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                main, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), main, sub_type=sub)
+        for tensor in source.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type)
+            writer.add_tensor(tensor.name, np.ascontiguousarray(values, dtype=np.float32))
+    return path
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_mixture_of_types_is_computed_as_its_values_are(file: Path, tmp_path: Path) -> None:
+    source = gguf.GGUFReader(file)
+    types = {tensor.tensor_type.name for tensor in source.tensors if len(tensor.shape) > 1}
+    assert len(types) > 1
+    runner = make_runner(file, block_size=16)
+    assert isinstance(runner.executor, NativeExecutor)
+    assert {*re.findall(r"\d of (\w+)", runner.executor.program.weights)} == types
+    in_file = sum(tensor.n_bytes for tensor in source.tensors)
+    assert runner.executor.program.weights_bytes <= 1.05 * in_file
+    expanded = make_runner(expand(source, tmp_path / "x.gguf"), block_size=16, quantization="none")
+    assert isinstance(expanded.executor, NativeExecutor)
+    tokens = Driver(runner=runner).generate(PROMPTS, num_tokens=24)
+    assert tokens == Driver(runner=expanded).generate(PROMPTS, num_tokens=24)
