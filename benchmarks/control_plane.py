@@ -30,7 +30,7 @@ from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import new_group
 from signalbox_scheduler.results.result_validation import find_fault
 from signalbox_scheduler.results.step_outcome import router_updates
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 PROMPT_TOKENS = 512
 LONG_PROMPT_TOKENS = 8192

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MOST_MODULES = 60
-RECORDINGS = "tests/scheduler_svc/replay/test_recordings.py"
+RECORDINGS = "tests/scheduler_svc/service/replay/test_recordings.py"
 BESIDE = {"scheduler_svc": [RECORDINGS]}
 """Tests of all modules of a package."""
 NEEDED = ("models", "kernels/signalbox_kernels/_build")

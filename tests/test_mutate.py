@@ -47,6 +47,6 @@ def test_changes_are_of_each_kind_and_leave_texts_logs_and_invariants_alone() ->
 def test_a_module_is_tested_by_the_folder_that_mirrors_its_own() -> None:
     found = mirroring_tests(Path("scheduler_svc/signalbox_scheduler/kv/cost_model.py"))
     assert "tests/scheduler_svc/kv/test_cost_model.py" in found
-    assert found[-1] == "tests/scheduler_svc/replay/test_recordings.py"
+    assert found[-1] == "tests/scheduler_svc/service/replay/test_recordings.py"
     with pytest.raises(SystemExit, match="no folder of tests/ mirrors that of elsewhere"):
         mirroring_tests(Path("elsewhere/module.py"))

@@ -14,8 +14,8 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import RequestUpdates
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.factory import make_cluster
 from signalbox_scheduler.requests.sequence_group import new_group
+from signalbox_scheduler.workers.factory import make_cluster
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 32_000

@@ -10,11 +10,11 @@ from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_contract.worker_role import WorkerRole
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
-from signalbox_scheduler.factory import make_scheduler
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.factory import make_scheduler
 
 MESSAGE_S = 0.0005
 """Seconds that a message between scheduler and worker takes."""

@@ -13,16 +13,16 @@ from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.factory import make_cluster
-from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
-from signalbox_scheduler.replay.recording_codec import FileRecorder
-from signalbox_scheduler.reports import metrics
-from signalbox_scheduler.reports.stats_log import StatsLog
+from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
+from signalbox_scheduler.service.replay.recording_codec import FileRecorder
+from signalbox_scheduler.service.reports import metrics
+from signalbox_scheduler.service.reports.stats_log import StatsLog
 from signalbox_scheduler.service.scheduler_servicer import SchedulerServicer
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.factory import make_cluster
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from signalbox_rpc.metrics.histogram import Histogram as Values
 from signalbox_rpc.metrics.registry import PREFIXES, VLLM, buckets_of
 from signalbox_rpc.metrics.sample import Sample
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.service.reports import metrics
+from signalbox_scheduler.workers.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from signalbox_contract.model import Adapter
 from signalbox_contract.step_result import StageTimings
 from signalbox_rpc.metrics.registry import make_registry
-from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.service.reports import metrics
 from signalbox_worker.runner.ranks.rank_samples import of_rank
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated

@@ -21,10 +21,10 @@ from signalbox_router.main import Router as RouterService
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_rpc.transport.listening_ports import Endpoint
 from signalbox_rpc.transport.server import Server
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.main import serving
-from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_scheduler.service.replay.replay_codec import Replay
+from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner

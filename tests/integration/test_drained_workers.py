@@ -13,7 +13,7 @@ from signalbox.client.scheduler_client import SchedulerClient
 from signalbox.client.service_client import NotKnown
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import (
     assert_idle,

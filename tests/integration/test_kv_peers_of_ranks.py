@@ -12,8 +12,8 @@ import pytest
 
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import Disaggregation, SchedulerConfig
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.transfer_connector import TransferConnector
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig

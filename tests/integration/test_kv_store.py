@@ -16,7 +16,7 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_scheduler.service.replay.replay_codec import Replay
 from signalbox_worker.kv.disk.disk_tier import DiskTier
 from signalbox_worker.kv.store.block_store import BlockStore, StoreError, StoreUsage
 from signalbox_worker.kv.store.memory_store import MemoryStore

@@ -11,10 +11,10 @@ import pytest
 
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_rpc.metrics.registry import make_registry
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.service.reports import metrics
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
+from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.gpu_worker.runner.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import make_llama
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker

@@ -15,7 +15,7 @@ from signalbox_contract.pooling import PoolingModel, PoolingParams, encode
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.replay.replay_codec import Replay
+from signalbox_scheduler.service.replay.replay_codec import Replay
 from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
 from tests.integration.stack import (

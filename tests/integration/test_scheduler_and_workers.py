@@ -16,7 +16,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_scheduler.main import SCHEDULER_SERVICE
-from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.service.reports import metrics
 from signalbox_worker.runner.simulated.simulated_config import SIMULATED
 from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner

@@ -13,7 +13,7 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (

@@ -13,7 +13,6 @@ from signalbox_contract.request import BeamSearchParams, Request
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
 from signalbox_contract.updates import RequestFailure, RequestUpdates
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import (
     AdmissionBounds,
     CacheShape,
@@ -35,10 +34,11 @@ from signalbox_scheduler.requests.sequence_group import (
     new_group,
 )
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.peer_registry import PeerRegistry
 from signalbox_scheduler.transfers.transfer_connector import TransferConnector
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import (
     VOCAB_SIZE,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from signalbox_contract.errors import Code
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.updates import FinishedRequest, RequestUpdates
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.scheduler_svc.make import Loop, make_arrival
 
 

@@ -20,7 +20,7 @@ from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.results.result_validation import find_fault
-from signalbox_scheduler.workers.probe_step import make_check_plan
+from signalbox_scheduler.workers.engine.probe_step import make_check_plan
 
 VOCAB_SIZE = 512
 

@@ -8,10 +8,10 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.request import DeliveredSequence
 from signalbox_contract.updates import FinishReason
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.requests.request_validation import find_fault
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, expected
 from tests.scheduler_svc.make import MODEL, join_worker, make_arrival, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, failure_of, finish

@@ -21,17 +21,17 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_rpc.interceptors.peer_roles import WORKER, names_of
 from signalbox_rpc.lifetime.handled_errors import release_frames
 from signalbox_rpc.limits.peer_timeout import wait_for_first
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
-from signalbox_scheduler.factory import make_scheduler
-from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
+from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.service.startup_servicer import read_reports
-from signalbox_scheduler.workers.engine import Engine
-from signalbox_scheduler.workers.lease_client import LeaseClient, WorkerLostError
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.engine import Engine
+from signalbox_scheduler.workers.engine.lease_client import LeaseClient, WorkerLostError
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.factory import make_scheduler
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections import deque
 from signalbox_contract.errors import InvalidArgument, ResourceExhausted
 from signalbox_contract.request import Request
 from signalbox_contract.updates import RequestFailure, RequestUpdates
-from signalbox_scheduler.recorder import UNRECORDED, RouterRecorder
-from signalbox_scheduler.request_lifecycle import RequestLifecycle
+from signalbox_scheduler.insight.recorder import UNRECORDED, RouterRecorder
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, new_group
 from signalbox_scheduler.results.step_outcome import finished_request
+from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
 
 
 class ModelChanged:

@@ -17,13 +17,13 @@ from signalbox_contract.updates import encode as encode_updates
 from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
-from signalbox_scheduler.reports import insight_codec, state_codec
+from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S, drains
+from signalbox_scheduler.service.reports import insight_codec, state_codec
 from signalbox_scheduler.service.router_session import Heartbeat, Message, ModelChanged, Session
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
 
 MAX_LIVE_REQUESTS = 100
 """Most requests that one answer lists: the place in the queue of each is searched for."""

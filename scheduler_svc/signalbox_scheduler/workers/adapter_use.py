@@ -7,7 +7,7 @@ from signalbox_contract.model import ModelInfo
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 
 def samples(

@@ -8,7 +8,7 @@ compute alone, was the cause itself: the first loss is taken off its worker's re
 from signalbox_contract.errors import Code
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.suspicion import Suspicion
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 
 

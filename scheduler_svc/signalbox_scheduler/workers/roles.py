@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import Disaggregation, PeerIdentity
 from signalbox_scheduler.transfers.peers import peer_identity
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.worker_pool import StepLoops
 
 logger = logging.getLogger(__name__)

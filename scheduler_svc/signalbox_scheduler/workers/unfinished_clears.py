@@ -14,8 +14,8 @@ from functools import partial
 
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_scheduler.planning.connector import OnCleared, nothing_waits
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.peers import peer_identity
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 DISK = "disk"
 """Kind of the stores whose files keep the marks of clears."""

@@ -2,7 +2,7 @@
 
 from signalbox_scheduler.requests.phases import BlockUnit
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 
 class StepLoops(list[StepLoop]):

@@ -34,7 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> None:
     """Prints the number of replayed steps. Raises Differs at the first step that differs."""
-    from signalbox_scheduler.replay.replay_codec import Replay
+    from signalbox_scheduler.service.replay.replay_codec import Replay
 
     with reading(options["file"]):
         replay = Replay(options["file"], until_step=options["until"], checks=options["check"])

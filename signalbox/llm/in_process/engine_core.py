@@ -31,13 +31,13 @@ from signalbox_contract.step_result import StepResult
 from signalbox_contract.tokenizer_files import hash_files
 from signalbox_router.generation.pooling.prompt_encoder import check_kind
 from signalbox_router.params.generation_params import GenerationParams
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import AdmissionBounds, PeerIdentity
-from signalbox_scheduler.factory import make_scheduler
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.policies import make_policy
-from signalbox_scheduler.reports.stats_log import StatsLog
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.service.reports.stats_log import StatsLog
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.factory import make_scheduler
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling.compiled_grammar import fault_of

@@ -13,8 +13,8 @@ from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.request_table import RequestTable
 from signalbox_router.schedulers.scheduler_request import request_of
-from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.sequence_group import new_group
+from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
 
 
 class InProcessChannel:

@@ -6,7 +6,7 @@ from pathlib import Path
 from signalbox.llm.in_process.local_worker import LocalWorker
 from signalbox.llm.requests.lora_request import LoRARequest
 from signalbox_contract.model import Adapter
-from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.workers.cluster import Cluster
 
 
 class LocalAdapters:

@@ -8,8 +8,8 @@ from signalbox_contract.errors import Code
 from signalbox_contract.model import Adapter
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_rpc.metrics.registry import make_registry
-from signalbox_scheduler.replay.replay_codec import Replay
-from signalbox_scheduler.reports import metrics
+from signalbox_scheduler.service.replay.replay_codec import Replay
+from signalbox_scheduler.service.reports import metrics
 from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import (
     PROMPT,

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters import cluster_adapters
+from signalbox_scheduler.workers.adapters import cluster_adapters
 from tests.integration.adapters.loading import (
     check_tokens,
     listed,

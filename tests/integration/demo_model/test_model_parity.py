@@ -12,8 +12,8 @@ import pytest
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.runner import Runner

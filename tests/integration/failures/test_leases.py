@@ -9,7 +9,7 @@ import time
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.workers import lease_client
+from signalbox_scheduler.workers.engine import lease_client
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.registration_client import Registration

@@ -12,8 +12,8 @@ import pytest
 
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.replay.replay_codec import Replay
 from signalbox_scheduler.requests import suspicion
+from signalbox_scheduler.service.replay.replay_codec import Replay
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.runner.runner import Runner

@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.reports import metrics, stats_log
-from signalbox_scheduler.reports.stats_log import StatsLog
+from signalbox_scheduler.service.reports import metrics, stats_log
+from signalbox_scheduler.service.reports.stats_log import StatsLog
 from tests.integration.insight.test_trace import Spans, spans
 from tests.integration.stack import assert_idle, running_scheduler, running_worker, simulated
 from tests.integration.stack import router as bare_router

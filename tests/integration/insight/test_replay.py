@@ -15,8 +15,8 @@ from signalbox_protos.recording.v1 import recording_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import state_pb2
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
-from signalbox_scheduler.replay.recording_codec import VERSION
-from signalbox_scheduler.replay.replay_codec import NotARecording, Replay
+from signalbox_scheduler.service.replay.recording_codec import VERSION
+from signalbox_scheduler.service.replay.replay_codec import NotARecording, Replay
 from tests.integration.stack import (
     Router,
     router,
@@ -24,7 +24,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
-from tests.scheduler_svc.replay.record import read_records, write_records
+from tests.scheduler_svc.service.replay.record import read_records, write_records
 from tests.waiting import eventually
 
 NUM_REQUESTS = 40

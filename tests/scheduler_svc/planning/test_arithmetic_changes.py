@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from signalbox_contract.model import Arithmetic
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.make import join_worker, make_cluster
 from tests.scheduler_svc.routers import Router, add_request, finish
 

@@ -9,12 +9,12 @@ from signalbox_contract.errors import Code
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import RequestFailure
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.requests import suspicion
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.requests.wait_accounting import WaitReason
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, join_worker, make_cluster, outputs
 from tests.scheduler_svc.routers import Router, add_request, finish

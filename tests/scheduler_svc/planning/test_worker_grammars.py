@@ -11,7 +11,7 @@ from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.fake_worker import FakeWorker, expected
 from tests.scheduler_svc.make import Loop, make_request, make_scheduler, outputs
 

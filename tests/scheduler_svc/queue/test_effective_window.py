@@ -10,8 +10,8 @@ from signalbox_contract.errors import Code
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import RequestUpdates
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.scheduler_svc.make import (
     MODEL,
     join_worker,

@@ -3,7 +3,7 @@
 import dataclasses
 
 from signalbox_contract.errors import Code
-from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.clock import Clock
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import MODEL, Loop, join_worker, make_cluster, outputs

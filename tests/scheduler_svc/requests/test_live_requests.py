@@ -3,8 +3,8 @@
 import gc
 import weakref
 
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.requests.live_requests import MAX_STALE_DEADLINES
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.scheduler_svc.make import join_worker, make_cluster
 from tests.scheduler_svc.queue.test_admission_checks import make_group
 from tests.scheduler_svc.routers import Router

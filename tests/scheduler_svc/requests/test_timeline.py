@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.insight.explain import Explanation, RequestState
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -17,6 +16,7 @@ from signalbox_scheduler.requests.timeline import (
     TimelineEvent,
 )
 from signalbox_scheduler.requests.wait_accounting import WaitLedger, WaitReason
+from signalbox_scheduler.workers.cluster import Cluster
 from tests.scheduler_svc.make import (
     MODEL,
     Loop,

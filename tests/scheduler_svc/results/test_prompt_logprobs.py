@@ -5,7 +5,7 @@ from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.make import make_request, make_scheduler
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7]

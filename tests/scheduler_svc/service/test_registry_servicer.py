@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 from signalbox_contract.step_result import StepResult
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
-from signalbox_scheduler.workers.engine import Engine
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.engine import Engine
 from tests.scheduler_svc.make import make_scheduler
 from tests.waiting import eventually, run_ready_tasks
 

@@ -11,12 +11,12 @@ from signalbox_contract.structured_output.grammar_cost import GROWTH_BYTES
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
-from signalbox_scheduler.scheduler import LONG_STEP_S
 from signalbox_scheduler.transfers.block_exports import BlockExports
 from signalbox_scheduler.transfers.migration import RETRY_S
 from signalbox_scheduler.transfers.migration_rounds import GRACE_S
 from signalbox_scheduler.transfers.pending_transfers import TransferKind
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
+from signalbox_scheduler.workers.engine.scheduler import LONG_STEP_S
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import BLOCK_BYTES
 from tests.scheduler_svc.fake_worker import expected

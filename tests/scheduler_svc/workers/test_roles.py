@@ -8,13 +8,13 @@ import pytest
 
 from signalbox_contract.errors import Code
 from signalbox_contract.worker_role import WorkerRole
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import Disaggregation, PeerIdentity
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.roles import resolve
-from signalbox_scheduler.workers.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

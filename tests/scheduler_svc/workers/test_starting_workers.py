@@ -9,12 +9,12 @@ import pytest
 from signalbox_contract.errors import Aborted, InvalidArgument, ResourceExhausted
 from signalbox_contract.startup import StartupPhase, StartupProgress
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.service import registry_servicer, startup_servicer
 from signalbox_scheduler.service.registry_servicer import WorkerRegistryServicer
 from signalbox_scheduler.workers import starting_workers
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.starting_workers import StartingWorkers
 from tests.clock import Clock
 from tests.waiting import run_ready_tasks

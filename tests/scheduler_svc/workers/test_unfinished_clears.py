@@ -6,8 +6,8 @@ import pytest
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import Clear, ClearMark
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.unfinished_clears import MAX_EARLIER, MAX_TENANTS
 from tests.scheduler_svc.make import Loop, is_moving, join_worker, make_cluster, make_loop
 

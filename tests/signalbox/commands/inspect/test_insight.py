@@ -9,7 +9,7 @@ import pytest
 from signalbox.cli import main, make_parser
 from signalbox.client.service_client import CallRefused
 from signalbox.commands.inspect import dump, explain, replay
-from signalbox_scheduler.replay.replay_codec import NotARecording
+from signalbox_scheduler.service.replay.replay_codec import NotARecording
 from tests.signalbox.stacks import Stack, run_here, serve
 from tests.waiting import EVENT_S
 

@@ -19,10 +19,10 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.recording.v1 import recording_pb2 as pb
 from signalbox_protos.scheduler.v1 import state_pb2
 from signalbox_protos.worker.v1 import worker_pb2
-from signalbox_scheduler.replay.recording_codec import VERSION, decode_config
-from signalbox_scheduler.replay.recording_file import RecordReader
-from signalbox_scheduler.replay.replayed_cluster import ReplayedCluster
-from signalbox_scheduler.reports import state_codec
+from signalbox_scheduler.service.replay.recording_codec import VERSION, decode_config
+from signalbox_scheduler.service.replay.recording_file import RecordReader
+from signalbox_scheduler.service.replay.replayed_cluster import ReplayedCluster
+from signalbox_scheduler.service.reports import state_codec
 from signalbox_scheduler.service.scheduler_servicer import apply_message
 
 INT64_COLUMNS = ("seq_ids", "finished_seq_ids", "parent_seq_ids", "child_seq_ids")

@@ -8,9 +8,9 @@ import pytest
 
 from signalbox_contract.errors import NotFound, Unavailable
 from signalbox_contract.model import Adapter
-from signalbox_scheduler.adapters.cluster_adapters import ClusterAdapters
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from tests.scheduler_svc.make import MODEL
 
 

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
-from signalbox_scheduler.replay.recording_codec import decode_config, encode_config
-from signalbox_scheduler.replay.recording_file import CannotRecord, RecordReader, RecordWriter
+from signalbox_scheduler.service.replay.recording_codec import decode_config, encode_config
+from signalbox_scheduler.service.replay.recording_file import (
+    CannotRecord,
+    RecordReader,
+    RecordWriter,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_recording_that_cannot_be_written_ends_and_says_so(
         raise OSError(28, "No space left on device")
 
     writer = RecordWriter(str(tmp_path / "file"))
-    monkeypatch.setattr("signalbox_scheduler.replay.recording_file.os.write", full)
+    monkeypatch.setattr("signalbox_scheduler.service.replay.recording_file.os.write", full)
     writer.append(b"record")
     writer.close()
     writer.append(b"a no-op")

@@ -6,7 +6,7 @@ Names are those of vLLM's engine where it has them. A worker's series end when i
 from collections.abc import Iterator
 
 from signalbox_rpc.metrics.sample import Sample, gauges, labelled
-from signalbox_scheduler.cluster import Cluster
+from signalbox_scheduler.workers.cluster import Cluster
 
 
 def samples(cluster: Cluster) -> Iterator[Sample]:

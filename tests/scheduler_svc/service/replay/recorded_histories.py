@@ -21,7 +21,7 @@ from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected, pooled_vector
 from tests.scheduler_svc.make import EOS, MODEL
 from tests.scheduler_svc.pooling import BOTH_WAYS, MEAN
-from tests.scheduler_svc.replay.recorded_cluster import (
+from tests.scheduler_svc.service.replay.recorded_cluster import (
     RecordedCluster,
     RecordedWorker,
 )

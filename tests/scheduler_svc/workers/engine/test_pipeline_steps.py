@@ -11,7 +11,7 @@ from signalbox_scheduler.planning.microbatch_planner import MicrobatchPlanner
 from signalbox_worker.runner.simulated.stage_times import StageTimes
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
-from tests.scheduler_svc.workers.test_step_loop import Driver
+from tests.scheduler_svc.workers.engine.test_step_loop import Driver
 
 NUM_STAGES = 3
 MS = 1_000_000

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from signalbox_contract.model import ModelInfo, WorkerCapacity
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import (
     CacheShape,
     PeerIdentity,
@@ -16,8 +15,9 @@ from signalbox_scheduler.config import (
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.transfer_connector import check_store
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 
 def make_cluster(

@@ -29,15 +29,15 @@ from signalbox_contract.updates import FinishedRequest, RequestFailure, RequestU
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.insight.recorder import RouterRecorder, WorkerRecorder
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.grammar_queue import Constraint
-from signalbox_scheduler.recorder import RouterRecorder, WorkerRecorder
-from signalbox_scheduler.replay.recording_codec import FileRecorder
-from signalbox_scheduler.replay.replay_codec import decision
-from signalbox_scheduler.replay.replayed_cluster import ReplayedCluster, ReplayedRouter
-from signalbox_scheduler.request_lifecycle import RequestLifecycle
+from signalbox_scheduler.service.replay.recording_codec import FileRecorder
+from signalbox_scheduler.service.replay.replay_codec import decision
+from signalbox_scheduler.service.replay.replayed_cluster import ReplayedCluster, ReplayedRouter
 from signalbox_scheduler.service.scheduler_servicer import apply_message
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
 from tests.scheduler_svc.fake_store import Block, FakeStore
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
 

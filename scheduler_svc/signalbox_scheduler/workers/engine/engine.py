@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.insight.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
-from signalbox_scheduler.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.scheduler import Scheduler
-from signalbox_scheduler.workers.lease_client import WorkerLostError
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.lease_client import WorkerLostError
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 
 class StepChannel(Protocol):

@@ -8,8 +8,8 @@ from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.workers.engine import Engine
-from signalbox_scheduler.workers.lease_client import WorkerLostError
+from signalbox_scheduler.workers.engine.engine import Engine
+from signalbox_scheduler.workers.engine.lease_client import WorkerLostError
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker, expected
 from tests.scheduler_svc.make import make_request, make_scheduler, outputs
 from tests.waiting import EVENT_S, run_ready_tasks

@@ -22,18 +22,18 @@ from signalbox_contract.errors import (
     Unavailable,
 )
 from signalbox_contract.model import Adapter, ModelInfo, check_adapter_name
-from signalbox_scheduler.adapters.adapter_differences import GoneAdapters, find_differences
-from signalbox_scheduler.adapters.loading_calls import (
+from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
+from signalbox_scheduler.requests.failures import RETRY_AFTER_S
+from signalbox_scheduler.workers.adapters.adapter_differences import GoneAdapters, find_differences
+from signalbox_scheduler.workers.adapters.loading_calls import (
     files_differ,
     load_there,
     of_each,
     send_missing,
 )
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.recorder import UNRECORDED, InputRecorder
-from signalbox_scheduler.requests.failures import RETRY_AFTER_S
-from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.adapter_client import WorkerAdapterClient
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Makes the recordings of this folder again, on purpose.
 
-    python -m tests.scheduler_svc.replay.record [NAME ...]
-    python -m tests.scheduler_svc.replay.record --settings OLD=NEW OLD= ...
+    python -m tests.scheduler_svc.service.replay.record [NAME ...]
+    python -m tests.scheduler_svc.service.replay.record --settings OLD=NEW OLD= ...
 
 Histories are made from their seeds, on simulated time. "chaos" records the scheduler of
 `python -m tests.chaos`, whose processes are killed, "serving" that of the simulated load of
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from signalbox_protos.recording.v1 import recording_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_scheduler.replay.recording_file import RecordReader, RecordWriter
-from tests.scheduler_svc.replay.recorded_histories import SCENARIOS, record_history
+from signalbox_scheduler.service.replay.recording_file import RecordReader, RecordWriter
+from tests.scheduler_svc.service.replay.recorded_histories import SCENARIOS, record_history
 
 FOLDER = Path(__file__).parent / "recordings"
 MOST_RECORDS = 10_000
@@ -121,7 +121,7 @@ def _change_settings(records: list[pb.Record], names: Mapping[str, str]) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.scheduler_svc.replay.record",
+        prog="python -m tests.scheduler_svc.service.replay.record",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

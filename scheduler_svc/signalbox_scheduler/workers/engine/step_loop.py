@@ -11,14 +11,14 @@ from collections.abc import Callable
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.insight import step_spans
+from signalbox_scheduler.insight.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.grammar_queue import Constraint
-from signalbox_scheduler.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.requests.open_spans import RequestTrace
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.pending_transfers import MAX_CANCEL_S
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 FIRST_GUESS_S_PER_TOKEN = 0.05
 TIMEOUT_PER_PREDICTION = 10

@@ -17,15 +17,15 @@ from signalbox_scheduler.config import AdmissionBounds, Disaggregation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.effective_window import WindowLog
 from signalbox_scheduler.queue.policies import FCFS, SchedulingPolicy
-from signalbox_scheduler.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.requests.failures import model_changed
 from signalbox_scheduler.transfers.peer_registry import PeerRegistry
 from signalbox_scheduler.workers import adapter_use
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords
+from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.workers.roles import Roles
 from signalbox_scheduler.workers.starting_workers import StartingWorkers
-from signalbox_scheduler.workers.step_loop import StepLoop
 from signalbox_scheduler.workers.unfinished_clears import UnfinishedClears
 from signalbox_scheduler.workers.worker_pool import StepLoops
 

@@ -1,7 +1,7 @@
 """The scheduler plans as it did: each recording is replayed, and every plan is compared.
 
-A change that is to plan otherwise makes them again (`python -m tests.scheduler_svc.replay.record`)
-and says in its commit which plans differ and why.
+A change that is to plan otherwise makes them again (`python -m
+tests.scheduler_svc.service.replay.record`) and says in its commit which plans differ and why.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 from signalbox.commands.inspect import replay
 from signalbox_protos.recording.v1 import recording_pb2 as pb
-from tests.scheduler_svc.replay.record import MAKERS, read_records, unpack
-from tests.scheduler_svc.replay.recorded_histories import SCENARIOS, record_history
+from tests.scheduler_svc.service.replay.record import MAKERS, read_records, unpack
+from tests.scheduler_svc.service.replay.recorded_histories import SCENARIOS, record_history
 
 ABSENT = {
     "ExecuteModelRequest.trace_context",  # decides nothing

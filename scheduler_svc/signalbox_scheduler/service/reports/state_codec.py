@@ -6,15 +6,15 @@ from signalbox_contract import sampling_codec
 from signalbox_contract.model import encode_model
 from signalbox_contract.sections.block_moves import NO_MOVES, encode_block_moves
 from signalbox_protos.scheduler.v1 import state_pb2 as pb
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.explain import explain
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.reports import insight_codec
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
-from signalbox_scheduler.scheduler import Scheduler
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.service.reports import insight_codec
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 
 def state(

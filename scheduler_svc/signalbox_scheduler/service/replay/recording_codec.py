@@ -17,10 +17,10 @@ from signalbox_protos.recording.v1 import recording_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_protos.worker.v1 import worker_pb2
 from signalbox_scheduler.config import SchedulerConfig
+from signalbox_scheduler.insight.recorder import InputRecorder, RouterRecorder, WorkerRecorder
 from signalbox_scheduler.queue.grammar_queue import Constraint
-from signalbox_scheduler.recorder import InputRecorder, RouterRecorder, WorkerRecorder
-from signalbox_scheduler.replay.recording_file import RecordWriter
 from signalbox_scheduler.requests.sequence_ids import sequence_ids
+from signalbox_scheduler.service.replay.recording_file import RecordWriter
 
 VERSION = 2
 """Raised when a recorded contract changes so that older recordings mean something else."""

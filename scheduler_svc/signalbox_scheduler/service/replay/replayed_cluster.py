@@ -12,13 +12,13 @@ from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import RequestUpdates
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
-from signalbox_scheduler.factory import make_cluster, make_scheduler
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.grammar_queue import Constraint
 from signalbox_scheduler.requests.sequence_ids import sequence_ids
 from signalbox_scheduler.service.router_session import Session
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.factory import make_cluster, make_scheduler
 
 
 class ReplayedWorker(NamedTuple):

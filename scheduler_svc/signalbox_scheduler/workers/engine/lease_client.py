@@ -19,13 +19,13 @@ from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
+from signalbox_scheduler.insight.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
-from signalbox_scheduler.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.results import result_validation
-from signalbox_scheduler.workers import worker_codec
-from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
-from signalbox_scheduler.workers.probe_step import make_check_plan
+from signalbox_scheduler.workers.engine import worker_codec
+from signalbox_scheduler.workers.engine.adapter_client import WorkerAdapterClient
+from signalbox_scheduler.workers.engine.probe_step import make_check_plan
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from signalbox_contract.errors import FailedPrecondition, NotFound, RpcError, Unavailable
 from signalbox_contract.model import Adapter
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S
-from signalbox_scheduler.workers.adapter_client import WorkerAdapterClient
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.engine.adapter_client import WorkerAdapterClient
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 

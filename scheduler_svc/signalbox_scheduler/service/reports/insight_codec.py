@@ -8,14 +8,14 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2, stats_pb2
 from signalbox_rpc.metrics.histogram import Histogram
 from signalbox_rpc.metrics.sample import PER_NS, Sample
-from signalbox_scheduler.cluster import Cluster
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.requests.stage_use import StageUse
 from signalbox_scheduler.requests.timeline import TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.quarantine import Quarantine
-from signalbox_scheduler.workers.step_loop import StepLoop
 
 _ENCODED = {"state", "events", "waits", "stages", "samples", "kind"}
 """Fields that have another form in the message; the others are as they are."""

@@ -10,9 +10,9 @@ from signalbox_contract.step import decode_step
 from signalbox_contract.step_result import StepResult, encode_result
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.workers import lease_client
-from signalbox_scheduler.workers.lease_client import LeaseClient
-from signalbox_scheduler.workers.probe_step import make_check_plan
+from signalbox_scheduler.workers.engine import lease_client
+from signalbox_scheduler.workers.engine.lease_client import LeaseClient
+from signalbox_scheduler.workers.engine.probe_step import make_check_plan
 from tests.waiting import run_ready_tasks
 
 EPOCH = 7

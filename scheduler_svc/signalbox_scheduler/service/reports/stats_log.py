@@ -9,9 +9,9 @@ import logging
 import time
 
 from signalbox_rpc.metrics.histogram import Histogram
-from signalbox_scheduler.cluster import Cluster
-from signalbox_scheduler.scheduler import Scheduler
-from signalbox_scheduler.workers.step_loop import StepLoop
+from signalbox_scheduler.workers.cluster import Cluster
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from signalbox_contract.model import StoreCapacity
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.results.step_outcome import StepOutcome
-from signalbox_scheduler.scheduler import Scheduler
 from signalbox_scheduler.transfers.pending_transfers import MAX_CANCEL_S
 from signalbox_scheduler.transfers.transfer_connector import LOADING_POLL_S
-from signalbox_scheduler.workers.step_loop import (
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_scheduler.workers.engine.step_loop import (
     FIRST_GUESS_S_PER_TOKEN,
     TIMEOUT_PER_PREDICTION,
     StepLoop,
