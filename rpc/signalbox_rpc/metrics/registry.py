@@ -52,14 +52,22 @@ Read = Callable[[], Iterable[Sample]]
 
 
 def families(samples: Iterable[Sample], prefix: str) -> Collection[Metric]:
-    """Returns the metrics of one scrape; names of OpenTelemetry have no prefix."""
+    """Returns the metrics of one scrape; names of OpenTelemetry have no prefix.
+
+    Raises ValueError if samples of one name differ in kind or in the names of their labels.
+    """
     found: dict[str, Any] = {}
+    forms: dict[str, tuple[Kind, list[str]]] = {}
     for kind, name, meaning, value, labels, unit in samples:
+        form = (kind, sorted(labels))
         family = found.get(name)
         if family is None:
             full_name = name if name.startswith("gen_ai_") else prefix + name
-            family = found[name] = _FAMILIES[kind](full_name, meaning, labels=sorted(labels))
-        values = [labels[label] for label in sorted(labels)]
+            family = found[name] = _FAMILIES[kind](full_name, meaning, labels=form[1])
+            forms[name] = form
+        elif forms[name] != form:
+            raise ValueError(f"samples of {name} differ in kind or labels: {forms[name]}, {form}")
+        values = [labels[label] for label in form[1]]
         if isinstance(value, Histogram):
             family.add_metric(values, buckets_of(value, unit), value.sum * unit)
         else:

@@ -1,7 +1,8 @@
 """One count as the part that owns it yields it, from its method `samples()`.
 
-Metrics, statistics, `signalbox top` and the log print what they get in one loop, so a new count
-needs no other place. What a count means is said here alone: in its HELP text.
+Metrics, GetStats, dumps and `signalbox top --json` show every sample in one loop, so a new count
+needs no other place; the screen of `top` and the log show those that they name. What a count means
+is said here alone: in its HELP text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

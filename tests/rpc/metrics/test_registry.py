@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from signalbox_rpc.http import port_limits
 from signalbox_rpc.metrics.histogram import Histogram
 from signalbox_rpc.metrics.registry import MetricsConfig, make_registry
-from signalbox_rpc.metrics.sample import Sample, counter, gauges, histogram
+from signalbox_rpc.metrics.sample import Sample, counter, gauge, gauges, histogram
 from signalbox_rpc.metrics.serving_metrics import serving_metrics
 from signalbox_rpc.transport.listening_ports import BindError, PortInUse
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
@@ -36,6 +36,15 @@ def read() -> Iterator[Sample]:
     yield from gauges("running", "Running.", {"a": 2, "b": 3}, by="worker", model_name="m")
     yield counter("tokens", "Tokens.", 7, model_name="m")
     yield histogram("time_seconds", "Time.", make_histogram(), model_name="m")._replace(unit=1e-3)
+
+
+@pytest.mark.parametrize(
+    "other", [counter("running", "Running.", 1, worker="b"), gauge("running", "Running.", 1)]
+)
+def test_samples_of_one_name_that_differ_are_no_metric(other: Sample) -> None:
+    registry = make_registry(lambda: [gauge("running", "Running.", 1, worker="a"), other])
+    with pytest.raises(ValueError, match="samples of running differ in kind or labels"):
+        generate_latest(registry)
 
 
 def test_families_are_what_the_service_says_when_it_is_asked() -> None:
