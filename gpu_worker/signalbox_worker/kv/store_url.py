@@ -32,7 +32,7 @@ class StoreAddress:
     FORMS: ClassVar[str]
     """Pattern of URLs of this kind, for the help of `--kv-store`."""
     SERVER: ClassVar[tuple[str, str]]
-    """Module of `kv_shared` and class that satisfies `BlockServer`; its first argument is this."""
+    """Module of `kv.shared` and class that satisfies `BlockServer`; its first argument is this."""
     ENTRIES: ClassVar[str] = "objects"
     """Unit that a server counts in: objects, which have several blocks each, or blocks."""
     TAKES_PASSWORD: ClassVar[bool] = False

@@ -9,11 +9,8 @@ store is a miss, and the scheduler has the tokens computed.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from signalbox_contract.sections.store_moves import HASH_BYTES, ClearMark
+from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_rpc.metrics.sample import Sample, counter, gauge
-
-KEY_BYTES = HASH_BYTES
-"""Length of a chain hash."""
 
 
 class StoreUsage(NamedTuple):

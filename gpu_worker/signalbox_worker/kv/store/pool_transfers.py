@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
-from signalbox_contract.sections.store_moves import ClearMark, Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import (
+    ClearMark,
+    Fetch,
+    Lend,
+    MoveResult,
+    Store,
+    StoreMoves,
+)
 from signalbox_rpc.metrics.sample import Sample, gauges
 from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv.store.block_transfers import (
@@ -50,6 +57,7 @@ class PoolTransfers(BlockTransfers):
         self._cancel(self._pending)
         for transfer in list(self._pending.values()):
             self._forget(transfer)
+        self._reader.stop_ended()
         self._pools = NO_POOLS
 
     def connect(self, reader: BlockReader) -> None:
@@ -68,7 +76,7 @@ class PoolTransfers(BlockTransfers):
             self._export(lend)
         for fetch in moves.fetches:
             if fetch.source is not None:
-                self._reader.begin(self._begin_with_peer(fetch), fetch.source)
+                self._reader.begin(self._begin(fetch, with_peer=True), fetch.source)
         if moves.cancels:  # some may be of transfers that have just begun
             self._cancel(moves.cancels)
             self._reader.stop_ended()
@@ -83,17 +91,18 @@ class PoolTransfers(BlockTransfers):
             self.store.find(self._add(Transfer(find.move_id, find.hashes)))
         for fetch in moves.fetches:
             if fetch.source is None:
-                self.store.read(self._add(self.open(*fetch[:3])))
+                self.store.read(self._begin(fetch))
         for one in moves.stores:
-            self.store.write(self._add(self.open(*one[:3])), one.tenant.encode())
+            self.store.write(self._begin(one), one.tenant.encode())
 
-    def _begin_with_peer(self, moved: Fetch | Lend) -> Transfer:
-        return self._add(self.open(*moved[:3], with_peer=True))
+    def _begin(self, moved: Fetch | Store | Lend, *, with_peer: bool = False) -> Transfer:
+        opened = self.open(moved.move_id, moved.hashes, moved.cpu_blocks, with_peer=with_peer)
+        return self._add(opened)
 
     def _export(self, lend: Lend) -> None:
         """Lets blocks be read, once, by what shows the ticket in time."""
         exported = ExportedBlocks(
-            transfer=self._begin_with_peer(lend),
+            transfer=self._begin(lend, with_peer=True),
             ticket=lend.ticket,
             reader=lend.reader,
             expires_at=self._clock() + lend.lasts_ns / 1e9,

@@ -28,9 +28,14 @@ class Reader(BlockReader):
 
     def __init__(self) -> None:
         self.begun: list[Transfer] = []
+        self.reading: list[Transfer] = []
 
     def begin(self, transfer: Transfer, source: BlockSource) -> None:
         self.begun.append(transfer)
+        self.reading.append(transfer)
+
+    def stop_ended(self) -> None:
+        self.reading = [one for one in self.reading if not one.is_ended]
 
 
 class Peers:
@@ -141,3 +146,11 @@ def test_a_move_names_blocks_and_has_a_number_of_its_own(peers: Peers) -> None:
         peers.receive(1, KEYS[:1], [2])
     with pytest.raises(ValueError, match="at least one"):
         peers.receive(2, [], [])
+
+
+def test_nothing_is_read_for_a_pool_that_is_gone(peers: Peers) -> None:
+    transfer = peers.receive(1, KEYS[:1], [2])
+    peers.transfers.unbind()
+    assert transfer.is_ended
+    assert peers.reader.reading == []
+    assert not peers.transfers.pop_ended()
