@@ -52,10 +52,9 @@ class LocalRunner(Runner):
     def _with_one_block(self, work: Callable[[], T]) -> T:
         """Calls what computes in a pool of block 0 alone."""
         self._make_pools(num_gpu_blocks=1, num_cpu_blocks=0)
-        try:
-            return work()
-        finally:
-            self._drop_pools()
+        result = work()  # a runner that raises here is closed
+        self._drop_pools()
+        return result
 
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._make_pools(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
@@ -95,6 +94,8 @@ class LocalRunner(Runner):
         return self.executor.launches
 
     def launch(self, batch: Batch) -> Launched:
+        if self.pools is NO_POOLS:
+            raise RuntimeError("init_cache_engine comes first")
         return self.executor.launch(batch)
 
     @property

@@ -1,21 +1,17 @@
 """The interface of runners, which compute batches and own the KV cache there.
 
 A lease calls `LocalRunner`, in this process, or `RankedRunner`, which makes each call in all
-processes of the worker.
-What only some can do has a neutral default, so nothing asks which runner it has. `batch.py` has
-what goes in and out.
+processes of the worker. What only some models can do has a default in `Executor`, so nothing asks
+which runner it has. `batch.py` has what goes in and out.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from signalbox_contract.errors import Unimplemented
 from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
-from signalbox_worker.config import ModelError
 from signalbox_worker.device.inspection import (
     BackendInUse,
     MemoryReport,
@@ -23,8 +19,6 @@ from signalbox_worker.device.inspection import (
     Recording,
 )
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
-
-_NO_SLOTS: Mapping[str, int] = MappingProxyType({})
 
 
 class Runner(ABC):
@@ -39,9 +33,9 @@ class Runner(ABC):
     def model(self) -> ModelInfo: ...
 
     @property
+    @abstractmethod
     def backends(self) -> tuple[BackendInUse, ...]:
         """Backends that do the work."""
-        return ()
 
     @abstractmethod
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -70,38 +64,38 @@ class Runner(ABC):
         """
 
     @property
+    @abstractmethod
     def launches(self) -> bool:
         """True if a batch may begin before the one before it has ended."""
-        return False
 
+    @abstractmethod
     def launch(self, batch: Batch) -> Launched:
         """Begins what `execute` does, without waiting; raises the errors that are known at once."""
-        raise NotImplementedError("this runner launches no batches")
 
     @property
+    @abstractmethod
     def adapter_slots(self) -> Mapping[str, int]:
         """Slots of adapters by SHA-256; later changes show in it."""
-        return _NO_SLOTS
 
+    @abstractmethod
     def open_adapter(self, name: str, folder: str) -> OpenedAdapter:
         """Reads and checks an adapter beside the steps, on any thread. Raises ModelError."""
-        raise ModelError("this worker's runner takes no adapters at run time")
 
+    @abstractmethod
     def add_adapter(self, opened: OpenedAdapter) -> None:
         """Lets later batches name an adapter; adding one again changes nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove_adapter(self, adapter: Adapter) -> None:
         """Frees the slot of an adapter that no later batch names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def memory(self) -> MemoryReport | None:
         """Returns the use of memory, on any thread; None if nothing is computed."""
-        return None
 
+    @abstractmethod
     def begin_recording(self, options: ProfileOptions) -> Recording:
         """Begins a profile. Raises Unimplemented if nothing is computed."""
-        raise Unimplemented("a simulated worker computes nothing that could be profiled")
 
     @abstractmethod
     def close(self, failure: str | None = None) -> None:

@@ -1,7 +1,6 @@
 """Counts of the ranks and pipeline stages of a worker."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 
 from signalbox_contract.model import WorkerRank
 from signalbox_contract.step_result import Stages, StageTimings
@@ -10,8 +9,18 @@ from signalbox_rpc.metrics.sample import PER_NS, Sample, counter, counters, gaug
 
 def of_ranks(ranks: Iterable[WorkerRank]) -> Iterator[Sample]:
     for one in ranks:
-        labels = {name: str(value) for name, value in asdict(one).items()}
-        yield gauge("worker_rank_info", "Where a rank is, and its layers; always 1.", 1, **labels)
+        yield gauge(
+            "worker_rank_info",
+            "Where a rank is, and its layers; always 1.",
+            1,
+            rank=str(one.rank),
+            stage=str(one.stage),
+            tensor_parallel_rank=str(one.tensor_parallel_rank),
+            host=one.host,
+            address=one.address,
+            first_layer=str(one.first_layer),
+            num_layers=str(one.num_layers),
+        )
 
 
 def of_stages(stages: Stages) -> Iterator[Sample]:

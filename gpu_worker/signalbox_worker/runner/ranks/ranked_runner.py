@@ -1,10 +1,9 @@
 """A runner over several ranks: rank 0's shard of a model, and what makes the others follow it.
 
-Every call
-that touches weights or KV goes to the others first, as data, and then to this process's shard.
-Sequences, grammars and the sampler are here alone: the others get the sections of a step that touch
-KV, and the batch that was made of the rest. So nothing has to be decided twice alike, and what
-fails for one sequence is run again in parts as on one rank (see `failure_isolation`).
+Every call that touches weights or KV goes to the others first, as data, and then to this process's
+shard. Sequences, grammars and the sampler are here alone: the others get the sections of a step
+that touch KV, and the batch that was made of the rest. So nothing has to be decided twice alike,
+and what fails for one sequence is run again in parts as on one rank (see `failure_isolation`).
 
 With pipeline stages, this rank has the last one. Its shard then works on a thread of its own,
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
