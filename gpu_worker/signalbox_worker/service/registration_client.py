@@ -124,7 +124,7 @@ class Registration:
     async def drain(self, *, timeout_s: float) -> None:
         """Asks for no more work and waits until the scheduler says that none is left.
 
-        What is left after `timeout_s` is handed over: it goes on at other workers.
+        What is left after `timeout_s` migrates: it goes on at other workers.
         """
         self._draining.set()
         if not self._accepted.is_set():

@@ -2,7 +2,7 @@
 
 The scheduler is a pure function of these records and their times. While it is recorded, its
 clock stands still between them (`clock`), so that a replay reads the same times. These classes
-record nothing; `replay/recording_codec.py` has those that write a file.
+record nothing; `service/replay/recording_codec.py` has those that write a file.
 """
 
 import time

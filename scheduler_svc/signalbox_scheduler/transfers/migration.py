@@ -56,7 +56,6 @@ class MigrationEnd:
         """Tries again to migrate what waits: there is room for another group on its way."""
         self._retry_at.clear()
         self.rebalance_at = 0.0
-        """Time of the next look at whether another worker has less to do."""
 
     def pause(self, group: SequenceGroup) -> None:
         """Lets no step take a group of this worker any more until its migration has ended."""

@@ -51,11 +51,6 @@ class PeerReads:
         """Workers whose blocks this worker read, least recent first."""
 
     @property
-    def num_fetches(self) -> int:
-        """Fetches from other workers that have not ended."""
-        return len(self._fetches)
-
-    @property
     def has_peers(self) -> bool:
         """True if there is another worker whose blocks this one can read."""
         return any(self._endpoint.can_read(other.endpoint) for other in self._exports)

@@ -178,11 +178,6 @@ class PendingTransfers:
         )
 
     @property
-    def has_news(self) -> bool:
-        """True if the worker has to be told something."""
-        return self._outbox is not None
-
-    @property
     def overdue_at(self) -> float:
         """Time at which the worker is lost unless a transfer that was called off has ended."""
         cancelled = (transfer.cancelled_at for transfer in self._transfers.values())
