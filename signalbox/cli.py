@@ -149,7 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     except BrokenPipeError:  # such as `signalbox serve --help=all | head`
         _discard_output()
         raise SystemExit(1) from None
-    except ModuleNotFoundError as error:  # the flags of some commands are code of the worker
+    except ImportError as error:  # the flags of some commands are code of the worker
         if not _lacks_worker(error):
             raise
         print(f"signalbox {given[0]}: {_NO_WORKER}", file=sys.stderr)
@@ -264,7 +264,7 @@ def _debug_in_environment() -> bool:
 
 
 def _lacks_worker(error: Exception) -> bool:
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = error.name if isinstance(error, ImportError) else None  # a module, or one of its names
     return (name or "").partition(".")[0] in ("signalbox_worker", "signalbox_kernels")
 
 
