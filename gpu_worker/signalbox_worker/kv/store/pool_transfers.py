@@ -76,7 +76,7 @@ class PoolTransfers(BlockTransfers):
             self._export(lend)
         for fetch in moves.fetches:
             if fetch.source is not None:
-                self._reader.begin(self._begin(fetch, with_peer=True), fetch.source)
+                self._reader.begin(self._begin_with_peer(fetch), fetch.source)
         if moves.cancels:  # some may be of transfers that have just begun
             self._cancel(moves.cancels)
             self._reader.stop_ended()
@@ -99,10 +99,14 @@ class PoolTransfers(BlockTransfers):
         opened = self.open(moved.move_id, moved.hashes, moved.cpu_blocks, with_peer=with_peer)
         return self._add(opened)
 
+    def _begin_with_peer(self, moved: Fetch | Lend) -> Transfer:
+        """Begins a transfer from or to another worker; ranks begin theirs otherwise."""
+        return self._begin(moved, with_peer=True)
+
     def _export(self, lend: Lend) -> None:
         """Lets blocks be read, once, by what shows the ticket in time."""
         exported = ExportedBlocks(
-            transfer=self._begin(lend, with_peer=True),
+            transfer=self._begin_with_peer(lend),
             ticket=lend.ticket,
             reader=lend.reader,
             expires_at=self._clock() + lend.lasts_ns / 1e9,
