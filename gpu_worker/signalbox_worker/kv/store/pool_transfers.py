@@ -20,10 +20,7 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_rpc.metrics.sample import Sample, gauges
 from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
-from signalbox_worker.kv.store.block_transfers import (
-    BlockReader,
-    BlockTransfers,
-)
+from signalbox_worker.kv.store.block_transfers import BlockReader, BlockTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads
 from signalbox_worker.kv.store.transfer import ExportedBlocks, Transfer
 
@@ -100,7 +97,7 @@ class PoolTransfers(BlockTransfers):
         return self._add(opened)
 
     def _begin_with_peer(self, moved: Fetch | Lend) -> Transfer:
-        """Begins a transfer from or to another worker; ranks begin theirs otherwise."""
+        """Begins a transfer from or to another worker; `RankedTransfers` overrides this hook."""
         return self._begin(moved, with_peer=True)
 
     def _export(self, lend: Lend) -> None:
