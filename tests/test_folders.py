@@ -7,6 +7,7 @@ well.
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import ALLOWED, FOLDERS
+from tests.test_imports import ALLOWED, FOLDERS, ROOT
 
 PUBLIC = {
     "signalbox_worker.models.attention",
@@ -216,6 +217,16 @@ def test_a_wing_imports_only_lower_ones(package: str) -> None:
     sources = sources_of(FOLDERS[package])
     assert {wing_of(module) for module in sources} - {"__init__"} == set(WINGS[package])
     assert imports_of_a_higher_wing(sources, WINGS[package]) == []
+
+
+@pytest.mark.parametrize("package", WINGS)
+def test_the_architecture_lists_the_wings_lowest_first(package: str) -> None:
+    holder = FOLDERS[package].relative_to(ROOT).parts[0]
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    row = text.partition(f"\n| `{holder}/` | ")[2].partition("\n")[0]
+    wings = [one for one in WINGS[package] if (FOLDERS[package] / one).is_dir()]
+    ours = [one for one in wings if package != "signalbox" or one not in VLLM_PATHS]
+    assert [name for name in re.findall(r"`(\w+)`", row) if name in ours] == ours
 
 
 @pytest.mark.parametrize("package", ALLOWED)
