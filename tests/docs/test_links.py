@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, pages
-from tests.test_imports import FOLDERS
+from tests.test_imports import FOLDERS, PYPROJECT
 
 DOCUMENTS = [
     *(
@@ -33,6 +33,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _PATH = re.compile(rf"`((?:{TOPS})/[\w./]*(?:/|\.\w+))`")
+_ON_THE_PATH = re.compile(r"(?:PYTHONPATH|FOLDERS)=.*clients/python.*")
 _TEST = re.compile(r"`(test_\w+)`")
 
 
@@ -86,6 +87,16 @@ def faults(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
     assert not list(faults(page))
+
+
+def test_what_puts_the_packages_on_the_path_of_python_names_all_their_folders() -> None:
+    where = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["where"]
+    needed = set(where) - {".", "old_names"}
+    texts = (path.read_text() for path in [*DOCUMENTS, ROOT / "scripts" / "gpu_first_minutes.sh"])
+    lists = [line for text in texts for line in _ON_THE_PATH.findall(text)]
+    assert len(lists) >= 3
+    for line in lists:
+        assert needed <= set(re.findall(r"[\w/]+", line)), line
 
 
 def test_a_link_a_path_or_a_test_that_is_not_there_is_told(tmp_path: Path) -> None:
