@@ -1,5 +1,6 @@
 """What the compose files promise of each container, and that they fit the rest of deploy/."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ def test_what_is_mounted_from_here_exists(path: Path) -> None:
             source = volume.partition(":")[0]
             if source.startswith("."):
                 assert (DEPLOY / source).exists(), volume
+
+
+def test_the_guide_names_each_file_and_each_variable_and_the_first_file_names_the_others() -> None:
+    guide = (DEPLOY.parent / "docs" / "how_to" / "install.md").read_text()
+    named = {f"deploy/{path.name}" for path in FILES}
+    assert set(re.findall(r"-f (deploy/compose\S*)", FILES[-1].read_text())) == named
+    for path in FILES:
+        text = path.read_text()
+        taken = [
+            name
+            for service in yaml.safe_load(text)["services"].values()
+            for name, value in service.get("environment", {}).items()
+            if value is None  # of the caller's environment
+        ]
+        variables = {f"`{name}`" for name in (*taken, *re.findall(r"\$\{(\w+)", text))}
+        assert not [name for name in variables if name not in guide], path.name
+    assert all(name in guide for name in named)
 
 
 def test_grafanas_data_sources_are_those_that_the_dashboard_and_exemplars_name() -> None:
