@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from signalbox_contract.model import Arithmetic, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
+    FilePath,
     HostSettings,
     InnerSettings,
     LimitSettings,
@@ -60,7 +61,7 @@ class StepLimits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    prefill_spread: int = 1
+    prefill_spread_steps: int = 1
     """Steps that prompts are spread over while others decode."""
     max_in_flight: int = 2
     """Most steps in flight; 2 keep the worker busy while the next step is planned."""
@@ -141,7 +142,7 @@ class PolicySettings(SettingsGroup):
         description=f"which request comes first: {', '.join(PolicyName)} (equal service to"
         " tenants), or your own class as package.module:Class",
     )
-    ageing: float = Field(
+    priority_aging_s: float = Field(
         60.0,
         gt=0,
         allow_inf_nan=False,
@@ -177,7 +178,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
 
     GROUP: ClassVar[str] = "scheduling"
 
-    prefill_spread: int = Field(
+    prefill_spread_steps: int = Field(
         16,
         ge=1,
         description="steps that prompts are spread over while others decode, so that a burst of"
@@ -237,7 +238,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="seconds after which a log line says the load of each worker where it has"
         " changed; 0 writes none",
     )
-    record: str | None = Field(
+    recording_path: FilePath | None = Field(
         None,
         description="file for the scheduler's decisions and all that they depend on, for `signalbox"
         " replay`; it holds the token ids of prompts and outputs, for its owner alone to read",
@@ -249,7 +250,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         return StepLimits(
             max_num_seqs=min(self.max_num_seqs, capacity.max_num_seqs),
             max_num_batched_tokens=min(self.max_num_batched_tokens or most_tokens, most_tokens),
-            prefill_spread=self.prefill_spread,
+            prefill_spread_steps=self.prefill_spread_steps,
             max_in_flight=min(self.max_steps_in_flight or most_steps, most_steps),
             num_stages=capacity.num_stages,
             max_adapters=self.max_loras,

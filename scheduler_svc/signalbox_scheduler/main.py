@@ -58,8 +58,8 @@ async def run(config: SchedulerConfig) -> None:
 async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluster]]:
     """A started scheduler, for as long as the context lasts."""
     recorder: InputRecorder = UNRECORDED
-    if config.record:
-        recorder = FileRecorder(config, config.record, now=time.monotonic())
+    if config.recording_path:
+        recorder = FileRecorder(config, config.recording_path, now=time.monotonic())
     cluster = make_cluster(config, clock=recorder.clock)
     adapters = ClusterAdapters(cluster, recorder)
     server = Server(

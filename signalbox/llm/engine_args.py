@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, TypeVar
 
 from signalbox.llm import options_flags
-from signalbox.llm.engine_options import InProcessSettings, checked, description_of, option
+from signalbox.llm.engine_options import InProcessSettings, checked, description_of, earlier, option
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.llm.requests.field_checks import ALL_TOKENS
 from signalbox.llm.vllm_options import VllmOptions
@@ -102,8 +102,8 @@ class EngineArgs(VllmOptions):
     preemption_mode: str = option("preemption_mode")
     enable_prefix_caching: bool = option("prefix_caching")
     scheduling_policy: str = option("scheduling_policy")
-    ageing: float = option("ageing")
-    prefill_spread: int = option("prefill_spread", default=1)  # all prompts are there at once
+    priority_aging_s: float = option("priority_aging_s")
+    prefill_spread_steps: int = option("prefill_spread_steps", default=1)  # as in `SCHEDULING`
     watermark: float = option("watermark")
     cpu_prefix_cache: bool = option("cpu_prefix_cache")
     num_gpu_blocks_override: int | None = option("num_gpu_blocks_override")
@@ -133,6 +133,8 @@ class EngineArgs(VllmOptions):
     disable_log_stats: bool = False
     generation_config: str = option("generation_config")
     override_generation_config: Mapping[str, Any] | None = option("override_generation_config")
+    ageing: float | None = earlier("priority_aging_s")
+    prefill_spread: int | None = earlier("prefill_spread_steps")
 
     @classmethod
     def add_cli_args(cls, parser: P) -> P:

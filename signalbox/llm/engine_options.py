@@ -5,6 +5,7 @@ An option of `signalbox worker` or `signalbox scheduler` is an option of `Engine
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from signalbox.settings.all_settings import SERVICES
 from signalbox.settings.loading import in_one_line
+from signalbox.settings.setting_names import old_name
 from signalbox.settings.spelling import did_you_mean
 from signalbox_router.config import RequestSettings
 from signalbox_scheduler.config import SchedulingSettings
@@ -39,7 +41,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "max_tenant_requests": "there is one tenant",
     "worker_wait": _NO_SERVICE,
     "worker_quarantine": _NO_SERVICE,
-    "record": "use `signalbox serve --record`",
+    "recording_path": "use `signalbox serve --recording-path`",
     "disaggregation": "there is one worker",
 }
 """Options of worker and scheduler that an engine refuses, and why."""
@@ -64,6 +66,11 @@ def option(setting: str, **changes: Any) -> Any:
     return field(default=default, metadata={"setting": setting, "help": description_of(setting)})
 
 
+def earlier(setting: str) -> Any:
+    """Returns the dataclass field of an option's old name, which works for one release."""
+    return field(default=None, repr=False, metadata={"earlier": setting})
+
+
 def description_of(setting: str) -> str:
     """Returns the help text of a setting."""
     return InProcessSettings.model_fields[setting].description or ""
@@ -79,12 +86,23 @@ def checked(options: Any, **replaced: Any) -> InProcessSettings:
     """
     named = {one.metadata["setting"]: one.name for one in settings_of(options)}
     values = {setting: _plain(getattr(options, name)) for setting, name in named.items()}
+    values |= _given_by_old_names(options)
     given = {name: value for name, value in (values | replaced).items() if value is not None}
     try:
         return InProcessSettings(**given)
     except ValidationError as error:
         message = in_one_line(error, InProcessSettings, lambda name: named.get(name, name))
         raise ValueError(message) from None
+
+
+def _given_by_old_names(options: Any) -> dict[str, Any]:
+    given = {}
+    for one in fields(options):
+        value, setting = getattr(options, one.name), one.metadata.get("earlier")
+        if setting and value is not None:
+            warnings.warn(f"{one.name} {old_name(setting)}", FutureWarning, stacklevel=2)
+            given[setting] = value
+    return given
 
 
 def settings_of(options: Any) -> list[Field[Any]]:

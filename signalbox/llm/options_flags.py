@@ -37,7 +37,7 @@ def add_flags(options: type[VllmOptions], parser: F) -> F:
             given: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         else:
             given = {"type": kind, "metavar": one.name.rpartition("_")[2].upper()}
-        if "taken" in one.metadata:
+        if one.metadata.keys() & {"taken", "earlier"}:
             given["help"] = argparse.SUPPRESS
         else:
             given["help"] = (helps.get(one.name) or one.metadata["help"]).replace("%", "%%")

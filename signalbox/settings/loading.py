@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from signalbox.settings.environment import CLIENT_VARIABLES, ENV_PREFIX, OTHER_VARIABLES
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS
-from signalbox.settings.setting_names import REMOVED, check_known, translate
+from signalbox.settings.setting_names import EARLIER, check_known, translate
 from signalbox.settings.sources import (
     CONFIG_FILE,
     SettingsError,
@@ -84,7 +84,7 @@ def check_environment() -> None:
     from signalbox.settings.all_settings import KNOWN
 
     others = {name.lower() for name in CLIENT_VARIABLES | OTHER_VARIABLES}
-    known = {*KNOWN, *others, *FOREIGN_FLAGS, *REMOVED}
+    known = {*KNOWN, *others, *FOREIGN_FLAGS, *EARLIER}
     for name in sorted(given):
         if name not in known:
             hint = did_you_mean(name.upper(), map(str.upper, known), prefix=ENV_PREFIX)

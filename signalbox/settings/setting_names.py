@@ -11,13 +11,16 @@ from signalbox_rpc.settings.service_settings import flag_name
 
 Tell = Callable[[str], None]
 
-REMOVED = {
+EARLIER: Mapping[str, Alias | Refused] = {
+    "ageing": Alias(setting="priority_aging_s"),
     "metrics_exporter": Refused(
         remedy="let a collector scrape --metrics-port; deploy/otel/collector.yaml does, and names"
         " gen_ai.server.* as OpenTelemetry does"
-    )
+    ),
+    "prefill_spread": Alias(setting="prefill_spread_steps"),
+    "record": Alias(setting="recording_path"),
 }
-"""Settings of earlier versions."""
+"""Settings of earlier versions: those that are gone, and old names, which work for one release."""
 
 
 def check_known(source: Source, known: Iterable[str]) -> None:
@@ -28,7 +31,7 @@ def check_known(source: Source, known: Iterable[str]) -> None:
 
 def unknown_names(source: Source, known: Iterable[str]) -> dict[str, str]:
     """Returns each name of a source that is not known, with the message about it."""
-    names = {*known, *FOREIGN_FLAGS, *REMOVED}
+    names = {*known, *FOREIGN_FLAGS, *EARLIER}
     return {
         name: f"{source.place}: no setting is called {name}{did_you_mean(name, names)}"
         for name in sorted(source.values)
@@ -41,7 +44,7 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
 
     Args:
         fields: of the command; an alias of any other field is left out.
-        tell: called with one line for each flag that has no effect.
+        tell: called with one line for each flag that has no effect, and each old name.
 
     Raises SettingsError for a refused flag or value, and for one setting given two values.
     """
@@ -51,6 +54,8 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
         for setting, ours in _translate(source, name, value, tell).items():
             if name != setting and setting not in fields:
                 continue
+            if name in EARLIER:
+                tell(f"{_shown(source, name)} {old_name(setting)}")
             if setting in names and _is_member(name) and _is_member(names[setting]):
                 ours = {**translated[setting], **ours}
             elif setting in names and ours == translated[setting]:
@@ -64,7 +69,7 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
 
 
 def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str, Any]:
-    flag = FOREIGN_FLAGS.get(name) or REMOVED.get(name)
+    flag = FOREIGN_FLAGS.get(name) or EARLIER.get(name)
     if flag is None:
         return {name: value}
     shown, text = _shown(source, name), _text(value)
@@ -80,6 +85,11 @@ def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str
     if not flag.beside & source.values.keys():
         tell(f"{shown} has no effect: {flag.why}")
     return {}
+
+
+def old_name(setting: str) -> str:
+    """Returns what messages say after the old name of a setting."""
+    return f"is an old name, and works for one release; its name is {setting}"
 
 
 def _is_member(name: str) -> bool:

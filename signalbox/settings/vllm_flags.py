@@ -24,6 +24,7 @@ _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 NO_DRAFTS = "speculative decoding is not served"
 _RAY = "--placement ray starts the ranks of a worker on a Ray cluster"
+_DIVIDED = "--prefill-spread-steps divides a step among prompts"
 NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
 POOLS_AS_SAVED = "a model pools as the sentence-transformers modules beside it say"
 CONFIG_JSON = "change the model's config.json"
@@ -196,9 +197,13 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
         values={"true": 2, "false": 1},
         meaning="2, or 1 for the --no- form",
     ),
-    "max_num_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
-    "max_long_partial_prefills": NoEffect(why="--prefill-spread divides a step among prompts"),
-    "long_prefill_token_threshold": NoEffect(why="--prefill-spread divides a step among prompts"),
+    "max_num_partial_prefills": NoEffect(why=_DIVIDED),
+    "max_long_partial_prefills": NoEffect(
+        why="--prefill-spread-steps divides a step among prompts"
+    ),
+    "long_prefill_token_threshold": NoEffect(
+        why="--prefill-spread-steps divides a step among prompts"
+    ),
     "num_lookahead_slots": NoEffect(why=NO_DRAFTS),
     "num_scheduler_steps": NoEffect(why="the next step is planned while one runs"),
     "multi_step_stream_outputs": NoEffect(why="each step's tokens are streamed", takes=SWITCH),

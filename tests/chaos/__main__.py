@@ -61,7 +61,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
     """Returns what must not have happened."""
     minutes = options.soak or options.minutes
     samples = collections.defaultdict[str, list[Sample]](list)
-    flags = (f"--record={options.record}",) if options.record else ()
+    flags = (f"--recording-path={options.record}",) if options.record else ()
     async with chaos_stack(folder, num_workers=NUM_WORKERS, scheduler_flags=flags) as stack:
         load = TokenLoad(stack.address)
         await load.learn()

@@ -69,7 +69,7 @@ class Pair:
 @contextlib.asynccontextmanager
 async def pair(recording: str = "", *, other: dict[str, int] | None = None) -> AsyncIterator[Pair]:
     async with (
-        running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
         router(scheduler.address) as client,
         running_worker(scheduler.address, simulated(**CONFIG)) as first,
     ):
@@ -225,7 +225,7 @@ async def test_a_request_that_is_aborted_while_it_loads_leaves_no_pin(
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_tokens_are_right_while_workers_come_and_go(seed: int, tmp_path: Path) -> None:
     recording = tmp_path / "decisions"
-    config = SchedulerConfig(port=0, record=str(recording))
+    config = SchedulerConfig(port=0, recording_path=str(recording))
 
     make_runner = simulated(**CONFIG | {"num_gpu_blocks": 40, "max_num_seqs": 3})
     async with (

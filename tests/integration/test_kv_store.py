@@ -182,7 +182,7 @@ async def test_a_clear_of_the_service_reaches_memory_and_stores(
     stores = [make_store(), make_store()]
     recording = tmp_path / "decisions"
     async with (
-        running_scheduler(SchedulerConfig(port=0, record=str(recording))) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, recording_path=str(recording))) as scheduler,
         running_worker(scheduler.address, with_store(stores[0])),
         running_worker(scheduler.address, with_store(stores[1])),
         router(scheduler.address) as client,
@@ -289,7 +289,7 @@ async def test_a_scheduler_that_starts_again_learns_clears_from_workers(tmp_path
     recording = tmp_path / "decisions"
     for is_cleared in (True, False):
         async with (
-            running_scheduler(SchedulerConfig(port=0, record=str(recording))) as scheduler,
+            running_scheduler(SchedulerConfig(port=0, recording_path=str(recording))) as scheduler,
             worker_with_disk(scheduler, here),
             worker_with_disk(scheduler, away) as tier,
         ):
@@ -323,7 +323,7 @@ async def conversations(client: Router, rng: random.Random, kill: Callable[[], N
 async def test_tokens_are_right_whatever_the_store_does(seed: int, tmp_path: Path) -> None:
     store = FaultyStore(make_store(), seed=seed)
     recording = tmp_path / "decisions"
-    config = SchedulerConfig(port=0, record=str(recording), max_num_seqs=8)
+    config = SchedulerConfig(port=0, recording_path=str(recording), max_num_seqs=8)
     async with (
         running_scheduler(config) as scheduler,
         running_worker(scheduler.address, with_store(store)) as first,

@@ -78,7 +78,7 @@ async def streams(
 ) -> AsyncIterator[Streams]:
     make_runner = simulated(**CONFIG | {"token_ns": token_ns})
     async with (
-        running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
         router(scheduler.address) as client,
         running_worker(scheduler.address, make_runner) as first,
     ):
@@ -152,7 +152,7 @@ async def test_a_worker_that_joins_under_load_takes_streams_over(tmp_path: Path)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_tokens_are_right_while_workers_drain_and_come(seed: int, tmp_path: Path) -> None:
     recording = tmp_path / "decisions"
-    config = SchedulerConfig(port=0, record=str(recording))
+    config = SchedulerConfig(port=0, recording_path=str(recording))
     make_runner = simulated(**CONFIG | {"num_gpu_blocks": 60, "num_cpu_blocks": 40})
     async with (
         running_scheduler(config) as scheduler,

@@ -143,7 +143,7 @@ async def test_a_recording_is_replayed_step_by_step(name: str, tmp_path: Path) -
     model = SIMULATED_POOLING[name]
     make = simulated(pooling=model, block_size=8, num_gpu_blocks=40, max_num_batched_tokens=48)
     async with (
-        running_scheduler(SchedulerConfig(port=0, record=path)) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, recording_path=path)) as scheduler,
         running_worker(scheduler.address, make),
         router(scheduler.address) as client,
     ):

@@ -80,7 +80,7 @@ def prompt_of(handle: int) -> list[int]:
 async def pool(recording: str = "") -> AsyncIterator[Pool]:
     runner = simulated(**CONFIG)
     async with (
-        running_scheduler(SchedulerConfig(port=0, record=recording)) as scheduler,
+        running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
         router(scheduler.address) as client,
         running_worker(scheduler.address, runner, role=WorkerRole.PREFILL) as prefill,
     ):

@@ -70,7 +70,7 @@ def make_scheduler(
     num_cpu_blocks: int = 0,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 256,
-    prefill_spread: int = 1,
+    prefill_spread_steps: int = 1,
     max_in_flight: int = 2,
     num_stages: int = 1,
     max_adapters: int | None = None,
@@ -94,7 +94,7 @@ def make_scheduler(
         limits=StepLimits(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            prefill_spread=prefill_spread,
+            prefill_spread_steps=prefill_spread_steps,
             max_in_flight=max_in_flight,
             num_stages=num_stages,
             max_adapters=max_adapters,

@@ -43,7 +43,7 @@ class PoolingMachine(RuleBasedStateMachine):
     )
     def start(self, name: str, num_workers: int, depth: int, policy: str, **options: Any) -> None:
         self.admission = AdmissionQueue(
-            make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
+            make_policy(PolicySettings(scheduling_policy=policy, priority_aging_s=3.0))
         )
         self.admission.adapters = frozenset("xyz")
         self.model, self.depth, self.options = MODELS[name], depth, options

@@ -42,7 +42,7 @@ SEARCHES = [
     BeamSearchParams(width=4, length_penalty=0.0),
 ]
 BLOCK_SIZE = 4
-CAPACITY = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "prefill_spread": 2}
+CAPACITY = {"max_num_seqs": 6, "max_num_batched_tokens": 24, "prefill_spread_steps": 2}
 COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "fast": {},
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, num_workers: int, depth: int, policy: str, costs: str, step_s: float, **options: Any
     ) -> None:
         self.admission = AdmissionQueue(
-            make_policy(PolicySettings(scheduling_policy=policy, ageing=3.0))
+            make_policy(PolicySettings(scheduling_policy=policy, priority_aging_s=3.0))
         )
         self.admission.adapters = frozenset("xyz")
         self.endings, self.heeds_cancels = options.pop("endings"), options.pop("heeds_cancels")

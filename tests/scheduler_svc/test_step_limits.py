@@ -21,15 +21,15 @@ CAPACITY = WorkerCapacity(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, StepLimits(max_num_seqs=32, max_num_batched_tokens=512, prefill_spread=16)),
+        ({}, StepLimits(max_num_seqs=32, max_num_batched_tokens=512, prefill_spread_steps=16)),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_steps_in_flight": 1},
             StepLimits(
-                max_num_seqs=8, max_num_batched_tokens=64, prefill_spread=16, max_in_flight=1
+                max_num_seqs=8, max_num_batched_tokens=64, prefill_spread_steps=16, max_in_flight=1
             ),
         ),
         (
-            {"max_num_seqs": 999, "max_num_batched_tokens": 9999, "prefill_spread": 1},
+            {"max_num_seqs": 999, "max_num_batched_tokens": 9999, "prefill_spread_steps": 1},
             StepLimits(max_num_seqs=32, max_num_batched_tokens=512),
         ),
     ],

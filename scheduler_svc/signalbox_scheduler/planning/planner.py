@@ -129,7 +129,7 @@ class Planner:
 
     def _fill_beside_decodes(self, plan: StepPlan, now: float) -> None:
         self._add_decodes(plan, now)
-        if self.microbatches.is_used or (plan.seqs and self._limits.prefill_spread > 1):
+        if self.microbatches.is_used or (plan.seqs and self._limits.prefill_spread_steps > 1):
             self._spread_prompts(plan)
         self._add_prefills(plan)
         if not plan.is_short_of_blocks:  # a group that was just preempted must not preempt others
@@ -224,7 +224,7 @@ class Planner:
                     if seq.status is SequenceStatus.RUNNING and seq.num_remaining_tokens > 1
                 )
         budget = self.microbatches.most_prompt_tokens(num_tokens)
-        if plan.seqs and self._limits.prefill_spread > 1:
+        if plan.seqs and self._limits.prefill_spread_steps > 1:
             spread = prompt_budget(
                 self._limits, num_prompt_tokens=num_tokens, num_decodes=len(plan.seqs)
             )

@@ -23,6 +23,6 @@ def prompt_budget(limits: StepLimits, *, num_prompt_tokens: int, num_decodes: in
     A share of a burst of prompts delays decodes little, but must be worth a pass over the weights:
     the more sequences decode, the more of them wait for each chunk of a prompt.
     """
-    share = -(-num_prompt_tokens // limits.prefill_spread)
+    share = -(-num_prompt_tokens // limits.prefill_spread_steps)
     part = min(max(num_decodes, FEW_DECODES), MANY_DECODES)
     return max(share, limits.max_num_batched_tokens * part // (4 * MANY_DECODES), 1)

@@ -19,7 +19,7 @@ from typing import Protocol
 from signalbox_scheduler.config import PolicyName, PolicySettings
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
-AGEING_TOKENS = 1000
+AGING_TOKENS = 1000
 """Tokens of a prompt that weigh as much as one step of priority."""
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 """Cost under `fair` of a prompt token and of a generated one."""
@@ -67,25 +67,25 @@ FCFS = FirstComeFirstServed()
 class ByPriority(FirstComeFirstServed):
     """The least priority first, by arrival among equals.
 
-    A request comes before those of the next priority that have waited for less than `ageing_s`
+    A request comes before those of the next priority that have waited for less than `aging_s`
     longer. As all requests age alike, the order of two requests never changes.
     """
 
-    def __init__(self, *, ageing_s: float) -> None:
-        self._ageing_s = ageing_s
+    def __init__(self, *, aging_s: float) -> None:
+        self._aging_s = aging_s
 
     def flow(self, group: SequenceGroup) -> str:
         return str(group.request.priority)
 
     def rank(self, group: SequenceGroup) -> float:
-        return group.times.arrival + self._ageing_s * group.request.priority
+        return group.times.arrival + self._aging_s * group.request.priority
 
 
 class ShortestPromptFirst(FirstComeFirstServed):
-    """The shortest prompt first; `ageing_s` of waiting makes up for 1,000 tokens."""
+    """The shortest prompt first; `aging_s` of waiting makes up for 1,000 tokens."""
 
-    def __init__(self, *, ageing_s: float) -> None:
-        self._s_per_token = ageing_s / AGEING_TOKENS
+    def __init__(self, *, aging_s: float) -> None:
+        self._s_per_token = aging_s / AGING_TOKENS
 
     def rank(self, group: SequenceGroup) -> float:
         return group.times.arrival + self._s_per_token * group.num_prompt_tokens
@@ -111,9 +111,9 @@ def make_policy(settings: PolicySettings) -> SchedulingPolicy:
         case PolicyName.FCFS:
             return FCFS
         case PolicyName.PRIORITY:
-            return ByPriority(ageing_s=settings.ageing)
+            return ByPriority(aging_s=settings.priority_aging_s)
         case PolicyName.SHORTEST_PROMPT:
-            return ShortestPromptFirst(ageing_s=settings.ageing)
+            return ShortestPromptFirst(aging_s=settings.priority_aging_s)
         case PolicyName.FAIR:
             return Fair()
     return _imported(settings.scheduling_policy)

@@ -10,7 +10,7 @@ from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_scheduler.config import SchedulingSettings
 from signalbox_worker.sampling.grammars import MEMORY_BYTES
 
-SCHEDULING = SchedulingSettings(prefill_spread=1)
+SCHEDULING = SchedulingSettings(prefill_spread_steps=1)
 """All prompts are there at once, so their steps are not spread over decodes."""
 
 

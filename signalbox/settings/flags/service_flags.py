@@ -22,7 +22,7 @@ from signalbox.settings.flag_kinds import (
 from signalbox.settings.flags.parser import CommandParser
 from signalbox.settings.foreign_flags import MODEL_FLAG, other_names
 from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
-from signalbox.settings.setting_names import REMOVED, effect
+from signalbox.settings.setting_names import EARLIER, effect
 from signalbox.settings.sources import CONFIG_FILE
 from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox_rpc.settings.secrets import in_plain_text, is_secret
@@ -76,8 +76,9 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
         )
     for title, flags in FOREIGN_GROUPS.items():
         _add_foreign_flags(parser, settings_class, title, flags)
-    for name, flag in REMOVED.items():
-        parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
+    for name, flag in EARLIER.items():
+        if isinstance(flag, Refused) or flag.setting in fields:
+            parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
 
 
 def _add_foreign_flags(

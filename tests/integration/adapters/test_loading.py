@@ -158,7 +158,7 @@ async def test_loading_and_unloading_under_load_with_a_worker_killed(tmp_path: P
     names = [f"a{i}" for i in range(6)]
     shas = [write_adapter(tmp_path / name, name) for name in names]
     recording = tmp_path / "decisions"
-    async with make_stack(tmp_path, record=str(recording)) as stack:
+    async with make_stack(tmp_path, recording_path=str(recording)) as stack:
         client, num = stack.client, 90
         await asyncio.gather(*(load(client, name, name) for name in names))
         for handle in range(num):

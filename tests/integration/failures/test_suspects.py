@@ -137,7 +137,7 @@ async def test_a_request_that_crashes_any_worker_ends_after_three_losses_and_qua
     num_workers: int, caplog: pytest.LogCaptureFixture, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("recording") / "decisions"
-    config = SchedulerConfig(port=0, record=str(path))
+    config = SchedulerConfig(port=0, recording_path=str(path))
     async with running_stack(config, *[Poisonable] * num_workers) as (scheduler, client):
         healthy = range(1, NUM_REQUESTS)
         await ask_healthy(client, healthy[:10], attempt=1)

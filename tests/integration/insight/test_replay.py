@@ -82,7 +82,7 @@ async def random_load(client: Router, kill: Callable[[], "asyncio.Future[None]"]
 async def record(path: Path) -> None:
     config = SchedulerConfig(
         port=0,
-        record=str(path),
+        recording_path=str(path),
         scheduling_policy="fair",  # so that the steps depend on the payers
         max_num_seqs=8,
         max_num_batched_tokens=48,

@@ -93,7 +93,7 @@ class Columns:
 
 
 def make_columns(**options: Any) -> Columns:
-    options = {"max_num_batched_tokens": 16, "prefill_spread": 4} | options
+    options = {"max_num_batched_tokens": 16, "prefill_spread_steps": 4} | options
     return Columns(make_loop(make_scheduler(**options), depth=2))
 
 
@@ -183,7 +183,7 @@ def test_the_scheduler_counts_what_the_worker_has_computed(
     requests: list[dict[str, Any]], reverses: list[bool], depth: int
 ) -> None:
     """Prompts in chunks, first tokens, forks and ends beside decodes; results in any order."""
-    loop = make_loop(make_scheduler(max_num_batched_tokens=16, prefill_spread=4), depth=depth)
+    loop = make_loop(make_scheduler(max_num_batched_tokens=16, prefill_spread_steps=4), depth=depth)
     order, groups = itertools.cycle(reverses), []
     for i, request in enumerate(requests):
         params, prompt = dict(request), [i + 1] * request["num_prompt_tokens"]

@@ -10,10 +10,10 @@ from tests.scheduler_svc.make import Loop, make_loop, make_request, make_schedul
 BUDGET = 64
 
 
-def loop_of_decodes(*, prefill_spread: int, num_decodes: int = 2) -> Loop:
+def loop_of_decodes(*, prefill_spread_steps: int, num_decodes: int = 2) -> Loop:
     """A loop in which some requests have begun to decode."""
     scheduler = make_scheduler(
-        max_num_batched_tokens=BUDGET, prefill_spread=prefill_spread, num_gpu_blocks=512
+        max_num_batched_tokens=BUDGET, prefill_spread_steps=prefill_spread_steps, num_gpu_blocks=512
     )
     loop = make_loop(scheduler, depth=1)
     for i in range(num_decodes):
@@ -50,7 +50,7 @@ def finish(loop: Loop, groups: list[SequenceGroup]) -> None:
 
 
 def test_a_burst_goes_along_with_decodes_in_shares_of_what_is_left() -> None:
-    loop = loop_of_decodes(prefill_spread=8)
+    loop = loop_of_decodes(prefill_spread_steps=8)
     groups = add_prompts(loop, count=5, length=64)
     first, second = step(loop), step(loop)
     assert num_prompt_tokens(first) == 320 // 8
@@ -65,14 +65,14 @@ def test_a_burst_goes_along_with_decodes_in_shares_of_what_is_left() -> None:
 def test_a_share_is_an_eighth_to_a_quarter_of_a_step_as_more_decode(
     num_decodes: int, least: int
 ) -> None:
-    loop = loop_of_decodes(prefill_spread=8, num_decodes=num_decodes)
+    loop = loop_of_decodes(prefill_spread_steps=8, num_decodes=num_decodes)
     groups = add_prompts(loop, count=1, length=2 * least + 3)
     assert [num_prompt_tokens(step(loop)) for _ in range(3)] == [least, least, 3]
     finish(loop, groups)
 
 
 def test_nothing_is_spread_where_nobody_decodes() -> None:
-    scheduler = make_scheduler(max_num_batched_tokens=BUDGET, prefill_spread=8)
+    scheduler = make_scheduler(max_num_batched_tokens=BUDGET, prefill_spread_steps=8)
     loop = make_loop(scheduler, depth=1)
     groups = add_prompts(loop, count=1, length=100)
     assert num_prompt_tokens(step(loop)) == BUDGET
@@ -80,7 +80,7 @@ def test_nothing_is_spread_where_nobody_decodes() -> None:
 
 
 def test_a_spread_of_one_fills_steps() -> None:
-    loop = loop_of_decodes(prefill_spread=1)
+    loop = loop_of_decodes(prefill_spread_steps=1)
     groups = add_prompts(loop, count=2, length=64)
     assert num_prompt_tokens(step(loop)) == BUDGET - 2
     finish(loop, groups)

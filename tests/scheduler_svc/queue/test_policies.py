@@ -76,7 +76,7 @@ def test_the_shortest_prompt_goes_first_until_a_longer_one_has_aged() -> None:
         request("short", 9.0),
         request("late", 11.0),
     )
-    queue = make_queue("shortest-prompt", long, late, short, ageing=100.0)
+    queue = make_queue("shortest-prompt", long, late, short, priority_aging_s=100.0)
     assert order(queue) == ["short", "long", "late"]
 
 
@@ -189,8 +189,8 @@ def test_a_rank_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        ({"ageing": 0.0}, "ageing\n.*greater than 0"),
-        ({"ageing": math.inf}, "ageing\n.*finite"),
+        ({"priority_aging_s": 0.0}, "priority_aging_s\n.*greater than 0"),
+        ({"priority_aging_s": math.inf}, "priority_aging_s\n.*finite"),
     ],
 )
 def test_numbers_of_policies_have_bounds(numbers: dict[str, float], expected: str) -> None:

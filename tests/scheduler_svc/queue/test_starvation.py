@@ -26,15 +26,17 @@ MAX_TOKENS = 6
 CHUNK = 8
 MAX_QUEUED = 40
 TENANTS = ("a", "b", "c")
-AGEING_S = {"priority": 6.0, "shortest-prompt": 1000.0}  # a step of 1 s for each token of prompt
+AGING_S = {"priority": 6.0, "shortest-prompt": 1000.0}  # a step of 1 s for each token of prompt
 
 
 class CountedQueue(AdmissionQueue):
     """Remembers what each flow was charged."""
 
     def __init__(self, policy: str) -> None:
-        ageing_s = AGEING_S.get(policy, 60.0)
-        super().__init__(make_policy(PolicySettings(scheduling_policy=policy, ageing=ageing_s)))
+        aging_s = AGING_S.get(policy, 60.0)
+        super().__init__(
+            make_policy(PolicySettings(scheduling_policy=policy, priority_aging_s=aging_s))
+        )
         self.served: dict[str, float] = {}
 
     def charge(

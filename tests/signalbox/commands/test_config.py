@@ -24,12 +24,24 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_each_setting_is_shown_with_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = write(tmp_path, "max_num_seqs: 3\nwatermark: 0.5\nkv_cache_memory: 2\nageing: 7\n")
+    file = write(
+        tmp_path, "max_num_seqs: 3\nwatermark: 0.5\nkv_cache_memory: 2\npriority_aging_s: 7\n"
+    )
     monkeypatch.setenv("SIGNALBOX_WATERMARK", "0.25")
-    monkeypatch.setenv("SIGNALBOX_AGEING", "8")
-    text = show(capsys, "serve", "--config", file, "--ageing", "9", "--served-model-name", "a", "b")
+    monkeypatch.setenv("SIGNALBOX_PRIORITY_AGING_S", "8")
+    text = show(
+        capsys,
+        "serve",
+        "--config",
+        file,
+        "--priority-aging-s",
+        "9",
+        "--served-model-name",
+        "a",
+        "b",
+    )
     lines = text.splitlines()
-    assert "ageing: 9.0  # flag" in lines
+    assert "priority_aging_s: 9.0  # flag" in lines
     assert "served_model_name: [a]  # flag" in lines and "model: b  # flag" in lines
     assert "watermark: 0.25  # environment" in lines
     assert "max_num_seqs: 3  # file" in lines and "kv_cache_memory: 2.0  # file" in lines

@@ -213,7 +213,7 @@ def test_options_reach_worker_and_scheduler() -> None:
         model_plugin="a, b",
         grammar_memory=7,
         watermark=0.25,
-        prefill_spread=3,
+        prefill_spread_steps=3,
         num_gpu_blocks_override=9,
         max_steps_in_flight=1,
         log_stats_interval=2.5,
@@ -224,12 +224,19 @@ def test_options_reach_worker_and_scheduler() -> None:
     assert settings.plugins == ("a", "b")
     assert settings.kv_cache_bytes == 12345
     scheduling = core.scheduling
-    assert (scheduling.watermark, scheduling.prefill_spread) == (0.25, 3)
+    assert (scheduling.watermark, scheduling.prefill_spread_steps) == (0.25, 3)
     assert (scheduling.max_steps_in_flight, scheduling.num_gpu_blocks_override) == (1, 9)
     assert scheduling.log_stats_interval == 2.5
     assert core.grammar_bytes == 7 << 20
     with pytest.raises(ValueError, match=r"^sampling_backend is 'abacus'"):
         LLM("m.gguf", sampling_backend="abacus")
+
+
+def test_an_old_name_of_an_option_works_and_its_new_one_is_told() -> None:
+    with pytest.warns(FutureWarning, match="ageing is an old name.* its name is priority_aging_s"):
+        args = EngineArgs("m.gguf", ageing=3, prefill_spread=2)
+    settings = args.settings()
+    assert (settings.priority_aging_s, settings.prefill_spread_steps) == (3, 2)
 
 
 def test_what_is_set_of_blocks_and_steps_holds() -> None:

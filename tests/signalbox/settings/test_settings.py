@@ -123,7 +123,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         (SchedulerSettings, {"max_num_seqs": "0"}, "--max-num-seqs is '0'"),
         (ServeSettings, {"scheduling_policy": "lottery"}, "is 'lottery': .*fcfs.priority"),
         (SchedulerSettings, {"disaggregation": "auto"}, "is 'auto': .*, --role prefill and --role"),
-        (SchedulerSettings, {"ageing": "inf"}, "--ageing is 'inf'"),
+        (SchedulerSettings, {"priority_aging_s": "inf"}, "--priority-aging-s is 'inf'"),
         (SchedulerSettings, {"max_queued_tokens": "0"}, "--max-queued-tokens is '0'"),
         (WorkerSettings, {"model": "m", "dtype": "int3"}, "--dtype is 'int3'"),
         (WorkerSettings, {"model": "m", "swap_space": "nan"}, "--swap-space is 'nan'"),
@@ -294,6 +294,37 @@ def test_a_setting_that_was_removed_is_named_with_its_remedy(
     monkeypatch.setenv("SIGNALBOX_METRICS_EXPORTER", "otlp")
     with pytest.raises(SettingsError, match=f"the environment: metrics_exporter {remedy}"):
         load(settings_class, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("ageing", "priority_aging_s", 3.0),
+        ("prefill_spread", "prefill_spread_steps", 3),
+        ("record", "recording_path", "3"),
+    ],
+)
+def test_an_old_name_of_a_setting_works_and_its_new_one_is_told(
+    old: str,
+    new: str,
+    value: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    parser = CommandParser()
+    add_flags(parser, SchedulerSettings)
+    flags = vars(parser.parse_args([f"--{old.replace('_', '-')}", "3"]))
+    config = {"config": write_config(tmp_path, f"{old}: {value!r}")}
+    assert getattr(load(SchedulerSettings, flags, tell=told.append), new) == value
+    assert getattr(load(SchedulerSettings, config, tell=told.append), new) == value
+    monkeypatch.setenv(f"SIGNALBOX_{old.upper()}", "3")
+    assert getattr(load(SchedulerSettings, {}, tell=told.append), new) == value
+    assert len(told) == 3 and all(line.endswith(f"; its name is {new}") for line in told)
+    load(RouterSettings, {}, tell=told.append)
+    assert len(told) == 3  # the router has no such setting
+    with pytest.raises(SettingsError, match="are the same setting"):
+        load(SchedulerSettings, {**flags, new: "4"})
 
 
 @pytest.mark.parametrize("settings_class", SERVICES)

@@ -35,7 +35,7 @@ SERVING = (
     *("--rounds", "1", "--prompt-tokens", "64", "--max-tokens", "32"),
     *("--simulated-step-ms", "10"),
 )
-OF_A_RUN = {"record": "", "port": ""}
+OF_A_RUN = {"recording_path": "", "port": ""}
 """Settings that are dropped, since they are a machine's and differ each time."""
 
 
@@ -52,7 +52,7 @@ def _record_chaos(path: Path) -> None:
 
 
 def _record_serving(path: Path) -> None:
-    recorded = os.environ | {"SIGNALBOX_RECORD": str(path)}
+    recorded = os.environ | {"SIGNALBOX_RECORDING_PATH": str(path)}
     subprocess.run([sys.executable, *SERVING], env=recorded, check=True)
 
 

@@ -104,7 +104,7 @@ SCENARIOS = {
         seed=5,
         settings={
             "scheduling_policy": "priority",
-            "ageing": 0.5,
+            "priority_aging_s": 0.5,
             "max_queued_requests": 8,
             "max_queued_tokens": 90,
             "max_tenant_requests": 9,
@@ -113,7 +113,7 @@ SCENARIOS = {
     ),
     "grammars": Scenario(
         seed=6,
-        settings={"scheduling_policy": "shortest-prompt", "prefill_spread": 2},
+        settings={"scheduling_policy": "shortest-prompt", "prefill_spread_steps": 2},
         kinds=("grammars", "grammars", "plain"),
         mask_costs=(0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0),
     ),

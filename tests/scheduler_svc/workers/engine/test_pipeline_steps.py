@@ -38,7 +38,7 @@ class Pipeline:
                 num_gpu_blocks=4096,
                 max_model_len=512,
                 max_num_batched_tokens=512,
-                prefill_spread=16,
+                prefill_spread_steps=16,
             )
         )
         self._stages = StageTimes(self.shares)

@@ -20,7 +20,7 @@ def test_a_running_stack_is_looked_into_and_its_recording_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = tmp_path / "decisions"
-    with serve(tmp_path / "log", "--simulate", "--record", str(recording)) as stack:
+    with serve(tmp_path / "log", "--simulate", "--recording-path", str(recording)) as stack:
         asked = run_here(
             *("generate", "hello", "--json", "--ignore-eos", "--max-tokens", "5"),
             *("--router", stack.address),
