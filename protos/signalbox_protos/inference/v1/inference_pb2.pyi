@@ -107,7 +107,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling_params", "add_generation_prompt", "chat_template", "truncate_prompt_tokens", "priority", "cache_salt", "output_kind", "stream_interval", "tools", "tool_choice", "parallel_tool_calls", "continue_final_message", "chat_template_kwargs", "parse_special_tokens")
+    __slots__ = ("request_id", "model", "messages", "sampling_params", "add_generation_prompt", "chat_template", "truncate_prompt_tokens", "priority", "cache_salt", "output_kind", "stream_interval", "tools", "tool_choice", "parallel_tool_calls", "continue_final_message", "chat_template_kwargs", "parse_special_tokens", "thinking")
     class ChatTemplateKwargsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class ChatRequest(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -149,7 +150,16 @@ class ChatRequest(_message.Message):
     continue_final_message: bool
     chat_template_kwargs: _containers.MessageMap[str, _struct_pb2.Value]
     parse_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., add_generation_prompt: _Optional[bool] = ..., chat_template: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., output_kind: _Optional[_Union[OutputKind, str]] = ..., stream_interval: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template_kwargs: _Optional[_Mapping[str, _struct_pb2.Value]] = ..., parse_special_tokens: _Optional[bool] = ...) -> None: ...
+    thinking: Thinking
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., add_generation_prompt: _Optional[bool] = ..., chat_template: _Optional[str] = ..., truncate_prompt_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., output_kind: _Optional[_Union[OutputKind, str]] = ..., stream_interval: _Optional[int] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., chat_template_kwargs: _Optional[_Mapping[str, _struct_pb2.Value]] = ..., parse_special_tokens: _Optional[bool] = ..., thinking: _Optional[_Union[Thinking, _Mapping]] = ...) -> None: ...
+
+class Thinking(_message.Message):
+    __slots__ = ("is_enabled", "effort")
+    IS_ENABLED_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_FIELD_NUMBER: _ClassVar[int]
+    is_enabled: bool
+    effort: str
+    def __init__(self, is_enabled: _Optional[bool] = ..., effort: _Optional[str] = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("name", "description", "parameters")

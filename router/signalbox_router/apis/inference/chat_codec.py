@@ -13,6 +13,7 @@ from signalbox_router.limits.json_text import TooMuchJson, parsed
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
     Message,
+    Thinking,
     Tool,
     ToolCall,
     ToolChoice,
@@ -54,6 +55,7 @@ def conversation(request: pb.ChatRequest) -> Conversation:
         chat_template=request.chat_template if request.HasField("chat_template") else None,
         template_kwargs=_template_kwargs(request.chat_template_kwargs),
         parse_special_tokens=request.parse_special_tokens,
+        thinking=_thinking(request.thinking),
     )
 
 
@@ -116,6 +118,13 @@ def _tool_choice(request: pb.ChatRequest) -> ToolChoice:
                 raise InvalidArgument("tool_choice.mode", int(choice.mode), allowed)
             return ToolChoice(_MODES[choice.mode])
     return ToolChoice()
+
+
+def _thinking(thinking: pb.Thinking) -> Thinking:
+    return Thinking(
+        is_enabled=thinking.is_enabled if thinking.HasField("is_enabled") else None,
+        effort=thinking.effort if thinking.HasField("effort") else None,
+    )
 
 
 def _object(text: str, field: str) -> dict[str, Any]:

@@ -146,6 +146,30 @@ class ToolChoice(NamedTuple):
 AUTOMATIC = ToolChoice()
 
 
+class Thinking(NamedTuple):
+    """How much the model thinks before it answers; what is None is left to the template."""
+
+    is_enabled: bool | None = None
+    effort: str | None = None
+    """Effort as the model's template names it; "none" disables thinking."""
+    budget: int | None = None
+    """Most tokens of reasoning; None is unlimited."""
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables by which the templates of the known families control thinking."""
+        variables: dict[str, Any] = {}
+        is_enabled = self.is_enabled
+        if self.effort is not None:
+            variables["reasoning_effort"] = self.effort
+            is_enabled = self.effort != "none" if is_enabled is None else is_enabled
+        if is_enabled is not None:  # Qwen reads the first, DeepSeek the second
+            variables["enable_thinking"] = variables["thinking"] = is_enabled
+        return variables
+
+
+UP_TO_TEMPLATE = Thinking()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """Input of a chat template, and options for parsing the answer."""
@@ -160,6 +184,8 @@ class Conversation:
     chat_template: str | None = None
     """Template of the client that replaces the model's."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables; they replace those of `thinking`."""
+    thinking: Thinking = UP_TO_TEMPLATE
     parse_special_tokens: bool = False
     """True if control tokens are also recognised in the client's text, not only in the
     template's."""
@@ -185,6 +211,7 @@ class Conversation:
         messages.append(last.variables(form, suffix=suffix))
         return {
             "documents": None,
+            **self.thinking.variables(),
             **self.template_kwargs,
             "messages": messages,
             "tools": [tool.variables() for tool in self.offered_tools] or None,

@@ -61,13 +61,15 @@ def chat_request(body: ConversationBody) -> pb.ChatRequest:
         set_field(request, name, getattr(body, name))
     if body.add_generation_prompt and not body.continue_final_message:
         request.ClearField("continue_final_message")
-    for name, value in _template_kwargs(body).items():
+    _set_thinking(request.thinking, body)
+    for name, value in (body.chat_template_kwargs or {}).items():
         request.chat_template_kwargs[name].CopyFrom(_value(value))
     return request
 
 
-def _template_kwargs(body: ConversationBody) -> dict[str, Any]:
-    """Returns the template's variables, some of which have fields of their own."""
+def _set_thinking(thinking: pb.Thinking, body: ConversationBody) -> None:
+    """Sets what fields of their own say of the thinking; variables of the template that say
+    something else are refused."""
     kwargs = dict(body.chat_template_kwargs or {})
     given = [
         ("reasoning_effort", "reasoning_effort", body.reasoning_effort),
@@ -78,7 +80,9 @@ def _template_kwargs(body: ConversationBody) -> dict[str, Any]:
     for param, name, value in given:
         if value is not None and kwargs.setdefault(name, value) != value:
             raise BadRequest(f"{param}: the template's {name} has another value", param)
-    return kwargs
+    set_field(thinking, "is_enabled", body.enable_thinking)
+    efforts = (body.reasoning_effort, body.reasoning and body.reasoning.effort)
+    set_field(thinking, "effort", next((one for one in efforts if one is not None), None))
 
 
 def set_tool_choice(request: pb.ChatRequest, body: ChatBody) -> None:

@@ -349,6 +349,12 @@ async def test_thinking_is_a_variable_of_the_template(http: Http) -> None:
     assert prompts == [sent, sent, sent]
     text = (await http.raw.post("/detokenize", json={"tokens": sent})).json()["prompt"]
     assert text == "False low"
+    body["chat_template"] = "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}"
+    for effort, expected in (("none", "False False none"), ("high", "True True high")):
+        await http.raw.post(CHAT, json=body | {"reasoning_effort": effort})
+        sent = list(http.stack.scheduler.added[-1].prompt_token_ids)
+        text = (await http.raw.post("/detokenize", json={"tokens": sent})).json()["prompt"]
+        assert text == expected
 
 
 @pytest.mark.parametrize(
