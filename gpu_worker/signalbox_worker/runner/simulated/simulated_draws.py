@@ -34,7 +34,7 @@ def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput
     best = (mix(sums ^ key) % np.uint64(vocab_size)).astype(np.int32)
     drawn, failed = best.copy(), dict[int, str]()
     if rows.suppressed is not None or rows.allowed is not None:
-        for row, allowed in enumerate(_allowed(rows, vocab_size)):
+        for row, allowed in enumerate(allowed_tokens(rows, vocab_size)):
             drawn[row] = _next_allowed(int(best[row]), allowed)
             if not allowed.any():
                 failed[row] = NONE_LEFT
@@ -90,7 +90,7 @@ def expected_logprobs(
     return found.top_token_ids, found.top_logprobs
 
 
-def _allowed(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
+def allowed_tokens(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:
     """Returns [num_rows, vocab_size], what may be drawn."""
     allowed = np.ones((len(rows), vocab_size), dtype=np.bool_)
     if rows.allowed is not None:

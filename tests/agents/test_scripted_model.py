@@ -1,0 +1,78 @@
+"""The scripted model says what its script says, and a worker that takes over goes on with it."""
+
+import json
+from typing import Any
+
+import httpx2
+
+from tests.agents.families import CHATML
+from tests.agents.stack import scripted_stack
+
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+
+
+def _answer(prompt: str) -> str:
+    if "<tool_response>" in prompt:
+        return f"It has {len(prompt)} characters. ✓"
+    return f"<think>\nI must read it.\n</think>\n\nReading.\n{CALL}"
+
+
+async def _chat(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        body = {"model": "scripted", "messages": messages, "tools": [TOOL]}
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["choices"][0])
+
+
+async def test_it_reasons_calls_a_tool_and_answers_the_result_in_a_long_window() -> None:
+    async with scripted_stack(CHATML, _answer) as stack:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Read a.py. " * 4_000}]
+        first = await _chat(stack.url, messages)
+        message = first["message"]
+        (call,) = message["tool_calls"]
+        assert message["reasoning"] == "I must read it."
+        assert message["content"].strip() == "Reading."
+        assert call["function"]["name"] == "read"
+        assert json.loads(call["function"]["arguments"]) == {"path": "a.py"}
+        assert first["finish_reason"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "print(1)"}
+        second = await _chat(stack.url, [*messages, message, result])
+        assert second["message"]["content"].startswith("It has 4")
+        assert second["finish_reason"] == "stop"
+
+
+async def test_a_worker_that_takes_over_goes_on_with_the_same_text() -> None:
+    text = " ".join(f"word{i}" for i in range(400))
+    async with (
+        scripted_stack(CHATML, lambda _: text, num_workers=2, step_ns=1_000_000) as stack,
+        httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
+    ):
+        body = {"messages": [{"role": "user", "content": "Go."}], "stream": True}
+        said, is_killed = "", False
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                choices = json.loads(line[len("data: ") :])["choices"]
+                said += choices[0]["delta"].get("content") or ""
+                if len(said) > 300 and not is_killed:
+                    is_killed = True
+                    await stack.kill_busy_worker()
+        assert said == text
+        assert all(one.num_drawn > 100 for one in stack.executors)
+
+
+async def test_a_script_that_breaks_a_constraint_ends_the_request_with_an_error() -> None:
+    async with (
+        scripted_stack(CHATML, lambda _: "no JSON") as stack,
+        httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
+    ):
+        body = {
+            "messages": [{"role": "user", "content": "Go."}],
+            "response_format": {"type": "json_object"},
+        }
+        answer = await client.post("/v1/chat/completions", json=body)
+        assert answer.status_code >= 500
+        assert "script" in answer.text
