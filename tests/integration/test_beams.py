@@ -16,7 +16,6 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
-from signalbox_worker.runner.simulated.simulated_draws import expected_logprobs, expected_tokens
 from tests.integration.stack import (
     router,
     running_scheduler,
@@ -24,6 +23,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.integration.test_stack import Answer, ask, decode, make_request, make_stack
+from tests.simulated_model import expected_logprobs, expected_tokens
 from tests.waiting import eventually
 
 STOPS = [END_OF_SEQUENCE_ID, *range(5, 512, 40)]

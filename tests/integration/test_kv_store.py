@@ -22,7 +22,6 @@ from signalbox_worker.kv.store.block_store import BlockStore, StoreError, StoreU
 from signalbox_worker.kv.store.memory_store import MemoryStore
 from signalbox_worker.kv.store_config import DiskConfig
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.gpu_worker.kv.disk import disks
@@ -37,6 +36,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 CONFIG = SimulatedConfig(

@@ -15,7 +15,6 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.service.reports import metrics
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
 from signalbox_scheduler.workers.cluster import Cluster
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.insight.test_metrics import value
 from tests.integration.stack import (
     Router,
@@ -31,6 +30,7 @@ from tests.integration.stack import (
 )
 from tests.integration.test_kv_store import conversations
 from tests.scheduler_svc.make import transfers
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 CONFIG = {

@@ -10,7 +10,7 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc
 from signalbox_router.generation.pooling.activations import activated
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.integration.stack import (
     assert_idle,
     running_router,
@@ -19,6 +19,7 @@ from tests.integration.stack import (
     simulated,
     until_workers,
 )
+from tests.simulated_model import expected_vector
 from tests.waiting import eventually
 
 NUM_INPUTS = 300

@@ -16,8 +16,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.service.replay.replay_codec import Replay
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.integration.stack import (
     Router,
     assert_idle,
@@ -28,6 +27,7 @@ from tests.integration.stack import (
     simulated,
     until_workers,
 )
+from tests.simulated_model import expected_tokens, expected_vector
 from tests.waiting import eventually
 
 NUM_REQUESTS = 40

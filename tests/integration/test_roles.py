@@ -15,7 +15,6 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.stack import (
     Router,
@@ -29,6 +28,7 @@ from tests.integration.stack import (
     simulated,
 )
 from tests.scheduler_svc.make import transfers
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 CONFIG = {

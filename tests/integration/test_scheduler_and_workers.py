@@ -18,7 +18,6 @@ from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
 from signalbox_scheduler.main import SCHEDULER_SERVICE
 from signalbox_scheduler.service.reports import metrics
 from signalbox_worker.runner.simulated.simulated_config import SIMULATED
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.stack import (
@@ -31,6 +30,7 @@ from tests.integration.stack import (
     simulated,
     until_workers,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 

@@ -23,7 +23,7 @@ from signalbox_router.generation.pooling.activations import activated
 from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.grpc_errors import code_of
 from tests.integration.stack import (
     RunningScheduler,
@@ -33,6 +33,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
+from tests.simulated_model import expected_vector
 from tests.waiting import eventually
 
 POOLING = SIMULATED_POOLING["mean"]

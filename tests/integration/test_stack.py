@@ -15,7 +15,6 @@ from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     RunningScheduler,
     assert_idle,
@@ -24,6 +23,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 TOKENIZER = Tokenizer.from_str(

@@ -11,12 +11,12 @@ from signalbox_worker import main
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.worker_settings import WorkerSettings
 from tests.gpu_worker.builders import make_config, make_new, make_step
 from tests.gpu_worker.served_worker import init_cache, make_worker
 from tests.integration.stack import router, running_scheduler, running_worker, simulated
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 STICKY = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."

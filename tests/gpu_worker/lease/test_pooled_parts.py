@@ -11,7 +11,6 @@ from signalbox_contract.step_result import StepResult
 from signalbox_worker.lease.failure_isolation import KERNEL_RAISED, NO_MEMORY
 from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.token_limit import TokenLimit
-from signalbox_worker.runner.simulated.simulated_pooler import expected_vector
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
 from tests.gpu_worker.lease.test_failure_isolation import (
@@ -23,6 +22,7 @@ from tests.gpu_worker.lease.test_failure_isolation import (
     spare,
 )
 from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
+from tests.simulated_model import expected_vector
 
 NUM_SEQS = 13
 

@@ -9,8 +9,8 @@ import pytest
 from signalbox_contract.columns import pack_int32, pack_int64, unpack_int32
 from signalbox_contract.tokenizer_files import hash_files
 from signalbox_protos.worker.v1 import worker_pb2 as pb
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, make_group, serving
+from tests.simulated_model import expected_tokens
 
 
 def first(step_id: int = 1) -> pb.ExecuteModelRequest:

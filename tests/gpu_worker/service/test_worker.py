@@ -18,11 +18,11 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.lease.step_log import StepLog
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.worker import NO_EPOCH, Worker
 from tests.gpu_worker.builders import make_config, make_mapping, make_new, make_step
 from tests.gpu_worker.served_worker import EPOCH, PROMPT, GatedRunner, init_cache, make_worker
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 FIRST = make_step(1, new=[make_new(1, PROMPT, [3, 1, 2])])

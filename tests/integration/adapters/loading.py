@@ -14,7 +14,6 @@ import pytest
 from signalbox_contract.model import Adapter
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.stack import (
     Router,
     RunningScheduler,
@@ -27,6 +26,7 @@ from tests.integration.stack import (
     until_workers,
 )
 from tests.ports import free_port
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 PROMPT = list(range(100, 140))

@@ -8,7 +8,6 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.model import Adapter
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.adapters.loading import NUM_TOKENS, PROMPT
 from tests.integration.stack import (
@@ -19,6 +18,7 @@ from tests.integration.stack import (
     simulated,
     until_workers,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 SQL = Adapter(name="sql", sha256="a1" * 32, path="/adapters/sql")

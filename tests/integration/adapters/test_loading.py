@@ -10,7 +10,6 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.service.replay.replay_codec import Replay
 from signalbox_scheduler.service.reports import metrics
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.integration.adapters.loading import (
     PROMPT,
     StatusCode,
@@ -25,6 +24,7 @@ from tests.integration.adapters.loading import (
     write_adapter,
 )
 from tests.integration.stack import until_workers
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 

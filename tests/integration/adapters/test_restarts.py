@@ -7,7 +7,6 @@ import pytest
 
 from signalbox_contract.model import Adapter
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.service.registration_client import RegistrationRefused
 from tests.integration.adapters.loading import (
     NUM_TOKENS,
@@ -23,6 +22,7 @@ from tests.integration.adapters.loading import (
     write_adapter,
 )
 from tests.integration.stack import assert_idle, restarted, router, running_scheduler, until_workers
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 

@@ -17,8 +17,7 @@ from signalbox_contract.columns import (
 from signalbox_contract.pooling import PoolingParams, encode
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from signalbox_worker.service.servicer import WorkerServicer
 from tests.integration import stack
 from tests.integration.stack import (
@@ -29,6 +28,7 @@ from tests.integration.stack import (
     running_worker,
     simulated,
 )
+from tests.simulated_model import expected_tokens, expected_vector
 from tests.waiting import eventually
 
 PROMPT = list(range(20))

@@ -18,13 +18,13 @@ from benchmarks.harness.hosts import Host
 from signalbox.client.scheduler_client import SchedulerClient
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.chaos.services import START_S, Service, stats_of, until_free
 from tests.integration.failures.held_migrations import HOLD, STATE
 from tests.integration.stack import running_router
 from tests.integration.test_stack import make_request
 from tests.ports import free_port
 from tests.signalbox.stacks import COMMAND
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.system

@@ -3,9 +3,9 @@
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import router, running_scheduler, running_worker
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 NUM_TOKENS = 100

@@ -11,10 +11,10 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.integration.stack import running_router, running_scheduler, running_worker
 from tests.integration.test_stack import Answer, ask, make_request
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 POISON = 201

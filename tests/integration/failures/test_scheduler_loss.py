@@ -13,7 +13,6 @@ from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
 from tests.gpu_worker.kv.peers.test_reading import num_moves
 from tests.integration.stack import (
@@ -27,6 +26,7 @@ from tests.integration.stack import (
 )
 from tests.integration.test_stack import Answer, ask, decode, make_request
 from tests.ports import free_port
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S, eventually
 
 NUM_TOKENS = 60

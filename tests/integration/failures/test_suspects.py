@@ -18,7 +18,6 @@ from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service.servicer import WorkerServicer
 from signalbox_worker.service.worker import Worker
@@ -38,6 +37,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import eventually
 
 CONFIG = SimulatedConfig(num_gpu_blocks=256, max_num_batched_tokens=48, step_ns=500_000)

@@ -7,8 +7,8 @@ from signalbox import LLM, AsyncLLMEngine, LLMEngine, RequestOutput, SamplingPar
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from tests.simulated_model import expected_tokens
 
 
 def greedy(**fields: Any) -> SamplingParams:

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from signalbox import AsyncLLMEngine, EngineDeadError, PoolingParams, RequestOutput, SamplingParams
 from signalbox_router.generation.pooling.activations import normalized
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.signalbox.llm.make import (
     GREEDY,
     assert_at_rest,
@@ -20,6 +20,7 @@ from tests.signalbox.llm.make import (
     make_async_engine,
 )
 from tests.signalbox.llm.test_llm import Flaky, make_runner
+from tests.simulated_model import expected_vector
 from tests.waiting import EVENT_S, eventually
 
 ENDLESS = greedy(max_tokens=3000)

@@ -17,7 +17,6 @@ from signalbox_scheduler.results.output_processor import OutputProcessor
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE, END_OF_SEQUENCE_ID
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.router.tokenizer_kinds import backend_of
 from tests.signalbox.llm.make import (
@@ -29,6 +28,7 @@ from tests.signalbox.llm.make import (
     make_runner,
     tokens_of,
 )
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S
 
 PROMPTS = [f"prompt number {i}" + " and more" * (i % 7) for i in range(24)]

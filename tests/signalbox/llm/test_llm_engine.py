@@ -7,9 +7,9 @@ import pytest
 
 from signalbox import EngineArgs, LLMEngine, SamplingParams
 from signalbox.llm.in_process.local_worker import STEPS_IN_FLIGHT
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import GREEDY, make_runner, run
+from tests.simulated_model import expected_tokens
 from tests.waiting import EVENT_S
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from signalbox import LLM, PoolingParams, PromptType, SamplingParams
 from signalbox_router.generation.pooling.activations import normalized
-from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING, expected_vector
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.signalbox.llm.make import assert_at_rest, make_llm
+from tests.simulated_model import expected_vector
 
 MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]
 CLASSES = replace(RERANK, num_outputs=3, activation="softmax")

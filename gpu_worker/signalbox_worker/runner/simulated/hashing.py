@@ -1,4 +1,4 @@
-"""The hash of the simulated worker, over arrays and over one number.
+"""The hash of the simulated worker.
 
 It is the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 """
@@ -18,13 +18,6 @@ def mix(x: UInt64Array) -> UInt64Array:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     mixed: UInt64Array = x ^ (x >> np.uint64(31))
     return mixed
-
-
-def mix_int(x: int) -> int:
-    x &= MASK
-    x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & MASK
-    x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & MASK
-    return x ^ (x >> 31)
 
 
 def adapter_key(sha256: str) -> int:

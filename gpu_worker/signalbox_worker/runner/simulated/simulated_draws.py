@@ -1,9 +1,7 @@
-"""Draws of the simulated model: with arrays, from blocks, and with integers, without blocks.
+"""Draws of the simulated model, from what it has read through its block tables.
 
 There are no logits: penalties, biases and filters change nothing, what may be drawn does.
 """
-
-from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +9,7 @@ from numpy.typing import NDArray
 from signalbox_worker.batch.batch import BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import SampleRows
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
-from signalbox_worker.runner.simulated.hashing import (
-    MASK,
-    POSITION,
-    SALT,
-    TOKEN,
-    UInt64Array,
-    adapter_key,
-    mix,
-    mix_int,
-)
+from signalbox_worker.runner.simulated.hashing import SALT, UInt64Array, mix
 
 
 def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput:
@@ -45,49 +34,6 @@ def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput
     ]
     logprobs = _with_tokens(logprobs, rows, best, size=vocab_size)
     return BatchOutput(token_ids=drawn, logprobs=logprobs, failed=failed)
-
-
-def expected_tokens(
-    prompt: Sequence[int],
-    *,
-    num_tokens: int,
-    vocab_size: int = 512,
-    temperature: float = 0.0,
-    seed: int = 0,
-    branch: int = 0,
-    min_tokens: int = 0,
-    stop_token_ids: Collection[int] = (),
-    adapter: str = "",
-) -> list[int]:
-    """Returns the tokens that the simulated model draws after `prompt`, with no blocks involved.
-
-    It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
-    """
-    of_adapter = adapter_key(adapter)
-    key = mix_int(seed * SALT + branch) if temperature > 0 else 0
-    tokens, slot, total = list(prompt), 0, 0
-    for position in range(len(prompt) + num_tokens - 1):
-        slot += mix_int(tokens[position] * TOKEN + position * POSITION + of_adapter)
-        total += slot * (mix_int(position) | 1)
-        if position + 1 == len(tokens):
-            best = mix_int((total & MASK) ^ key) % vocab_size
-            starved = len(tokens) - len(prompt) < min_tokens
-            allowed = np.ones(vocab_size, dtype=np.bool_)
-            allowed[list(stop_token_ids) if starved else []] = False
-            tokens.append(_next_allowed(best, allowed))
-    return tokens[len(prompt) :]
-
-
-def expected_logprobs(
-    token_ids: Sequence[int], *, num: int, vocab_size: int = 512
-) -> tuple[list[int], list[float]]:
-    """Returns the likeliest tokens after `token_ids`, as a greedy row reports them.
-
-    No blocks are involved.
-    """
-    (best,) = expected_tokens(token_ids, num_tokens=1, vocab_size=vocab_size)
-    found = made_up_logprobs(0, best=best, token=best, num=num, size=vocab_size)
-    return found.top_token_ids, found.top_logprobs
 
 
 def allowed_tokens(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:

@@ -2,8 +2,7 @@
 
 Its KV is one 64-bit number a slot: a hash of all tokens up to that position, continued from what
 the slot before holds. Its next token is a hash of all that it reads through the block table. So a
-wrong block map, a stale block, a lost copy or another prefix's block changes its output, and
-`expected_tokens` says what the output should have been, with no blocks in between.
+wrong block map, a stale block, a lost copy or another prefix's block changes its output.
 
 There are no logits: penalties, biases and filters change nothing, what may be drawn does.
 """

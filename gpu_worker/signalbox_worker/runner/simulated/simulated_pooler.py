@@ -4,29 +4,18 @@ A vector that reads all tokens is a sum over them, kept between the chunks of a 
 a token that is counted twice, or not at all, changes it as a wrong block does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
+from signalbox_contract.pooling import PoolingModel
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.batch.pooling_rows import PoolingRows
-from signalbox_worker.runner.simulated.hashing import (
-    MASK,
-    POSITION,
-    SALT,
-    SEGMENT,
-    TOKEN,
-    UInt64Array,
-    adapter_key,
-    mix,
-    mix_int,
-)
+from signalbox_worker.runner.simulated.hashing import MASK, POSITION, SALT, UInt64Array, mix
 
 _EMBEDDING = PoolingModel(
     task="embed", num_outputs=32, activation="normalize", dimensions=(8, 16, 32)
@@ -73,7 +62,7 @@ class SimulatedPooler:
         """Returns the vectors of the sequences that end."""
         totals = self._totals_of(batch, rows, attend)
         pooled = {
-            i: _vector(totals[i], self._model.num_outputs)
+            i: made_up_vector(totals[i], self._model.num_outputs)
             for i in np.flatnonzero(rows.is_last).tolist()
         }
         return BatchOutput(token_ids=np.empty(0, dtype=np.int32), pooled=pooled)
@@ -103,38 +92,7 @@ class SimulatedPooler:
         return totals
 
 
-def expected_vector(
-    token_ids: Sequence[int],
-    *,
-    model: PoolingModel,
-    params: PoolingParams = PoolingParams(),  # noqa: B008 (it is immutable)
-    adapter: str = "",
-) -> Vector:
-    """Returns the vector that the simulated worker makes of a prompt, with no blocks involved.
-
-    `adapter` is an adapter's SHA-256.
-    """
-    of_adapter, first_segment = adapter_key(adapter), params.num_first_segment_tokens
-    own = [
-        mix_int(
-            token_id * TOKEN
-            + position * POSITION
-            + of_adapter
-            + SEGMENT * (0 < first_segment <= position)
-        )
-        for position, token_id in enumerate(token_ids)
-    ]
-    slots = accumulate(own)
-    contexts = list(accumulate(slot * (mix_int(i) | 1) for i, slot in enumerate(slots)))
-    if not model.reads_all_tokens:
-        return _vector(contexts[-1] & MASK, model.num_outputs)
-    if model.is_bidirectional:
-        contexts = [contexts[-1]] * len(contexts)
-    values = [mix_int(context + i * POSITION) for i, context in enumerate(contexts)]
-    return _vector(sum(values[params.num_skipped_tokens :]) & MASK, model.num_outputs)
-
-
-def _vector(total: int, num_outputs: int) -> NDArray[np.float32]:
+def made_up_vector(total: int, num_outputs: int) -> NDArray[np.float32]:
     """Returns [num_outputs] numbers in [-1, 1), which float32 holds exactly."""
     keys = np.arange(1, num_outputs + 1, dtype=np.uint64) * np.uint64(SALT)
     mixed = mix(np.uint64(total) + keys) >> np.uint64(40)

@@ -15,9 +15,9 @@ from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
+from tests.simulated_model import expected_tokens
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 

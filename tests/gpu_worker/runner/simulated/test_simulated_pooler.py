@@ -9,10 +9,10 @@ from signalbox_contract.pooling import PoolingModel, PoolingParams
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
-from signalbox_worker.runner.simulated.simulated_pooler import expected_vector
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_runner, make_step, make_table
 from tests.gpu_worker.pooled_steps import BOTH_WAYS, LAST, MEAN, MODELS, NAMES, make_pooling_step
+from tests.simulated_model import expected_vector
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 PARAMS = [

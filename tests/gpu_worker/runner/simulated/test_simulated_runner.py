@@ -17,7 +17,6 @@ from signalbox_worker.runner.loading.byte_tokenizer import (
     tokenizer_files,
 )
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_executor import POISON
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import (
@@ -29,6 +28,7 @@ from tests.gpu_worker.builders import (
     make_table,
     with_moves,
 )
+from tests.simulated_model import expected_tokens
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 

@@ -8,10 +8,10 @@ import pytest
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.runner.simulated.stage_times import StageTimes
 from tests.signalbox.llm.make import assert_at_rest
+from tests.simulated_model import expected_tokens
 
 
 def test_a_step_waits_for_the_one_before_it_in_each_stage() -> None:

@@ -19,7 +19,6 @@ from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_contract.sampling_defaults import DefaultParams, SamplingDefaults
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import expected_tokens
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.signalbox.llm.make import (
     GREEDY,
@@ -31,6 +30,7 @@ from tests.signalbox.llm.make import (
     make_llm,
     run,
 )
+from tests.simulated_model import expected_tokens
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
 
