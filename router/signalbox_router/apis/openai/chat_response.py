@@ -16,6 +16,7 @@ from signalbox_router.apis.openai.response_fields import (
     NULLS_OF_ANSWER,
     NULLS_OF_CHOICE,
     NULLS_OF_USAGE,
+    EventStream,
     ResponseHead,
     TextEvent,
     UsageCounter,
@@ -68,7 +69,7 @@ class _Choice:
         return message
 
 
-class ChatAnswer:
+class ChatAnswer(EventStream):
     """Converts the updates of one generation to OpenAI's shape."""
 
     def __init__(self, body: ChatBody, head: ResponseHead) -> None:

@@ -18,6 +18,7 @@ from signalbox_router.apis.openai.response_fields import (
     NULLS_OF_ANSWER,
     NULLS_OF_CHOICE,
     NULLS_OF_USAGE,
+    EventStream,
     ResponseHead,
     TextEvent,
     UsageCounter,
@@ -59,7 +60,7 @@ class _Prompt:
         return list(zip(self.token_ids, [None, *self.logprobs], strict=False))
 
 
-class CompletionAnswer:
+class CompletionAnswer(EventStream):
     """Converts the updates of one HTTP request's generations to OpenAI's shape."""
 
     def __init__(self, body: CompletionBody, head: ResponseHead) -> None:

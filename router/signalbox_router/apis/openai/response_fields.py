@@ -3,15 +3,16 @@
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from signalbox_contract.errors import RpcError
 from signalbox_contract.updates import Usage
-from signalbox_router.apis.openai.requests.types import GenerationBody
+from signalbox_router.apis.openai.requests.errors import error_body
+from signalbox_router.apis.openai.requests.types import Body, GenerationBody
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Finish, FinishReason
 
-DONE = b"data: [DONE]\n\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _REASONS = {
     FinishReason.STOP: "stop",
@@ -38,6 +39,20 @@ def to_json(body: object) -> bytes:
 def to_event(body: object) -> bytes:
     """Returns a server-sent event."""
     return b"data: " + to_json(body) + b"\n\n"
+
+
+class EventStream:
+    """What OpenAI's streams hold beside the events of updates."""
+
+    says_it_waits: ClassVar[bool] = False
+    end_of_stream: ClassVar[bytes] = b"data: [DONE]\n\n"
+
+    def waiting(self) -> bytes:
+        """Returns nothing: the status of these streams says whether the request was taken."""
+        return b""
+
+    def failure(self, error: RpcError, body: Body | None) -> bytes:
+        return to_event(error_body(error, body))
 
 
 class TextEvent:

@@ -1,9 +1,10 @@
 """Writes answers to HTTP clients, and ends the generation of a client that has disconnected."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, suppress
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import ClassVar, Protocol
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -12,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from signalbox_contract.errors import Internal, RpcError
 from signalbox_router.apis.openai.requests.errors import error_body, error_headers, status_of
 from signalbox_router.apis.openai.requests.types import Body
-from signalbox_router.apis.openai.response_fields import DONE, to_event, to_json
+from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.requests.active_request import Update
 from signalbox_rpc.http.disconnection import until_disconnected
 
@@ -22,13 +23,22 @@ Headers = Mapping[str, str]
 
 NOT_CACHED = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 """Headers of streams; the second makes nginx pass each event on at once."""
+PATIENCE_S = 1.0
+"""Seconds without an update after which a stream of an API with an event for that begins."""
+WAIT_S = 15.0
+"""Seconds between two such events: proxies cut connections that are idle for 30 to 60."""
 BODY_SENDER = "signalbox.body_sender"
 """Key of a scope: the function that sends the messages of a body. Whatever lies above it looks at
 the head of an answer alone, and passes each message of the body on."""
 
 
 class ResponseWriter(Protocol):
-    """Converts the updates of one HTTP request to OpenAI's shape."""
+    """Converts the updates of one HTTP request to the shape of an API."""
+
+    says_it_waits: ClassVar[bool]
+    """True if a stream begins with `waiting` when there is no update for a second."""
+    end_of_stream: ClassVar[bytes]
+    """What a stream ends with, in success and failure."""
 
     async def whole(self, updates: AsyncIterator[Update]) -> object:
         """Returns the answer that is not streamed."""
@@ -40,6 +50,14 @@ class ResponseWriter(Protocol):
 
     def last_event(self) -> bytes:
         """Returns the event that follows all updates; empty if there is none."""
+        ...
+
+    def waiting(self) -> bytes:
+        """Returns the event for a client whose first update is not there yet."""
+        ...
+
+    def failure(self, error: RpcError, body: Body | None) -> bytes:
+        """Returns the last event of a stream that has begun and fails; `body` is the request's."""
         ...
 
 
@@ -63,7 +81,7 @@ class GeneratedResponse(Response):
     point.
 
     The status is sent with the first tokens: a request that fails in the queue gets its error
-    status, streamed or not.
+    status, streamed or not. A stream of an API that says that it waits has a second for this.
     """
 
     def __init__(
@@ -95,28 +113,77 @@ class GeneratedResponse(Response):
                 content = await self._answer.whole(updates)
                 await json_response(content, headers=dict(self.headers))(scope, receive, send)
                 return
-            first = await anext(updates)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._write_events(first, updates, scope.get(BODY_SENDER, send))
+            await self._write_events(updates, _Head(self.raw_headers, send), scope, send)
 
-    async def _write_events(self, first: Update, rest: AsyncGenerator[Update], send: Send) -> None:
-        """Writes the events, then an event with the error if there is one, then [DONE]."""
-        events = self._answer.events
+    async def _write_events(
+        self, updates: AsyncGenerator[Update], head: "_Head", scope: Scope, send: Send
+    ) -> None:
+        """Writes the events, an event with the error if there is one, and the end of streams."""
+        events, send = self._answer.events, scope.get(BODY_SENDER, send)
         try:
+            if self._answer.says_it_waits:
+                async with self._waiting(head, send):
+                    first = await anext(updates)
+            else:
+                first = await anext(updates)
+            await head.send()
             if content := events(first):
                 await send(_part(content))
-            async for update in rest:
+            async for update in updates:
                 if content := events(update):  # the end of a request may add no event
                     await send(_part(content))
             last = self._answer.last_event()
-        except RpcError as error:
-            last = to_event(error_body(error, self._body))
-        except Exception:
-            logger.exception("a stream failed")
-            last = to_event(error_body(Internal("internal error; the server's log says more")))
-        if last:
-            await send(_part(last))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+        except Exception as error:
+            if not head.is_sent:
+                raise
+            last = self._failure(error)
+        ending = last + self._answer.end_of_stream
+        await send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    def _failure(self, error: Exception) -> bytes:
+        if isinstance(error, RpcError):
+            return self._answer.failure(error, self._body)
+        logger.error("a stream failed", exc_info=error)
+        return self._answer.failure(Internal("internal error; the server's log says more"), None)
+
+    @asynccontextmanager
+    async def _waiting(self, head: "_Head", send: Send) -> AsyncIterator[None]:
+        """Sends the events of a stream that waits while the block runs.
+
+        The block runs in the caller's task, because the log lines of a request are a task's.
+        """
+        is_over = asyncio.Event()
+        waiting = asyncio.ensure_future(self._say_it_waits(head, send, is_over))
+        try:
+            yield
+        finally:
+            is_over.set()
+            await waiting
+
+    async def _say_it_waits(self, head: "_Head", send: Send, is_over: asyncio.Event) -> None:
+        wait_s = PATIENCE_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await is_over.wait()
+                return
+            await head.send()
+            await send(_part(self._answer.waiting()))
+            wait_s = WAIT_S
+
+
+class _Head:
+    """The head of a stream, which is sent once."""
+
+    def __init__(self, raw_headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:
+        self.is_sent = False
+        self._message = {"type": "http.response.start", "status": 200, "headers": raw_headers}
+        self._send = send
+
+    async def send(self) -> None:
+        if not self.is_sent:
+            self.is_sent = True
+            await self._send(self._message)
 
 
 def _part(content: bytes) -> Message:
