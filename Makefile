@@ -89,6 +89,9 @@ test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load;
 test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
 	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
+test-agents: $(INSTALLED) tests/agents/node_modules/.installed ## command lines of agents, where there is no network; AGENTS="PACKAGE PACKAGE"
+	@unshare --net --map-root-user sh -c 'ip link set lo up; exec $(BIN)/python -m tests.agents.run $(AGENTS)'
+
 check: lint types protos-fresh test test-system test-docs ## test, test-system and test-docs, ruff, mypy --strict, buf, fresh generated code
 
 lint: $(INSTALLED) ## ruff, buf lint, and buf breaking against the last released contract
@@ -133,7 +136,7 @@ clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md
 
 clean: ## removes everything that make made, but the model
 	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) $(WHEELS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
-	rm -rf $(OTHERS) tests/third_party/node_modules clients/node/node_modules clients/go/build clients/cpp/build
+	rm -rf $(OTHERS) tests/third_party/node_modules tests/agents/node_modules clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -182,6 +185,10 @@ $(WHEELS_VENV)/.installed: constraints.txt
 
 $(OTHERS)/.installed: $(CLIENT_ENVIRONMENTS) tests/third_party/package-lock.json
 	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+tests/agents/node_modules/.installed: tests/agents/package-lock.json
+	@cd tests/agents && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # --no-deps: the file pins what each package pulls in, too. PyTorch, which GuideLLM loads its data
