@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
