@@ -11,12 +11,17 @@ from signalbox_rpc.settings.service_settings import flag_name
 
 Tell = Callable[[str], None]
 
+_WEIGHTS = Refused(remedy="the policy fair counts a generated token as two of a prompt")
 EARLIER: Mapping[str, Alias | Refused] = {
     "ageing": Alias(setting="priority_aging_s"),
+    "explain_history": Refused(remedy="the last 1,024 requests that have ended are kept"),
+    "fair_input_weight": _WEIGHTS,
+    "fair_output_weight": _WEIGHTS,
     "metrics_exporter": Refused(
         remedy="let a collector scrape --metrics-port; deploy/otel/collector.yaml does, and names"
         " gen_ai.server.* as OpenTelemetry does"
     ),
+    "num_cpu_blocks_override": Refused(remedy="a worker's --swap-space sizes the swap pool"),
     "prefill_spread": Alias(setting="prefill_spread_steps"),
     "record": Alias(setting="recording_path"),
 }

@@ -13,6 +13,7 @@ from signalbox.settings.flags.parser import CommandParser
 from signalbox.settings.flags.service_flags import add_flags, to_flags
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
+from signalbox.settings.setting_names import REMOVED
 from signalbox.settings.sources import SettingsError
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import FilePath, Settings
@@ -279,20 +280,30 @@ def test_a_flag_of_no_setting_is_refused() -> None:
 
 
 @pytest.mark.parametrize("settings_class", SERVICES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "explain_history",
+        "fair_input_weight",
+        "fair_output_weight",
+        "metrics_exporter",
+        "num_cpu_blocks_override",
+    ],
+)
 def test_a_setting_that_was_removed_is_named_with_its_remedy(
-    settings_class: type[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, settings_class: type[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remedy = "is not served: let a collector scrape --metrics-port"
-    for arguments in ([], ["otlp=http://127.0.0.1:1"]):
+    flag, remedy = f"--{name.replace('_', '-')}", f"is not served: {REMOVED[name].remedy}"
+    for arguments in ([], ["1"]):
         parser = CommandParser()
         add_flags(parser, settings_class)
-        flags = vars(parser.parse_args(["--metrics-exporter", *arguments]))
-        with pytest.raises(SettingsError, match=f"^--metrics-exporter {remedy}"):
+        flags = vars(parser.parse_args([flag, *arguments]))
+        with pytest.raises(SettingsError, match=f"^{flag} {remedy}"):
             load(settings_class, flags)
-    with pytest.raises(SettingsError, match=f"metrics_exporter {remedy}"):
-        load(settings_class, {"config": write_config(tmp_path, "metrics-exporter: none")})
-    monkeypatch.setenv("SIGNALBOX_METRICS_EXPORTER", "otlp")
-    with pytest.raises(SettingsError, match=f"the environment: metrics_exporter {remedy}"):
+    with pytest.raises(SettingsError, match=f"{name} {remedy}"):
+        load(settings_class, {"config": write_config(tmp_path, f"{name}: 1")})
+    monkeypatch.setenv(f"SIGNALBOX_{name.upper()}", "1")
+    with pytest.raises(SettingsError, match=f"the environment: {name} {remedy}"):
         load(settings_class, {})
 
 
