@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from signalbox.client.router_flags import add_router_flags
+from signalbox.settings.flags.parser import CommandParser
 
 EXAMPLES = """\
 examples
@@ -46,6 +47,8 @@ _NUMBERS = {
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `signalbox bench`."""
+    assert isinstance(parser, CommandParser)
+    parser.remedies["--plot"] = "--json prints the figures, for a program that draws"
     _add_pace_flags(parser)
     _add_content_flags(parser.add_argument_group("what is asked"))
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
