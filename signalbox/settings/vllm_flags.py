@@ -266,7 +266,9 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "cohere_format": Refused(
         remedy="OpenAI's endpoints have the chats", also=("--cohere-is-reasoning-model",)
     ),
-    "tool_parser_plugin": Refused(remedy="--tool-call-parser has the parsers that there are"),
+    "tool_parser_plugin": Refused(
+        remedy="an installed package adds a parser by an entry point of signalbox.tool_call_formats"
+    ),
     "tool_server": Refused(remedy="tools are called by the client"),
     "enable_reasoning": NoEffect(why="reasoning is found by the model's template", takes=SWITCH),
     "guided_decoding_backend": NoEffect(why="llguidance is used, which takes the same grammars"),

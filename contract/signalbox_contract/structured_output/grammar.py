@@ -41,6 +41,8 @@ _DEFINITION = re.compile(
 )
 """Name of a rule and what follows it: `::=` in GBNF, and `:` in Lark, where modifiers may be around
 the name."""
+_SCHEMA_RULE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
+"""A rule of a tool format that is a JSON schema; its JSON has no line breaks."""
 _LARK_LITERAL = re.compile(
     r"//.*|#.*|\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\])+/|'(?P<single>(?:\\.|[^'\\])*)'"
 )
@@ -106,7 +108,9 @@ def _grammar(constraint: tuple[str, ...], empty: Collection[str] = ()) -> str:
         case "grammar":
             return _of_rules(texts[0])
         case "or_calls":
-            return _or_calls(*texts)
+            return _or_calls(_rewritten(texts[0], empty), *texts[1:])
+        case "calls":
+            return grammar_from("lark", f"start: calls\n{_rewritten(texts[0], empty)}")
     raise GrammarError(f"{kind!r} is no kind of structured output")
 
 
@@ -118,6 +122,11 @@ def _or_calls(calls: str, *answer: str) -> str:
     one = {"lark_grammar": grammar} if is_lark else json.loads(grammar)["grammars"][0]
     start = {"lark_grammar": f"start: @answer | calls\n{calls}"}
     return json.dumps({"grammars": [start, {**one, "name": "answer"}]})
+
+
+def _rewritten(rules: str, empty: Collection[str]) -> str:
+    """Returns rules in Lark with the schemas rewritten that stand in rules of their own."""
+    return _SCHEMA_RULE.sub(lambda rule: f"{rule[1]}{json.dumps(_schema(rule[2], empty))}", rules)
 
 
 def _of_rules(text: str) -> str:
@@ -144,14 +153,18 @@ def _double_quoted(literal: re.Match[str]) -> str:
 
 
 def _of_schema(schema: str, empty: Collection[str] = ()) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(_schema(schema, empty)))
+
+
+def _schema(schema: str, empty: Collection[str]) -> Any:
+    """Returns a schema as llguidance takes it, with options."""
     parsed = rewrite(json.loads(schema), empty=empty)
-    text = json.dumps(parsed)
     if not isinstance(parsed, dict):  # true or false, which takes no options
-        return LLMatcher.grammar_from_json_schema(text)
+        return parsed
     options: Any = {"whitespace_pattern": WHITESPACE}
     if _has_free_keys(parsed) and not _NEEDS_LONG_ESCAPE.search(_strings_of(parsed)):
         options["json_allowed_escapes"] = _SHORT_ESCAPES
-    return LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return {**parsed, "x-guidance": options}
 
 
 def _has_free_keys(value: object) -> bool:

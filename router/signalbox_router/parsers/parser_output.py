@@ -4,12 +4,18 @@ from typing import NamedTuple, Protocol
 
 from signalbox_router.requests.request_output import ToolCallDelta
 
+MARK = "\ud800"
+"""Stands before a marker that is a token, in the text that a parser reads. It is half a surrogate
+pair, which no text has, and never output."""
+
 
 class Parsed(NamedTuple):
-    """Text and calls that a piece of text resulted in."""
+    """What a piece of text resulted in."""
 
     text: str
     calls: list[ToolCallDelta]
+    reasoning: str = ""
+    """Reasoning, in formats whose markup of calls and of reasoning is one."""
 
 
 class Output:
@@ -26,6 +32,8 @@ class Output:
         self._is_wanted = True
 
     def say(self, text: str) -> None:
+        if MARK in text:
+            text = text.replace(MARK, "")
         if self._is_blank:
             text = self._space + text
             self._is_blank = not text or text.isspace()
@@ -54,7 +62,7 @@ class Output:
         return parsed
 
     def _close_arguments(self) -> None:
-        arguments = "".join(self._arguments)
+        arguments = "".join(self._arguments).replace(MARK, "")
         self._arguments.clear()
         if not arguments or not self._is_wanted:
             return

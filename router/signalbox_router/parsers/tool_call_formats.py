@@ -1,74 +1,73 @@
-"""Formats in which the supported model families write tool calls into their text."""
+"""The tool formats that there are, and the choice of one for a model.
 
-import secrets
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+A format is found, not listed: each module in the folder `formats` has some in its `FORMATS`, and an
+installed package has one for each entry point of `GROUP`, which is called like the format.
+"""
 
-ARGUMENTS_MARKER = "[ARGS]"
-"""Separates a call's name from its arguments in the text of Mistral's later models."""
+import importlib
+import pkgutil
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
-def _make_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
-
-
-def _make_id_of_nine() -> str:
-    return secrets.token_hex(5)[:9]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallFormat:
-    """A format. Each call is a JSON object with a name and its arguments, or a list of such
-    objects."""
-
-    start: str = ""
-    """Marker that opens calls, anywhere in the text; its first character must occur in it only
-    once."""
-    end: str = ""
-    """Marker that closes calls."""
-    is_bare: bool = False
-    """True if any JSON object in the text that names a tool is a call, also in a code fence."""
-    is_named: bool = False
-    """True if a call may also be a name followed by arguments."""
-    separators: str = ""
-    """Characters between calls, beside white space."""
-    make_id: Callable[[], str] = _make_id
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens, and that the parser must see."""
-        return tuple(filter(None, (self.start, self.end, ARGUMENTS_MARKER * self.is_named)))
-
-
-HERMES = "hermes"
-LLAMA3_JSON = "llama3_json"
-MISTRAL = "mistral"
-JSON = "json"
+GROUP = "signalbox.tool_call_formats"
+HERMES, JSON = "hermes", "json"
+"""The format of the instructions for a model without one, and the format where none is detected."""
 AUTO, NONE = "auto", "none"
-
-FORMATS = {
-    HERMES: ToolCallFormat(start="<tool_call>", end="</tool_call>"),  # Qwen's too
-    LLAMA3_JSON: ToolCallFormat(start="<|python_tag|>", is_bare=True, separators=";"),
-    # Mistral's templates refuse ids of any other length.
-    MISTRAL: ToolCallFormat(start="[TOOL_CALLS]", is_named=True, make_id=_make_id_of_nine),
-    JSON: ToolCallFormat(is_bare=True, separators=",;"),
-}
-"""Formats by vLLM's names."""
-CHOICES = (AUTO, *FORMATS, NONE)
+_FOLDER = f"{__package__}.formats"
 
 
-def detect(template: str) -> ToolCallFormat:
-    """Returns the format of the model that a chat template was written for."""
-    for name in (HERMES, MISTRAL, LLAMA3_JSON):
-        if FORMATS[name].start in template:
-            return FORMATS[name]
-    # Llama 3.2's template does not mention the tag.
-    return FORMATS[LLAMA3_JSON if "<|start_header_id|>" in template else JSON]
+class FormatError(ValueError):
+    """A package's format cannot be used."""
 
 
-def choose(name: str, template: str) -> ToolCallFormat | None:
+def _own() -> list[ToolCallFormat]:
+    path = importlib.import_module(_FOLDER).__path__
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    modules = [importlib.import_module(f"{_FOLDER}.{name}") for name in names]
+    return [format_ for module in modules for format_ in module.FORMATS]
+
+
+OWN = _own()
+"""The formats of this package."""
+_BY_NAME = {name: format_ for format_ in OWN for name in (format_.name, *format_.aliases)}
+_OF_PACKAGES = {entry.name: entry for entry in entry_points(group=GROUP)}
+CHOICES = (AUTO, *dict.fromkeys((*_BY_NAME, *_OF_PACKAGES)), NONE)
+"""Values of --tool-call-parser."""
+
+
+def named(name: str) -> ToolCallFormat:
+    """Returns a format by its name; one of a package replaces ours of the same name."""
+    entry = _OF_PACKAGES.get(name)
+    return _BY_NAME[name] if entry is None else _loaded(entry)
+
+
+@cache
+def _loaded(entry: EntryPoint) -> ToolCallFormat:
+    origin = f"entry point {entry.name!r} of {GROUP}"
+    try:
+        format_ = entry.load()
+    except Exception as error:  # foreign code may raise anything
+        lines = str(error).splitlines() or [""]
+        raise FormatError(
+            f"{origin}: {entry.value} cannot be imported ({type(error).__name__}: {lines[0]})"
+        ) from error
+    if not isinstance(format_, ToolCallFormat):
+        raise FormatError(f"{origin}: {entry.value} is no ToolCallFormat")
+    return format_
+
+
+def detect(template: str, vocabulary: Vocabulary) -> ToolCallFormat:
+    """Returns the format of the model that has this chat template and this vocabulary."""
+    formats = [*map(named, _OF_PACKAGES), *sorted(OWN, key=lambda one: one.is_generic)]
+    found = (one for one in formats if one.detects(template, vocabulary))
+    return next(found, _BY_NAME[JSON])
+
+
+def choose(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat | None:
     """Returns the format of a setting; None leaves the text unchanged."""
     if name == NONE:
         return None
-    return detect(template) if name == AUTO else FORMATS[name]
+    return detect(template, vocabulary) if name == AUTO else named(name)

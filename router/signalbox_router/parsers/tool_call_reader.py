@@ -5,8 +5,8 @@ from functools import partial
 
 from signalbox_router.parsers import tool_call_formats
 from signalbox_router.parsers.parser_output import Parsed, Parser
-from signalbox_router.parsers.tool_call_formats import FORMATS, HERMES, JSON, ToolCallFormat
-from signalbox_router.parsers.tool_call_parser import ToolCallParser
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_formats import HERMES, JSON, named
 from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import Update
@@ -53,12 +53,14 @@ class ToolCallReader:
             parser = self._parsers.get(delta.index)
             if parser is None:
                 parser = self._parsers[delta.index] = self._make_parser()
-            delta.text, delta.tool_calls = parser.push(delta.text)
+            delta.text, delta.tool_calls, reasoning = parser.push(delta.text)
+            delta.reasoning += reasoning
             if delta.finish is None:
                 continue
-            text, calls = parser.flush()
+            text, calls, reasoning = parser.flush()
             delta.text += text
             delta.tool_calls += calls
+            delta.reasoning += reasoning
             if parser.num_calls and delta.finish.reason in _ENDS_WITH_CALLS:
                 delta.finish = delta.finish._replace(reason=FinishReason.TOOL_CALLS)
 
@@ -77,10 +79,10 @@ def reader_of(
     format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     choice = conversation.tool_choice
     if choice.tool:
-        make_id = (format_ or FORMATS[JSON]).make_id
+        make_id = (format_ or named(JSON)).make_id
         return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
     if choice.mode is ToolMode.REQUIRED:
-        return _reader(FORMATS[JSON], conversation, model, is_certain=True)
+        return _reader(named(JSON), conversation, model, is_certain=True)
     return None if format_ is None else _reader(format_, conversation, model)
 
 
@@ -92,7 +94,7 @@ def format_of(
     source = conversation.chat_template or (template.source if template else "")
     # Otherwise tool_prompt has described the tools, in Hermes' format.
     name = setting if takes_tools or setting == tool_call_formats.NONE else HERMES
-    return tool_call_formats.choose(name, source)
+    return tool_call_formats.choose(name, source, model.tokenizer.vocabulary)
 
 
 def _reader(
@@ -104,9 +106,8 @@ def _reader(
 ) -> ToolCallReader:
     return ToolCallReader(
         partial(
-            ToolCallParser,
-            format_,
-            tool_names=[tool.name for tool in conversation.tools],
+            format_.parser,
+            conversation.tools,
             is_certain=is_certain,
             max_calls=None if conversation.parallel_tool_calls else 1,
         ),

@@ -1,13 +1,11 @@
 """The JSON Schema of an answer that must be tool calls."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import reference_to
 from signalbox_router.params.structured_output_check import definition_of_tool
+from signalbox_router.parsers.call_rules import root_schema
 from signalbox_router.prompt.chat.conversation import Conversation, Tool, ToolMode
-
-_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 
 
 def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
@@ -28,7 +26,7 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
         answer = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
         if not conversation.parallel_tool_calls:
             answer["maxItems"] = 1
-    return {**answer, "$defs": {name: _root(name, tool) for name, tool in tools.items()}}
+    return {**answer, "$defs": {name: root_schema(name, tool) for name, tool in tools.items()}}
 
 
 def _call_schema(name: str, tool: Tool) -> dict[str, Any]:
@@ -43,14 +41,3 @@ def _call_schema(name: str, tool: Tool) -> dict[str, Any]:
 def _arguments(name: str) -> dict[str, Any]:
     """Returns a schema of arguments; they are an object even if the tool does not require it."""
     return {"type": "object", "$ref": reference_to(name)}
-
-
-def _root(name: str, tool: Tool) -> dict[str, Any]:
-    """Returns a tool's parameters as a root of their own, where their references start."""
-    parameters = dict(_NO_PARAMETERS if tool.parameters is None else tool.parameters)
-    own = parameters.get("$id")
-    if not isinstance(own, str) or own.startswith("#"):  # it opens no root
-        parameters["$id"] = name
-    if isinstance(own, str) and own.startswith("#"):
-        parameters.setdefault("$anchor", own[1:])
-    return parameters

@@ -7,9 +7,8 @@ import pytest
 from llguidance import LLTokenizer
 
 from signalbox_contract.structured_output.grammar import compile_grammar
-from signalbox_router.parsers.tool_call_formats import HERMES, LLAMA3_JSON, MISTRAL, NONE
+from signalbox_router.parsers.tool_call_formats import HERMES, NONE
 from signalbox_router.parsers.tool_call_grammar import with_calls
-from signalbox_router.parsers.tool_call_parser import ToolCallParser
 from signalbox_router.parsers.tool_call_reader import format_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
@@ -35,13 +34,14 @@ CONSTRAINTS = {
     ("grammar", '%ignore / +/\nstart: "f" ("," "f")*'): "f, f",
 }
 CALL = '{"name": "add", "arguments": {"a": 1}}'
+PARAMETERS = CALL.replace("arguments", "parameters")
 CALLS = {
     HERMES: [f"<tool_call>\n{CALL}\n</tool_call>"],
-    MISTRAL: [f"[TOOL_CALLS][{CALL}]", '[TOOL_CALLS]add[ARGS]{"a": 1}'],
-    LLAMA3_JSON: [
-        CALL.replace("arguments", "parameters"),
-        f"{CALL}; {CALL}",
-        f"<|python_tag|>{CALL}",
+    "mistral": [f"[TOOL_CALLS][{CALL}]"],
+    "llama3_json": [
+        PARAMETERS,
+        f"{PARAMETERS}; {PARAMETERS}",
+        f"<|python_tag|>{PARAMETERS}",
     ],
     "json": [CALL],
 }
@@ -97,7 +97,7 @@ def test_an_answer_conforms_or_calls(
         assert conforms(text)
         format_ = format_of(conversation(), model, setting=setting, takes_tools=True)
         assert format_ is not None
-        parser = ToolCallParser(format_, tool_names=[tool.name for tool in TOOLS])
+        parser = format_.parser(TOOLS)
         assert parser.push(text).text + parser.flush().text == ""
         assert parser.num_calls == text.count("add")
     assert [text for text in NO_CALLS if conforms(text) and constraint != ("json_object",)] == []

@@ -116,6 +116,8 @@ class Tool(NamedTuple):
     description: str = ""
     parameters: Mapping[str, Any] | None = None
     """JSON schema of the arguments; None takes no arguments."""
+    strict: bool = False
+    """True if calls conform to the schema also where the model decides whether to call."""
 
     def variables(self) -> dict[str, Any]:
         """Returns the template's variables without unset ones, as transformers does."""

@@ -1,0 +1,82 @@
+"""Rules in Lark that the grammars of tool formats share.
+
+A schema stands in a rule and on a line of its own, because the service that compiles the rules
+rewrites it there (`signalbox_contract.structured_output.grammar`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from signalbox_contract.structured_output.schema.vocabulary import reference_to
+from signalbox_router.params.structured_output_check import definition_of_tool
+from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+_NO_PARAMETERS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
+
+
+def literal(text: str) -> str:
+    """Returns a text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def marker(text: str, vocabulary: Vocabulary) -> str:
+    """Returns a marker: its token, or the text where the vocabulary has none."""
+    token_id = vocabulary.token_id(text)
+    return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def repeated(rule: str, separator: str, *, is_parallel: bool) -> str:
+    """Returns what matches a rule once, or more often with a separator where that is allowed."""
+    return f"{rule} ({literal(separator)} {rule})*" if is_parallel else rule
+
+
+def schema_rule(name: str, schema: Mapping[str, Any]) -> str:
+    """Returns a rule for JSON that conforms to a schema."""
+    return f"{name}: %json {json.dumps(schema)}"
+
+
+def call_rule(name: str, tools: Sequence[Tool], *, arguments_key: str) -> str:
+    """Returns a rule for calls as JSON objects, each of a name and its arguments.
+
+    It is one schema, because what is text for one rule may not begin as JSON does in another.
+    """
+    calls, definitions = [], dict[str, Any]()
+    for position, tool in enumerate(tools):
+        arguments = arguments_schema(position, tool)
+        definitions |= arguments.pop("$defs", {})
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, arguments_key: arguments},
+                "required": ["name", arguments_key],
+                "additionalProperties": False,
+            }
+        )
+    return schema_rule(name, {"anyOf": calls, "$defs": definitions})
+
+
+def arguments_schema(position: int, tool: Tool) -> dict[str, Any]:
+    """Returns the schema of a tool's arguments, which are an object even if the tool does not
+    require it.
+
+    Args:
+        position: the tool's among all, by which an error names its schema.
+    """
+    if not tool.strict:
+        return {"type": "object"}
+    definition = definition_of_tool(position)
+    reference = {"$ref": reference_to(definition)}
+    return {"type": "object", **reference, "$defs": {definition: root_schema(definition, tool)}}
+
+
+def root_schema(definition: str, tool: Tool) -> dict[str, Any]:
+    """Returns a tool's parameters as a root of their own, where their references start."""
+    parameters = dict(_NO_PARAMETERS if tool.parameters is None else tool.parameters)
+    own = parameters.get("$id")
+    if not isinstance(own, str) or own.startswith("#"):  # it opens no root
+        parameters["$id"] = definition
+    if isinstance(own, str) and own.startswith("#"):
+        parameters.setdefault("$anchor", own[1:])
+    return parameters

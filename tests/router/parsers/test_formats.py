@@ -1,0 +1,194 @@
+"""Every tool format by its examples, however they are cut, and by calls drawn from its masks."""
+
+import itertools
+import json
+import os
+import random
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from tokenizers import Tokenizer as Backend
+
+from signalbox_contract.structured_output.grammar import compile_grammar
+from signalbox_router.parsers import tool_call_formats
+from signalbox_router.parsers.parser_output import MARK, Parser
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+from tests.router.fakes import EOS, make_backend
+from tests.router.parsers.format_examples import NAMES, TOOLS, Calls, examples
+
+NUM_DRAWN = int(os.environ.get("SIGNALBOX_DRAWN_CALLS", "40"))
+"""Answers drawn of each format."""
+MAX_DRAWN_TOKENS = 400
+CASES = [
+    pytest.param(name, *example, id=f"{name}-{i}")
+    for name in NAMES
+    for i, example in enumerate(examples(name).all())
+]
+
+
+def read(parser: Parser, pieces: Iterable[str]) -> tuple[str, Calls]:
+    """Returns the text and the calls; checks that each call is begun once, in order, and that no
+    MARK is output."""
+    parsed = [*map(parser.push, pieces), parser.flush()]
+    calls: list[list[str]] = []
+    for delta in (delta for one in parsed for delta in one.calls):
+        if delta.id:
+            assert delta.index == len(calls)
+            calls.append([delta.name, ""])
+        else:
+            assert not delta.name
+        calls[delta.index][1] += delta.arguments
+    assert MARK not in repr(parsed)
+    text = "".join(one.text for one in parsed)
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+def make_parser(format_: ToolCallFormat, **options: Any) -> Parser:
+    return format_.parser(TOOLS, **options)
+
+
+def with_marks(format_: ToolCallFormat, text: str) -> str:
+    """Returns a text as it comes from a model whose vocabulary has the markers."""
+    markers = sorted(format_.markers, key=len, reverse=True)
+    if not markers:
+        return text
+    return re.sub("|".join(map(re.escape, markers)), lambda found: MARK + found[0], text)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+@pytest.mark.parametrize("is_token", [False, True])
+def test_a_text_gives_its_calls_however_it_is_cut(
+    name: str, text: str, content: str, calls: Calls, is_token: bool
+) -> None:
+    format_ = examples(name).format_
+    marked = frozenset(format_.markers) if is_token else frozenset()
+    text = with_marks(format_, text) if is_token else text
+    assert read(make_parser(format_, marked=marked), [text]) == (content, calls)
+    assert read(make_parser(format_, marked=marked), text) == (content, calls)
+    for cut in range(1, len(text)):
+        pieces = [text[:cut], text[cut:]]
+        assert read(make_parser(format_, marked=marked), pieces) == (content, calls)
+    one = make_parser(format_, marked=marked, max_calls=1)
+    assert read(one, [text]) == (content, calls[:1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_that_is_not_closed_is_whole_or_text(name: str) -> None:
+    text, format_ = examples(name).one, examples(name).format_
+    for end in range(len(text)):
+        left, calls = read(make_parser(format_), [text[:end]])
+        assert (left, calls) == (text[:end], []) or (left, calls) == ("", [
+            ("get_weather", {"city": "Paris"})
+        ])  # fmt: skip
+
+
+WITH_MARKERS = [
+    name
+    for name in NAMES
+    if any(one in examples(name).one for one in examples(name).format_.opening)
+]
+
+
+@pytest.mark.parametrize("name", WITH_MARKERS)
+def test_a_marker_that_is_a_token_counts_as_its_token_alone(name: str) -> None:
+    format_ = examples(name).format_
+    text = f"They write {examples(name).one} there."
+    assert read(make_parser(format_, marked=frozenset(format_.markers)), text) == (text, [])
+
+
+@cache
+def tokenizer_of(name: str, *, has_markers: bool) -> tuple[Vocabulary, LLTokenizer]:
+    """Returns a tokenizer of byte-level BPE, with a format's markers as special tokens or not."""
+    backend = Backend.from_str(make_backend().to_str())
+    if has_markers:
+        backend.add_special_tokens([*examples(name).format_.markers])
+    size = backend.get_vocab_size()
+    eos = backend.token_to_id(EOS)
+    return Vocabulary(backend, vocab_size=size), LLTokenizer(backend.to_str(), eos_token=eos)
+
+
+def draw(matcher: Any, tokenizer: LLTokenizer, rng: random.Random) -> list[int] | None:
+    """Returns tokens that the masks admit; None if they do not end in time."""
+    words, tokens = allocate_token_bitmask(1, tokenizer.vocab_size), list[int]()
+    while len(tokens) < MAX_DRAWN_TOKENS:
+        if matcher.is_accepting() and (matcher.is_stopped() or rng.random() < 0.3):
+            return tokens
+        fill_next_token_bitmask(matcher, words)
+        bits = words[0]
+        allowed = [i for i in range(tokenizer.vocab_size) if bits[i // 32] >> (i % 32) & 1]
+        allowed = [i for i in allowed if i != tokenizer.eos_token]
+        if not allowed:
+            break
+        closing = [i for i in allowed if _closes(tokenizer.decode_bytes([i]))]
+        is_late = rng.random() < len(tokens) / MAX_DRAWN_TOKENS
+        tokens.append(rng.choice(closing if closing and is_late else allowed))
+        assert matcher.consume_token(tokens[-1])
+    return tokens if matcher.is_accepting() else None
+
+
+def _closes(piece: bytes) -> bool:
+    return piece[:1] in b'"]}<>\xff/' or piece.strip() == b""
+
+
+@pytest.mark.parametrize("has_markers", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) -> None:
+    format_ = examples(name).format_
+    vocabulary, tokenizer = tokenizer_of(name, has_markers=has_markers)
+    rules = format_.grammar(TOOLS, vocabulary=vocabulary)
+    matcher = compile_grammar(("calls", rules), tokenizer)
+    marked = frozenset(format_.markers) if has_markers else frozenset()
+    schemas = {tool.name: tool.parameters or {"maxProperties": 0} for tool in TOOLS}
+    rng = random.Random(name)
+    num_calls = num_cut = 0
+    while num_calls < NUM_DRAWN:
+        tokens = draw(matcher.deep_copy(), tokenizer, rng)
+        if tokens is None:
+            num_cut += 1
+            assert num_cut < NUM_DRAWN
+            continue
+        text = text_of(vocabulary, tokens, marked)
+        left, calls = read(make_parser(format_, marked=marked, is_certain=True), [text])
+        assert (left, read(make_parser(format_, marked=marked), text)) == ("", ("", calls)), text
+        assert calls
+        for tool, arguments in calls:
+            jsonschema.validate(arguments, schemas[tool])
+        num_calls += len(calls)
+    single = format_.grammar(TOOLS, vocabulary=vocabulary, is_parallel=False)
+    matcher = compile_grammar(("calls", single), tokenizer)
+    drawn = [draw(matcher.deep_copy(), tokenizer, rng) for _ in range(8)]
+    texts = [text_of(vocabulary, tokens, marked) for tokens in drawn if tokens is not None]
+    assert {len(read(make_parser(format_, marked=marked), text)[1]) for text in texts} == {1}
+    print(f"{name}: {num_calls} calls, and {num_cut} answers cut by length")
+
+
+def text_of(vocabulary: Vocabulary, tokens: Iterable[int], marked: frozenset[str]) -> str:
+    text = ""
+    for is_special, group in itertools.groupby(tokens, vocabulary.special_tokens.__contains__):
+        if is_special:
+            text += "".join(MARK + vocabulary.special_tokens[token] for token in group)
+        else:
+            text += b"".join(map(vocabulary.token_bytes, group)).decode()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "template"), [(name, one) for name in NAMES for one in examples(name).templates]
+)
+def test_the_template_tells_the_format(name: str, template: str) -> None:
+    vocabulary, _ = tokenizer_of(name, has_markers=False)
+    assert tool_call_formats.detect(template, vocabulary) is examples(name).format_
+
+
+def test_every_format_has_examples_and_names_of_its_own() -> None:
+    names = [name for one in tool_call_formats.OWN for name in (one.name, *one.aliases)]
+    assert {one.name for one in tool_call_formats.OWN} == set(NAMES)
+    assert len(names) == len(set(names))
+    assert tool_call_formats.CHOICES[1:-1] == tuple(names)
