@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from signalbox.settings.all_settings import SERVICES
+from signalbox.settings.flag_kinds import Refused
 from signalbox.settings.flags.parser import CommandParser
 from signalbox.settings.flags.service_flags import add_flags, to_flags
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import RunSettings, ServeSettings
-from signalbox.settings.setting_names import REMOVED
+from signalbox.settings.setting_names import EARLIER
 from signalbox.settings.sources import SettingsError
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import FilePath, Settings
@@ -293,7 +294,9 @@ def test_a_flag_of_no_setting_is_refused() -> None:
 def test_a_setting_that_was_removed_is_named_with_its_remedy(
     name: str, settings_class: type[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag, remedy = f"--{name.replace('_', '-')}", f"is not served: {REMOVED[name].remedy}"
+    removed = EARLIER[name]
+    assert isinstance(removed, Refused)
+    flag, remedy = f"--{name.replace('_', '-')}", f"is not served: {removed.remedy}"
     for arguments in ([], ["1"]):
         parser = CommandParser()
         add_flags(parser, settings_class)
