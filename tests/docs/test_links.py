@@ -33,6 +33,10 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _PATH = re.compile(rf"`((?:{TOPS})/[\w./]*(?:/|\.\w+))`")
+_CODE = re.compile(r"`([^`\n]+)`")
+_NAME = re.compile(r"(?<![\w.])_*[a-z][a-z0-9]*_\w+(?![\w*])")
+_OF_OTHERS = {"chunk_cache", "loop_unroll_factor", "size_bytes"}
+"""Names of other projects in pages for developers."""
 _ON_THE_PATH = re.compile(r"(?:PYTHONPATH|FOLDERS)=.*clients/python.*")
 _TEST = re.compile(r"`(test_\w+)`")
 
@@ -56,6 +60,17 @@ def anchors(page: Path) -> frozenset[str]:
 def names_of_tests() -> frozenset[str]:
     sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     return frozenset(name for text in sources for name in re.findall(r"def (test_\w+)", text))
+
+
+@cache
+def words_of_sources() -> frozenset[str]:
+    kinds = ("*.py", "*.proto", "*.cpp", "*.h")
+    places = {folder.relative_to(ROOT).parts[0] for folder in FOLDERS.values()}
+    places |= {"benchmarks", "scripts"}
+    files = [path for place in places for kind in kinds for path in (ROOT / place).rglob(kind)]
+    names = [*ROOT.glob("*"), *(ROOT / "tests").rglob("*.*"), *files]
+    texts = [*map(str, names), *(path.read_text(encoding="utf-8") for path in files)]
+    return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
 def place_of(name: str) -> Path:
@@ -82,6 +97,20 @@ def faults(page: Path) -> Iterator[str]:
     yield from (
         f"{name} is no test" for name in _TEST.findall(text) if name not in names_of_tests()
     )
+
+
+def is_of_developers(page: Path) -> bool:
+    return page.parent.name == "explanation" or page.name in ("ARCHITECTURE.md", "THREAT_MODEL.md")
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in DOCUMENTS if is_of_developers(page)], ids=lambda page: page.name
+)
+def test_names_in_pages_for_developers_are_in_the_sources(page: Path) -> None:
+    names = {name for code in _CODE.findall(prose(page)) for name in _NAME.findall(code)}
+    inside = {name.removeprefix("signalbox_").removesuffix("_total") for name in names}
+    missing = inside - words_of_sources() - names_of_tests() - _OF_OTHERS
+    assert not missing
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
