@@ -69,7 +69,7 @@ def words_of_sources() -> frozenset[str]:
     places |= {"benchmarks", "scripts"}
     files = [path for place in places for kind in kinds for path in (ROOT / place).rglob(kind)]
     names = [*ROOT.glob("*"), *(ROOT / "tests").rglob("*.*"), *files]
-    texts = [*map(str, names), *(path.read_text(encoding="utf-8") for path in files)]
+    texts = [*map(str, names), *(path.read_text("utf-8", "replace") for path in files)]
     return frozenset(word for text in texts for word in re.findall(r"\w+", text))
 
 
