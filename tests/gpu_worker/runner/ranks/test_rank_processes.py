@@ -19,14 +19,16 @@ from queue import SimpleQueue
 import psutil
 import pytest
 
+from signalbox_protos.rank.v1 import rank_pb2 as pb
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.runner.ranks.follower_process import Follower
 from signalbox_worker.runner.ranks.launchers import AwaitedRanks, LocalRank, LocalRanks
 from signalbox_worker.runner.ranks.rank_network import RankNetwork
 from signalbox_worker.runner.ranks.rank_starts import versions
 from signalbox_worker.runner.ranks.ranked_runner import RankedRunner
-from signalbox_worker.runner.ranks.service import rank_client
+from signalbox_worker.runner.ranks.service import rank_client, rank_codec
 from signalbox_worker.runner.ranks.service.rank_client import NextRank
 from signalbox_worker.runner.ranks.service.rank_messages import (
     FailedStates,
@@ -34,7 +36,14 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
     Hello,
     RankAddress,
 )
-from signalbox_worker.runner.ranks.service.rank_servicer import RankLost, RankServer, RankServicer
+from signalbox_worker.runner.ranks.service.rank_servicer import (
+    FirstRankServicer,
+    JoinedRank,
+    Meeting,
+    RankLost,
+    RankServer,
+    RankServicer,
+)
 from tests.chaos.fault_proxy import FaultProxy
 from tests.gpu_worker.runner.ranks.thread_ranks import make_start, with_sizes
 from tests.ports import free_port
@@ -209,6 +218,38 @@ def test_a_rank_of_another_version_is_named(
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 2)
     with pytest.raises(ValueError, match=reason):
         RankedRunner(start, on_lost=pytest.fail, ranks=AwaitedRanks(network))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "data", "reason"),
+    [
+        ("Never", b"{}", None, "ranks send no Never there"),
+        ("Loaded", b"{}", None, "ranks send no Loaded there"),
+        ("Batch", b"{}", None, "ranks send no Batch there"),
+        ("Sync", b'{"more": 1}', None, "Extra inputs are not permitted"),
+        ("Sync", b"{}", b"block", "ranks send no content of a block with Sync"),
+        ("InitCacheEngine", b'{"num_gpu_blocks": NaN, "num_cpu_blocks": 1}', None, "valid integer"),
+        ("OpenBlocks", b"[" * 10_000, None, "recursion limit"),
+    ],
+)
+def test_a_rank_that_cannot_read_a_command_is_lost(
+    name: str, fields: bytes, data: bytes | None, reason: str, folder: Path
+) -> None:
+    command = pb.JoinResponse(message=pb.RankMessage(name=name, fields=fields, data=data))
+    with pytest.raises(ValueError, match=reason):
+        rank_codec.decode_command(command)
+
+    def send(joined: JoinedRank) -> None:
+        joined._commands.put(command)
+
+    servicer = FirstRankServicer(send, Meeting(), lambda _: None)
+    server = RankServer(servicer, f"unix:{folder}/0", num_streams=1)
+    lost: SimpleQueue[int] = SimpleQueue()
+    network = RankNetwork(address=f"unix:{folder}/1", first_address=server.address)
+    follower = Follower(1, network, on_end=lost.put)
+    assert lost.get(timeout=EVENT_S) == 1
+    follower.close()
+    server.close()
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -159,6 +159,8 @@ class FirstRank:
                 yield rank_codec.decode_command(message)
         except grpc.RpcError as error:
             raise RankLost(f"rank 0 is gone: {_details(error)}") from None
+        except ValueError as error:
+            raise RankLost(f"rank 0 has sent what no rank can read: {error}") from None
 
     def set(self, key: str, value: bytes) -> None:
         self._stub.SetKey(pb.SetKeyRequest(key=key, value=value))

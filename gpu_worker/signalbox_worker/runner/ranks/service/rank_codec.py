@@ -37,7 +37,11 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
 
 T = TypeVar("T")
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Command | Report)}
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in get_args(Command | Report)
+    if kind not in (Batch, Step, Hello, WorkerCapacity)  # these have messages of their own
+}
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
 
@@ -119,7 +123,11 @@ def _decode(message: pb.RankMessage, kinds: Any) -> Any:
     if kind is None or kind not in get_args(kinds):
         raise ValueError(f"ranks send no {message.name or 'message without a name'} there")
     value = decode_fields(kind, message.fields)
-    return value._replace(data=message.data) if message.HasField("data") else value
+    if not message.HasField("data"):
+        return value
+    if not hasattr(value, "data"):
+        raise ValueError(f"ranks send no content of a block with {message.name}")
+    return value._replace(data=message.data)
 
 
 def encode_states(states: PassedStates | FailedStates) -> pb.PassRequest:
