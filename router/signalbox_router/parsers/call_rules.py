@@ -37,6 +37,11 @@ def schema_rule(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}: %json {json.dumps(schema)}"
 
 
+def arguments_rule(name: str, position: int, tool: Tool) -> str:
+    """Returns a rule for a tool's arguments as a JSON object; see `arguments_schema`."""
+    return schema_rule(name, arguments_schema(position, tool))
+
+
 def call_rule(name: str, tools: Sequence[Tool], *, arguments_key: str) -> str:
     """Returns a rule for calls as JSON objects, each of a name and its arguments.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_parser import CallParser
 from signalbox_router.parsers.call_rules import call_rule, literal, marker, repeated
 from signalbox_router.parsers.char_reader import SPACE, Mismatch, Reader, json_object
 from signalbox_router.parsers.parser_output import Parser
@@ -27,8 +27,6 @@ class JsonCalls(ToolCallFormat):
     """Marker that closes calls."""
     is_bare: bool = False
     """True if any JSON object in the text that names a tool is a call, also in a code fence."""
-    arguments_marker: str = ""
-    """Marker between a name and the arguments, if a call may also be written so."""
     arguments_key: str = "arguments"
     """Key under which the model's template writes the arguments."""
     is_list: bool = False
@@ -40,7 +38,7 @@ class JsonCalls(ToolCallFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(filter(None, (*self.opening, self.end, self.arguments_marker)))
+        return tuple(filter(None, (*self.opening, self.end)))
 
     def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
         return JsonCallParser(self, tools, **options)
@@ -66,10 +64,12 @@ class JsonCalls(ToolCallFormat):
 
 
 @dataclass(slots=True)
-class _Call:
+class Call:
     """A call that is being read."""
 
     name: str | None = None
+    id: str = ""
+    """The model's own id, if it writes one before the arguments."""
     arguments: str | None = None
     """The arguments, complete but not sent yet."""
     has_begun: bool = False
@@ -91,10 +91,7 @@ class JsonCallParser(CallParser):
             yield from self._bare_calls(opening)
             return
         char = yield from self._next_but_space()
-        if self._format.arguments_marker and char not in "[{":
-            yield from self._named_call(char)
-        else:
-            yield from self._json_calls(char)
+        yield from self._json_calls(char)
         if self._format.end:
             yield from self._literal(self._format.end, (yield from self._next_but_space()))
             self._accept()
@@ -134,24 +131,10 @@ class JsonCallParser(CallParser):
             raise Mismatch
         self._accept()
 
-    def _named_call(self, name: str) -> Reader:
-        marker = self._marker(self._format.arguments_marker)
-        while (char := (yield from self._chars.next())) != "{":
-            name += char
-            if len(name) > MAX_NAME_CHARS + len(marker):
-                raise Mismatch
-        name = name.rstrip().removesuffix(marker).rstrip()
-        call = _Call(self._checked_name(name, is_known=True))
-        self._is_in_call = True
-        yield from self._arguments(call, char)
-        if not call.has_begun:
-            self._begin(name, json_object(call.arguments or ""))
-        self._accept()
-
     def _object(self) -> Reader:
         """Reads one call, after its opening brace."""
         self._is_in_call = True
-        call = _Call()
+        call = Call()
         while (char := (yield from self._chars.next_but(SPACE + ","))) == '"':
             key = yield from self._chars.string()
             if (yield from self._next_but_space()) != ":":
@@ -164,7 +147,7 @@ class JsonCallParser(CallParser):
             self._begin(call.name, json_object(call.arguments or "{}"))
         self._accept()
 
-    def _value(self, call: _Call, key: str, char: str) -> Reader:
+    def _value(self, call: Call, key: str, char: str) -> Reader:
         if key == "name" and call.name is None:
             if char != '"':
                 raise Mismatch
@@ -179,10 +162,10 @@ class JsonCallParser(CallParser):
         else:
             yield from self._chars.word(char)
 
-    def _arguments(self, call: _Call, char: str) -> Reader:
+    def _arguments(self, call: Call, char: str) -> Reader:
         """Reads an object, or a string that contains one."""
         if char == "{" and call.name is not None and self._is_certain:
-            self._begin(call.name)
+            self._begin(call.name, call_id=call.id)
             call.has_begun = True
             yield from self._chars.container(char, self._out.add_arguments)
             self._accept()

@@ -118,6 +118,11 @@ def test_a_call_that_must_be_made_is_all_of_the_text() -> None:
 
 
 def test_ids_of_mistral_are_of_the_length_that_its_templates_want() -> None:
-    (call,) = make_parser(MISTRAL).push('[TOOL_CALLS][{"name": "add", "arguments": {}}]').calls
-    assert len(call.id) == 9
-    assert call.id.isalnum()
+    parser = make_parser(MISTRAL)
+    ids = [
+        parser.push(f'[TOOL_CALLS]add{own}[ARGS]{{"a": 1}}').calls[0].id
+        for own in ("", "[CALL_ID]aB3dE6gH9", "[CALL_ID]", "[CALL_ID]not an id")
+    ]
+    assert ids[1] == "aB3dE6gH9"
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert len({*ids}) == 4
