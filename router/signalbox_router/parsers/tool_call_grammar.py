@@ -26,5 +26,5 @@ def with_calls(
     format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     if format_ is None:
         return constraint
-    calls = format_.grammar(conversation.offered_tools, vocabulary=model.tokenizer.vocabulary)
+    calls = format_.grammar(conversation.callable_tools, vocabulary=model.tokenizer.vocabulary)
     return ("or_calls", calls, *constraint)

@@ -107,7 +107,7 @@ def _reader(
     return ToolCallReader(
         partial(
             format_.parser,
-            conversation.tools,
+            conversation.callable_tools,
             is_certain=is_certain,
             max_calls=None if conversation.parallel_tool_calls else 1,
         ),

@@ -17,7 +17,12 @@ def forced_schema(conversation: Conversation) -> dict[str, Any] | None:
     choice = conversation.tool_choice
     if choice.mode is not ToolMode.REQUIRED:
         return None
-    tools = {definition_of_tool(i): tool for i, tool in enumerate(conversation.tools)}
+    may_call = {tool.name for tool in conversation.callable_tools}
+    tools = {
+        definition_of_tool(i): tool
+        for i, tool in enumerate(conversation.tools)
+        if tool.name in may_call
+    }
     if choice.tool:
         tools = {name: tool for name, tool in tools.items() if tool.name == choice.tool}
         answer = _arguments(next(iter(tools)))

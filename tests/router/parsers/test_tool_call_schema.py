@@ -17,10 +17,12 @@ from signalbox_router.parsers.tool_call_reader import reader_of
 from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
+    FreeText,
     Message,
     Tool,
     ToolChoice,
     ToolMode,
+    custom_tool,
 )
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Delta, Finish, FinishReason
@@ -41,6 +43,25 @@ def make_conversation(choice: ToolChoice, *tools: Tool, **fields: Any) -> Conver
         tool_choice=choice,
         **fields,
     )
+
+
+def test_allowed_and_custom_tools_are_what_an_answer_may_call() -> None:
+    commit = custom_tool("commit", "", FreeText("regex", "[0-9a-f]{7}"))
+    choice = ToolChoice(ToolMode.REQUIRED, allowed=("add", "commit"))
+    conversation = make_conversation(choice, WEATHER, ADD, commit)
+    schema = forced_schema(conversation)
+    constraint = closed_form(
+        ("json_schema", json.dumps(schema)), disable_additional_properties=True
+    )
+    for text, is_hash in (("0123abc", True), ("0123abcd", False), ("HEAD", False)):
+        call = {"name": "commit", "parameters": {"input": text}}
+        assert is_legal(schema, [call]) is is_hash
+        assert admits(constraint, json.dumps([call])) is is_hash
+    assert is_legal(schema, [{"name": "add", "parameters": {"a": 1}}])
+    assert not is_legal(schema, [{"name": "get_weather", "parameters": {"at": "Paris"}}])
+    assert len(conversation.offered_tools) == 3  # the prompt is that of any other choice
+    with pytest.raises(InvalidArgument, match=r"tool_choice.tools\[0\]"):
+        make_conversation(ToolChoice(allowed=("sub",))).check()
 
 
 def is_legal(schema: dict[str, Any] | None, answer: Any) -> bool:

@@ -9,9 +9,10 @@ import queue
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 
 from signalbox_contract.errors import InvalidArgument, Unavailable
-from signalbox_router.prompt.chat import tool_prompt
+from signalbox_router.prompt.chat import message_order, tool_prompt
 from signalbox_router.prompt.chat.conversation import Conversation, Message
 from signalbox_router.prompt.chat.length_errors import TextTooLong
 from signalbox_router.prompt.chat.provenance import Text
@@ -84,6 +85,7 @@ class ChatTemplate:
         self._idle: queue.SimpleQueue[TemplateRenderer] = queue.SimpleQueue()
         self._running = set[TemplateRenderer]()
         self._is_closed = False
+        self._takes_later_system: bool | None = None
         renderer = self._start()
         try:
             with (rendering or Rendering()).using(renderer):
@@ -108,19 +110,22 @@ class ChatTemplate:
         self, conversation: Conversation, *, max_bytes: int, rendering: Rendering | None = None
     ) -> Text:
         """Returns the prompt. Raises InvalidArgument if the template refuses the conversation."""
-        forms = tool_prompt.forms_of(conversation, self.facts)
         is_large = len(conversation.messages) > MANY_MESSAGES
         rendering = rendering or Rendering()
+        takes_later_system = partial(self._tries_later_system, rendering)
+        orders = message_order.orders_of(conversation, takes_later_system)
+        forms = (form for one in orders for form in tool_prompt.forms_of(one, self.facts))
+        refusal: TemplateFailed | None = None
         with without_full_collections() if is_large else nullcontext():
-            try:
-                return self._render(next(forms), max_bytes=max_bytes, rendering=rendering)
-            except TemplateTakesTooMuch as error:
-                raise self._refused(conversation, error, max_bytes) from None
-            except TemplateFailed as error:
-                for form in forms:
-                    with suppress(TemplateFailed):
-                        return self._render(form, max_bytes=max_bytes, rendering=rendering)
-                raise self._refused(conversation, error, max_bytes) from None
+            for form in forms:
+                try:
+                    return self._render(form, max_bytes=max_bytes, rendering=rendering)
+                except TemplateTakesTooMuch as error:
+                    raise self._refused(conversation, error, max_bytes) from None
+                except TemplateFailed as error:
+                    refusal = refusal or error
+        assert refusal is not None
+        raise self._refused(conversation, refusal, max_bytes)
 
     def close(self) -> None:
         """Ends the idle processes; busy ones end with their work."""
@@ -128,6 +133,18 @@ class ChatTemplate:
         with suppress(queue.Empty):
             while True:
                 self._forget(self._idle.get_nowait())
+
+    def _tries_later_system(self, rendering: Rendering) -> bool:
+        """Returns whether the template renders a later system message in its place."""
+        if self._takes_later_system is None:
+            trial = message_order.Trial()
+            variables = trial.variables(self.facts.content_form)
+            try:
+                text = self._ask(variables, max_bytes=MAX_TRIAL_BYTES, rendering=rendering)
+            except TemplateFailed:
+                text = Text()
+            self._takes_later_system = trial.is_in_order(text)
+        return self._takes_later_system
 
     def _render(self, form: Conversation, *, max_bytes: int, rendering: Rendering) -> Text:
         mark = _mark_of(form)

@@ -7,7 +7,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_router.prompt.chat.provenance import (
@@ -109,8 +109,21 @@ class Message(NamedTuple):
         return variables
 
 
+class FreeText(NamedTuple):
+    """The input of a custom tool: a text, in place of JSON arguments."""
+
+    syntax: Literal["", "regex", "lark"] = ""
+    """Syntax of the grammar that the whole text conforms to; "" is any text."""
+    definition: str = ""
+    """The grammar."""
+
+
+INPUT = "input"
+"""The one argument of a custom tool, as which the model sees its input."""
+
+
 class Tool(NamedTuple):
-    """A function that the model may call."""
+    """A tool that the model may call: a function, or a custom tool as a function of one text."""
 
     name: str
     description: str = ""
@@ -118,6 +131,8 @@ class Tool(NamedTuple):
     """JSON schema of the arguments; None takes no arguments."""
     strict: bool = False
     """True if calls conform to the schema also where the model decides whether to call."""
+    free_text: FreeText | None = None
+    """Input of a custom tool, see `custom_tool`."""
 
     def variables(self) -> dict[str, Any]:
         """Returns the template's variables without unset ones, as transformers does."""
@@ -127,6 +142,26 @@ class Tool(NamedTuple):
         if self.parameters is not None:
             function["parameters"] = self.parameters
         return {"type": "function", "function": function}
+
+
+def custom_tool(name: str, description: str, free_text: FreeText) -> Tool:
+    """Returns a tool whose calls have a text as their only argument.
+
+    A regular expression is a part of the schema. A Lark grammar, which a schema cannot express, is
+    told to the model there.
+    """
+    text: dict[str, Any] = {"type": "string"}
+    if free_text.syntax == "regex":
+        text["pattern"] = f"^(?:{free_text.definition})$"
+    elif free_text.syntax:
+        text["description"] = f"Text of this Lark grammar:\n{free_text.definition}"
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    return Tool(name, description, parameters, bool(free_text.syntax), free_text)
 
 
 class ToolMode(enum.Enum):
@@ -143,6 +178,9 @@ class ToolChoice(NamedTuple):
     mode: ToolMode = ToolMode.AUTO
     tool: str = ""
     """Name of the one tool to call with REQUIRED; "" is any."""
+    allowed: tuple[str, ...] = ()
+    """Names of the tools that may be called; empty is all. The prompt describes the others too, so
+    that requests share it."""
 
 
 AUTOMATIC = ToolChoice()
@@ -196,6 +234,12 @@ class Conversation:
     def offered_tools(self) -> Sequence[Tool]:
         """The tools that the prompt describes to the model."""
         return () if self.tool_choice.mode is ToolMode.NONE else self.tools
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """The offered tools that the model may call."""
+        allowed = self.tool_choice.allowed
+        return [tool for tool in self.offered_tools if not allowed or tool.name in allowed]
 
     def opening_of(self, text: Text) -> str:
         """Returns the end of the rendered text that begins the answer: what the template wrote
@@ -254,5 +298,8 @@ class Conversation:
         choice = self.tool_choice
         if choice.tool and choice.tool not in names:
             raise InvalidArgument("tool_choice.tool", choice.tool, "the name of one of tools")
+        for i, name in enumerate(choice.allowed):
+            if name not in names:
+                raise InvalidArgument(f"tool_choice.tools[{i}]", name, "the name of one of tools")
         if choice.mode is ToolMode.REQUIRED and not self.tools:
             raise InvalidArgument("tool_choice", choice.mode.name, "auto or none without tools")
