@@ -96,14 +96,14 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
 
 def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> tuple[ToolCall, ...]:
     return tuple(
-        ToolCall(call.id, call.name, _object(call.arguments or "{}", f"{field}[{i}].arguments"))
+        ToolCall(call.id, call.name, json_object(call.arguments or "{}", f"{field}[{i}].arguments"))
         for i, call in enumerate(calls)
     )
 
 
 def _tool(position: int, tool: pb.Tool) -> Tool:
     field = f"tools[{position}].parameters"
-    parameters = _object(tool.parameters, field) if tool.parameters else None
+    parameters = json_object(tool.parameters, field) if tool.parameters else None
     return Tool(tool.name, tool.description, parameters)
 
 
@@ -127,7 +127,8 @@ def _thinking(thinking: pb.Thinking) -> Thinking:
     )
 
 
-def _object(text: str, field: str) -> dict[str, Any]:
+def json_object(text: str, field: str) -> dict[str, Any]:
+    """Returns the object that a text holds. Raises InvalidArgument."""
     try:
         value = parsed(text)
     except TooMuchJson as error:

@@ -54,7 +54,11 @@ def generate_api_request(request: pb.GenerateRequest) -> ApiRequest:
 
 
 def chat_api_request(request: pb.ChatRequest) -> ApiRequest:
-    conversation = chat_codec.conversation(request)
+    return conversation_api_request(request, chat_codec.conversation(request))
+
+
+def conversation_api_request(request: pb.ChatRequest, conversation: Conversation) -> ApiRequest:
+    """Returns the request for an answer to the conversation; the message's own is not read."""
     conversation.check()
     schema = forced_schema(conversation)
     if schema is not None:

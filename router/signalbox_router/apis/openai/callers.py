@@ -1,5 +1,7 @@
 """Reads the caller of an HTTP request, and the context of the call, from its headers."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 
 from signalbox_router.apis.openai.requests.errors import http_status
@@ -25,7 +27,7 @@ class Callers:
         caller = self.identify(request)
         return CallContext(
             operation=operation,
-            transport=transport(request, is_streamed=False),
+            transport=_transport(request, is_streamed=False),
             parent=tracing.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
             time_remaining=lambda: None,
             tenant=caller.tenant,
@@ -34,7 +36,14 @@ class Callers:
         )
 
 
-def transport(request: Request, *, is_streamed: bool) -> Transport:
+def completed(call_context: CallContext, request: Request, *, streams: bool | None) -> CallContext:
+    """Returns the context completed by the body's `stream`."""
+    if not streams:
+        return call_context
+    return replace(call_context, transport=_transport(request, is_streamed=True))
+
+
+def _transport(request: Request, *, is_streamed: bool) -> Transport:
     return http_transport(
         method=request.method,
         route=request.url.path,

@@ -3,14 +3,13 @@
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader, Ids, ignored_header
-from signalbox_router.apis.openai.callers import Callers, transport
+from signalbox_router.apis.openai.callers import Callers, completed
 from signalbox_router.apis.openai.chat_response import ChatAnswer
 from signalbox_router.apis.openai.completion_response import CompletionAnswer
 from signalbox_router.apis.openai.multi_prompt import merged
@@ -121,7 +120,7 @@ class Api:
                 request, CompletionBody, into=lambda body: self._completions(request, body)
             )
         answer = CompletionAnswer(body, head)
-        updates = self._generate(many, _streamed(call_context, request, body))
+        updates = self._generate(many, completed(call_context, request, streams=body.stream))
         return _response(body, updates, answer, ids)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -131,7 +130,7 @@ class Api:
             body, (answer, ids, asked) = await self._bodies.read(
                 request, ChatBody, into=lambda body: self._chat(request, body)
             )
-        updates = self._generate([asked], _streamed(call_context, request, body))
+        updates = self._generate([asked], completed(call_context, request, streams=body.stream))
         return _response(body, updates, answer, ids)
 
     async def tokenize(self, request: Request) -> Response:
@@ -217,15 +216,6 @@ def fingerprint(version: str, model: ServedModel) -> str:
     """Returns OpenAI's system_fingerprint: it changes with the server's version and the model."""
     made_of = f"{version} {model.name} {model.architecture} {model.dtype} {model.vocab_size}"
     return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
-
-
-def _streamed(call_context: CallContext, request: Request, body: GenerationBody) -> CallContext:
-    """Returns the context completed by the body's `stream`."""
-    return (
-        replace(call_context, transport=transport(request, is_streamed=True))
-        if body.stream
-        else call_context
-    )
 
 
 def _response(

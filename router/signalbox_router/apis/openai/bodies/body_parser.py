@@ -97,9 +97,10 @@ class _List(NamedTuple):
 def _lists_to_cut(content: bytes, kind: type[Body], shape: Shape) -> list[_List]:
     """Returns the lists to parse in pieces. Raises BadRequest for a field with too many values."""
     cut = []
+    limits = {**MAX_VALUES_OF, **kind.MAX_VALUES}
     for member in shape.members:
         name, start = _key_of(content, member)
-        limit = MAX_VALUES_OF.get(name or "", MAX_VALUES)
+        limit = limits.get(name or "", MAX_VALUES)
         if limit is not None and member.num_values > limit:
             raise BadRequest(f"{name or 'the body'}: more than {limit} JSON values", name)
         if name not in _LISTS or name not in kind.model_fields or not any(member.cuts):
@@ -160,7 +161,7 @@ def _items(content: bytes, kind: type[Body], cut: _List) -> list[Any]:
         items += found
         annotation = _annotation_of(found, annotation)
         most = _MOST_PROMPTS.get(cut.name)
-        if most is not None and not isinstance(items[0], int) and len(items) > most:
+        if most is not None and isinstance(items[0], str | list) and len(items) > most:
             raise BadRequest(f"{cut.name}: more than {most} prompts", cut.name)
     return items
 

@@ -80,13 +80,15 @@ class Ids:
     Raises InvalidArgument if `request_id` is not printable ASCII, because a header repeats it.
     """
 
-    def __init__(self, prefix: str, request: Request, asked_for: str | None) -> None:
+    def __init__(
+        self, prefix: str, request: Request, asked_for: str | None, *, separator: str = "-"
+    ) -> None:
         if asked_for:
             params_validation.check_request_id(asked_for)
         header = request_ids.label_of(request.scope)
         unique = uuid.uuid4().hex
         name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
-        self.response_id = f"{prefix}-{name}"
+        self.response_id = f"{prefix}{separator}{name}"
         request_ids.name_request(request.scope, self.response_id)
         self.headers = ignored_header(request)
 

@@ -46,9 +46,11 @@ def _as_written(name: str, body: Body) -> str:
 
 def _param_of(field: str, body: Body | None) -> str:
     field = field.removeprefix("sampling_params.").removeprefix("pooling_params.")
+    if body is not None and (written := body.client_name(field)) != field:
+        return written
     field = _OF_FUNCTION.sub(r"\1.function.", _RENAMED.get(field, field))
     if not isinstance(body, GenerationBody):
-        return field if body is None else body.RENAMED.get(field, field)
+        return field
     if field.partition(".")[0] == _STRUCTURE:
         return _structure(field.removeprefix(_STRUCTURE).removeprefix("."), body)
     if field == "beam_search.width":

@@ -61,9 +61,10 @@ def completion_api_request(
 ) -> list[ApiRequest]:
     """Returns a request for each prompt; their common fields are converted once."""
     check_products(body, len(prompts))
+    _check_logprob_token_ids(body)
     request = pb.GenerateRequest(text="")
     set_field(request, "echo", body.echo or None)
-    _set_common(request, body, model)
+    set_common(request, body, model)
     params = request.sampling_params
     if only_echoes(body):
         set_field(params, "max_tokens", 1)
@@ -72,7 +73,7 @@ def completion_api_request(
     set_field(params, "logprobs", body.logprobs)
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         set_field(params, "prompt_logprobs", body.logprobs)
-    _set_truncation(request, body, model)
+    set_truncation(request, body, model)
     common = replace(
         generate_codec.generate_api_request(request),
         max_default_tokens=body.max_tokens,
@@ -101,10 +102,11 @@ def only_echoes(body: CompletionBody) -> bool:
 
 def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> ApiRequest:
     cuts_end = body.truncation_side == "right"
+    _check_logprob_token_ids(body)
     request = chat_request(body)
     set_tool_choice(request, body)
     request.request_id = request_id
-    _set_common(request, body, model)
+    set_common(request, body, model)
     params = request.sampling_params
     limit = body.max_completion_tokens
     set_field(params, "max_tokens", body.max_tokens if limit is None else limit)
@@ -112,16 +114,17 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
         set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
     elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
-    _set_truncation(request, body, model)
+    set_truncation(request, body, model)
     api_request = generate_codec.chat_api_request(request)
     return replace(api_request, truncate_end=True) if cuts_end else api_request
 
 
-def _set_common(
+def set_common(
     request: pb.GenerateRequest | pb.ChatRequest,
-    body: CompletionBody | ChatBody,
+    body: GenerationBody,
     model: ServedModel,
 ) -> None:
+    """Sets what does not depend on the kind of prompt."""
     check_lengths(body)
     check_num_allowed(body.allowed_token_ids or (), model)
     request.model = body.model or ""
@@ -134,7 +137,6 @@ def _set_common(
         request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs: they are not streamed", "prompt_logprobs")
-    _check_logprob_token_ids(body)
     params = request.sampling_params
     for name in _SAME_NAME:
         set_field(params, name, getattr(body, name))
@@ -164,7 +166,7 @@ def _check_logprob_token_ids(body: CompletionBody | ChatBody) -> None:
         raise BadRequest(f"{name}: no tokens are generated", name)
 
 
-def _set_truncation(
+def set_truncation(
     request: pb.GenerateRequest | pb.ChatRequest, body: GenerationBody, model: ServedModel
 ) -> None:
     """Sets the truncation; -1, as in vLLM, keeps the tokens that leave room for max_tokens."""

@@ -31,7 +31,7 @@ def set_structured_output(params: pb.SamplingParams, body: GenerationBody) -> No
     Raises BadRequest if the body asks for several, or for one without its schema.
     """
     asked = [
-        *_of_format(None if body.forces_call else body.response_format),
+        *_of_format(None if body.forces_call else body.asked_format),
         *_of_vllm(body.structured_outputs),
         *(("json_schema", schema) for schema in [body.guided_json] if schema is not None),
         *(("regex", regex) for regex in [body.guided_regex] if regex is not None),

@@ -34,10 +34,16 @@ class Body(BaseModel):
     """Fields of other servers, and of OpenAI and vLLM those that are not served."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Fields here by their names in inference.v1, where the kind of body decides."""
+    MAX_VALUES: ClassVar[Mapping[str, int]] = {}
+    """JSON values that a list may have, where another kind of body has a list of that name."""
     SUBJECT: ClassVar[str] = "model"
     """Field that names what the request is about, which may not be there."""
     IS_CLOSED: ClassVar[bool] = False
     """True if any other field is refused, since the object says what the answer must be."""
+
+    def client_name(self, field: str) -> str:
+        """Returns the client's name for a field of inference.v1."""
+        return self.RENAMED.get(field, field)
 
 
 class StreamOptions(Body):
@@ -220,6 +226,11 @@ class GenerationBody(Labels):
     def forces_call(self) -> bool:
         """True if the answer must be a tool call."""
         return False
+
+    @property
+    def asked_format(self) -> ResponseFormat | None:
+        """Structure of the text in OpenAI's form."""
+        return self.response_format
 
 
 class CompletionBody(GenerationBody):
