@@ -1,7 +1,7 @@
 """Which sampler draws: C++ on a CPU, Triton on CUDA, PyTorch anywhere.
 
 All give the same tokens. Before "auto" trusts Triton on the device at hand, both draw the same rows
-there in another process, as attention backends are tried (`attention/selection.py`).
+there in another process, as attention backends are tried (`models/attention/selection.py`).
 """
 
 import logging

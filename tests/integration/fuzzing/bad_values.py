@@ -112,7 +112,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
 
 ELSEWHERE = {
     "model": "NOT_FOUND instead",
-    _S + "structured_output": "compiled with limits, see test_structured_output.py",
+    _S + "structured_output": "compiled with limits, see test_structured_output_check.py",
     _S + "beam_search.early_stopping": "needs a width",
 }
 

@@ -1,7 +1,7 @@
 """Any causal language model of transformers, on our paged cache.
 
 The model's own code runs on packed tokens, [1, num_tokens], with attention replaced (see
-`transformers_attention.py`). The head is whatever the model does after its base model, so scaled
+`attention.py`). The head is whatever the model does after its base model, so scaled
 and capped logits need no knowledge of ours. The idea of a backend of models that are not ours is
 vLLM's.
 """
