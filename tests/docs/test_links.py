@@ -118,6 +118,15 @@ def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
     assert not list(faults(page))
 
 
+def test_each_page_is_linked_from_the_first_page_or_from_the_architecture() -> None:
+    linked = set()
+    for page in (ROOT / "docs" / "index.md", ROOT / "ARCHITECTURE.md"):
+        paths = (link.partition("#")[0] for link in _LINK.findall(prose(page)))
+        linked |= {(page.parent / path).resolve() for path in paths}
+    ours = {page for page in pages() if page.parent != ROOT}
+    assert not ours - linked - {ROOT / "docs" / "index.md"}
+
+
 def test_what_puts_the_packages_on_the_path_of_python_names_all_their_folders() -> None:
     where = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["where"]
     needed = set(where) - {".", "old_names"}
