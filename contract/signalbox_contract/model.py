@@ -16,8 +16,8 @@ MAX_VOCABULARY = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
-    """Arithmetic of a worker; KV may move only between workers with equal ones. See common.v1."""
+class Numerics:
+    """How a worker computes; KV may move only between equals of all fields. See common.v1."""
 
     factors: str
     kernels: str
@@ -62,7 +62,7 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     fingerprint: str = ""
     """Identity of configuration and weights; empty if there are none, as in a simulation."""
-    arithmetic: Arithmetic | None = field(default=None, compare=False)
+    numerics: Numerics | None = field(default=None, compare=False)
     """Workers of one model may differ in it; None if the worker does not say."""
     adapters: tuple[Adapter, ...] = field(default=(), compare=False)
     """LoRA adapters that are loaded, by name."""
@@ -226,7 +226,7 @@ def encode_model(model: ModelInfo) -> pb.ModelInfo:
         tokenizer_sha256=model.tokenizer_sha256,
         sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
         fingerprint=model.fingerprint,
-        arithmetic=_encode_arithmetic(model.arithmetic),
+        numerics=_encode_numerics(model.numerics),
         adapters=map(encode_adapter, model.adapters),
         pooling=None if model.pooling is None else pooling.encode_model(model.pooling),
         started_as=model.started_as,
@@ -244,27 +244,25 @@ def decode_model(message: pb.ModelInfo) -> ModelInfo:
         tokenizer_sha256=message.tokenizer_sha256,
         sampling_defaults=sampling_defaults.decode(message.sampling_defaults),
         fingerprint=message.fingerprint,
-        arithmetic=_decode_arithmetic(message.arithmetic)
-        if message.HasField("arithmetic")
-        else None,
+        numerics=_decode_numerics(message.numerics) if message.HasField("numerics") else None,
         adapters=tuple(map(decode_adapter, message.adapters)),
         pooling=pooling.decode_model(message.pooling) if message.HasField("pooling") else None,
         started_as=tuple(message.started_as),
     )
 
 
-def _encode_arithmetic(arithmetic: Arithmetic | None) -> pb.Arithmetic | None:
-    if arithmetic is None:
+def _encode_numerics(numerics: Numerics | None) -> pb.Numerics | None:
+    if numerics is None:
         return None
-    return pb.Arithmetic(
-        factors=arithmetic.factors,
-        kernels=arithmetic.kernels,
-        kv_cache_dtype=arithmetic.kv_cache_dtype,
+    return pb.Numerics(
+        factors=numerics.factors,
+        kernels=numerics.kernels,
+        kv_cache_dtype=numerics.kv_cache_dtype,
     )
 
 
-def _decode_arithmetic(message: pb.Arithmetic) -> Arithmetic:
-    return Arithmetic(
+def _decode_numerics(message: pb.Numerics) -> Numerics:
+    return Numerics(
         factors=message.factors,
         kernels=message.kernels,
         kv_cache_dtype=message.kv_cache_dtype,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_contract.model import Arithmetic, StoreCapacity, WorkerCapacity, WorkerRank
+from signalbox_contract.model import Numerics, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
     FilePath,
@@ -123,7 +123,7 @@ class WorkerConfig:
     identity: PeerIdentity = PeerIdentity()
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     eos_token_ids: frozenset[int] = frozenset()
-    arithmetic: Arithmetic | None = None
+    numerics: Numerics | None = None
     grammar_bytes: int = 0
     """Bytes that the compiled structured outputs may take together."""
     ranks: tuple[WorkerRank, ...] = ()

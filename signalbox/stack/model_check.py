@@ -82,7 +82,7 @@ def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
 
 
 def _runs_natively(settings: EngineSettings, sizes: WeightSizes) -> bool:
-    """Says whether `why_not_natively` is to find no reason, as far as settings and heads tell."""
+    """Says whether `native_unsupported_reason` finds none, as far as settings and heads tell."""
     return (
         sizes.is_native
         and settings.cpu_backend != "torch"

@@ -7,8 +7,8 @@ import pytest
 
 from signalbox_contract.model import (
     MAX_BLOCKS,
-    Arithmetic,
     ModelInfo,
+    Numerics,
     StoreCapacity,
     WorkerCapacity,
     WorkerRank,
@@ -31,7 +31,7 @@ MODEL = ModelInfo(
     tokenizer_sha256="ab",
     sampling_defaults=SamplingDefaults(model=DefaultParams(top_k=3)),
     fingerprint="cd",
-    arithmetic=Arithmetic(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16"),
+    numerics=Numerics(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16"),
     pooling=PoolingModel(task="classify", num_outputs=3, activation="softmax"),
 )
 CAPACITY = WorkerCapacity(
@@ -70,12 +70,12 @@ def test_a_model_survives_the_wire() -> None:
     data = encode_model(MODEL).SerializeToString()
     decoded = decode_model(pb.ModelInfo.FromString(data))
     assert decoded == MODEL
-    assert decoded.arithmetic == MODEL.arithmetic  # which equality of models leaves out
+    assert decoded.numerics == MODEL.numerics  # which equality of models leaves out
 
 
-def test_a_model_without_an_arithmetic_has_none_behind_the_wire() -> None:
-    data = encode_model(replace(MODEL, arithmetic=None)).SerializeToString()
-    assert decode_model(pb.ModelInfo.FromString(data)).arithmetic is None
+def test_a_model_without_numerics_has_none_behind_the_wire() -> None:
+    data = encode_model(replace(MODEL, numerics=None)).SerializeToString()
+    assert decode_model(pb.ModelInfo.FromString(data)).numerics is None
 
 
 def test_a_capacity_survives_the_wire_without_the_activations() -> None:
@@ -85,7 +85,7 @@ def test_a_capacity_survives_the_wire_without_the_activations() -> None:
 
 def test_models_differ_in_the_first_field_that_does() -> None:
     assert MODEL.difference(MODEL) is None
-    assert MODEL.difference(replace(MODEL, arithmetic=None)) is None
+    assert MODEL.difference(replace(MODEL, numerics=None)) is None
     other = replace(MODEL, vocab_size=9, dtype="float16")
     assert MODEL.difference(other) == "dtype is 'float16', but the scheduler serves 'float32'"
 

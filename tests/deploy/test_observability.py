@@ -164,7 +164,7 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_request_num_preemptions",
         "signalbox_request_params_max_tokens",
         "signalbox_request_params_n",
-        "signalbox_num_arithmetic_changes_total",
+        "signalbox_num_numerics_changes_total",
         "signalbox_copy_bytes_per_second",
         "signalbox_kv_store_bytes_per_second",
         "signalbox_kv_store_late_loads_total",  # an old name

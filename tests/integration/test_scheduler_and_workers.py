@@ -136,7 +136,7 @@ async def test_requests_of_a_killed_worker_go_on_elsewhere() -> None:
             await assert_idle(scheduler)
 
 
-async def test_requests_that_go_on_with_another_arithmetic_are_counted() -> None:
+async def test_requests_that_go_on_with_other_numerics_are_counted() -> None:
     other = dataclasses.replace(SIMULATED, kv_cache_dtype="uint32")
     async with running_scheduler(make_config()) as scheduler, router(scheduler.address) as client:
         make = simulated(step_ns=2_000_000)
@@ -146,15 +146,15 @@ async def test_requests_that_go_on_with_another_arithmetic_are_counted() -> None
             await eventually(lambda: any(len(got.tokens) > 0 for got in client.got.values()))
             await first.kill()
         await until_workers(scheduler, 0)
-        async with running_worker(scheduler.address, simulated(arithmetic=other)):
+        async with running_worker(scheduler.address, simulated(numerics=other)):
             await load
             assert_load(client, num_requests=12, max_tokens=60)
             (loop,) = scheduler.cluster.step_loops
-            num_requests = loop.scheduler.planner.arithmetic_changes.num_requests
+            num_requests = loop.scheduler.planner.numerics_changes.num_requests
             assert num_requests > 0
             registry = make_registry(lambda: metrics.samples(scheduler.cluster))
             shown = registry.get_sample_value(
-                "signalbox_num_arithmetic_changes_total",
+                "signalbox_num_numerics_changes_total",
                 {"model_name": "simulated", "worker": loop.worker_name},
             )
             assert shown == num_requests

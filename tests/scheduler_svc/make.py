@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from signalbox_contract.errors import Code
-from signalbox_contract.model import Arithmetic, ModelInfo, StoreCapacity
+from signalbox_contract.model import ModelInfo, Numerics, StoreCapacity
 from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
 from signalbox_contract.request import BeamSearchParams, Request
 from signalbox_contract.sampling_params import SamplingParams
@@ -83,7 +83,7 @@ def make_scheduler(
     cpu_prefix_cache: bool = True,
     cost: CostModel | None = None,
     grammar_bytes: int = 1 << 30,
-    arithmetic: Arithmetic | None = None,
+    numerics: Numerics | None = None,
     worker_name: str = "",
     store: StoreCapacity | None = None,
     identity: PeerIdentity | None = None,
@@ -112,7 +112,7 @@ def make_scheduler(
         preemption_mode=mode,
         eos_token_ids=frozenset({EOS}),
         grammar_bytes=grammar_bytes,
-        arithmetic=arithmetic,
+        numerics=numerics,
         identity=identity or PeerIdentity(address=worker_name),
         store=store,
     )

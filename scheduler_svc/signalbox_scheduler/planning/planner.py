@@ -13,10 +13,10 @@ from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.kv.block_manager import AllocStatus
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.planning.adapter_turns import AdapterTurns
-from signalbox_scheduler.planning.arithmetic_changes import ArithmeticChanges
 from signalbox_scheduler.planning.branch_recompute import BranchRecompute
 from signalbox_scheduler.planning.mask_turns import MaskTurns
 from signalbox_scheduler.planning.microbatch_planner import MicrobatchPlanner
+from signalbox_scheduler.planning.numerics_changes import NumericsChanges
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.preemption import Preemption
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -55,9 +55,7 @@ class Planner:
         self.microbatches = MicrobatchPlanner(config.limits.num_stages)
         self._branch_recompute = BranchRecompute(state, preemption=preemption)
         self._worker_name = config.identity.address
-        self.arithmetic_changes = ArithmeticChanges(
-            config.arithmetic, worker_name=self._worker_name
-        )
+        self.numerics_changes = NumericsChanges(config.numerics, worker_name=self._worker_name)
 
     def samples(self) -> Iterator[Sample]:
         yield counter(
@@ -67,7 +65,7 @@ class Planner:
         yield counter(
             "cpu_prefix_cache_hits", "Of those, found in CPU memory.", self.num_cpu_prefix_hits
         )
-        yield from self.arithmetic_changes.samples()
+        yield from self.numerics_changes.samples()
         yield from self.mask_turns.samples()
 
     def fill(self, plan: StepPlan, now: float) -> None:
@@ -348,7 +346,7 @@ class Planner:
             step_id=plan.step_id,
             resumes=group.has_started,
         )
-        self.arithmetic_changes.record(group)
+        self.numerics_changes.record(group)
         is_new = not group.has_started
         self._resume(group, now)
         seq = group.unfinished[0]

@@ -107,7 +107,7 @@ class GroupQueues:
         """Lets no step take a running group until it goes on, or runs no more."""
         group.is_paused = True
 
-    def go_on(self, group: SequenceGroup) -> None:
+    def resume(self, group: SequenceGroup) -> None:
         """Lets steps take a paused group again; a no-op if it runs no more."""
         if self.runs(group):
             group.is_paused = False

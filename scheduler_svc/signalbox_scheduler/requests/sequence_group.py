@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from signalbox_contract.model import Arithmetic
+from signalbox_contract.model import Numerics
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import FinishReason, RequestFailure, RequestUpdates
@@ -192,8 +192,8 @@ class SequenceGroup:
     """True while it runs, and no step takes it, because it is about to go to another worker."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
-    arithmetic: Arithmetic | None = None
-    """Arithmetic of the worker that took the group last; None before, or if it did not say."""
+    numerics: Numerics | None = None
+    """Numerics of the worker that took the group last; None before, or if it did not say."""
     masks: MaskUse | None = None
     """Set once a mask was dear, or the group sat a step out."""
     num_preemptions: int = 0

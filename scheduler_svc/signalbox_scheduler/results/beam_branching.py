@@ -60,9 +60,9 @@ class BeamGroups:
         best = group.results[0]
         settled = search.settled(start=len(best.output_token_ids), max_tokens=max_tokens)
         _append_tokens(best, settled, outcome)
-        self._go_on(group)
+        self._keep_live(group)
 
-    def _go_on(self, group: BeamGroup) -> None:
+    def _keep_live(self, group: BeamGroup) -> None:
         """Makes the group's sequences those of the live hypotheses."""
         parents, live = group.sequences, group.search.live
         heirs: set[int] = set()

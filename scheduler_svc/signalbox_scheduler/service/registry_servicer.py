@@ -305,7 +305,7 @@ def _check_tokenizer(model: ModelInfo, files: dict[str, bytes]) -> None:
 _JOINED = (
     "worker joined: %(worker)s, KV cache of %(kv_cache_tokens)d tokens and swap space of"
     " %(swap_space_tokens)d in blocks of %(block_size)d, steps of at most"
-    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens; %(arithmetic)s"
+    " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens; %(numerics)s"
 )
 
 
@@ -317,7 +317,7 @@ _QUARANTINED = (
 
 def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
     blocks, limits = scheduler.blocks, scheduler.limits
-    arithmetic = scheduler.planner.arithmetic_changes.arithmetic
+    numerics = scheduler.planner.numerics_changes.numerics
     return {
         "worker": scheduler.worker_name,
         "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
@@ -325,5 +325,5 @@ def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
         "block_size": blocks.block_size,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "arithmetic": str(arithmetic or "arithmetic unknown"),
+        "numerics": str(numerics or "numerics unknown"),
     }

@@ -177,7 +177,7 @@ class Migration:
         self.source.num_aborted += 1
         self.source.retry_later(self.group, now)
         if self.has_paused:
-            self.source.queues.go_on(self.group)
+            self.source.queues.resume(self.group)
             self.source.peer.endpoint.wake()
 
     def end(self) -> None:

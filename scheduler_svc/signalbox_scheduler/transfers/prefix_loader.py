@@ -270,12 +270,12 @@ class PrefixLoader:
             self._loads[waiting[0]].arrived.absorb(arrived)
         arrived.release()
         rest = transfer.hashes[num_blocks:] if num_blocks and not result.failed else ()
-        if waiting and from_peer and rest and self._go_on(waiting, rest, now):
+        if waiting and from_peer and rest and self._resume(waiting, rest, now):
             return
         for group in waiting:
             self._return(group, now)
 
-    def _go_on(self, waiting: list[SequenceGroup], rest: Sequence[BlockHash], now: float) -> bool:
+    def _resume(self, waiting: list[SequenceGroup], rest: Sequence[BlockHash], now: float) -> bool:
         """Fetches the rest of what another worker has lent in part, as its plan copies no more at
         a time; returns whether that pays."""
         fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)

@@ -72,7 +72,7 @@ def make_scheduler(
         identity=replace(identity, kv_format=_kv_format(model, capacity)),
         preemption_mode=config.preemption_mode,
         eos_token_ids=frozenset(model.eos_token_ids),
-        arithmetic=model.arithmetic,
+        numerics=model.numerics,
         grammar_bytes=capacity.grammar_bytes,
         ranks=capacity.ranks,
         store=capacity.store,
@@ -91,4 +91,4 @@ def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
     if not capacity.block_format:
         return ""
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
-    return f"{capacity.block_format}, {sizes}, {model.arithmetic}"
+    return f"{capacity.block_format}, {sizes}, {model.numerics}"

@@ -150,7 +150,7 @@ class WorkerSupervisor:
                 status, reason = 1, f"{name} cannot be started: {error}"
             place.worker = None
             pause_s = place.pause_s(self._clock())
-            if not self._may_go_on(reason, status):
+            if not self._may_restart(reason, status):
                 return
             again = f"it is started again after {pause_s:g} s"
             level = logging.WARNING if status else logging.INFO
@@ -168,7 +168,7 @@ class WorkerSupervisor:
             place.worker = await starting
             raise
 
-    def _may_go_on(self, reason: str, status: int) -> bool:
+    def _may_restart(self, reason: str, status: int) -> bool:
         if self._has_served.is_set() or self.workers:
             return True
         if not (failure := self._failure()).done():

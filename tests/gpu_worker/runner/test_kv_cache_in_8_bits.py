@@ -170,9 +170,9 @@ def test_the_type_is_announced(
     cpu_backend: str, kv_dtype: str, announced: str, native_tiny: Path
 ) -> None:
     runner = make_torch_runner(native_tiny, kv_dtype, cpu_backend=cpu_backend)
-    arithmetic = runner.model.arithmetic
-    assert arithmetic is not None
-    assert (arithmetic.factors, arithmetic.kv_cache_dtype) == ("float32", announced)
+    numerics = runner.model.numerics
+    assert numerics is not None
+    assert (numerics.factors, numerics.kv_cache_dtype) == ("float32", announced)
 
 
 def test_the_types_have_the_names_of_vllm_too() -> None:

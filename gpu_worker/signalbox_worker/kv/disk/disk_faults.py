@@ -49,9 +49,9 @@ class DiskFaults:
     def count(self, kind: object, text: str) -> None:
         """Counts an error, and says it if none of its kind was said."""
         self.num_failed += 1
-        self.say(kind, text)
+        self.log_once(kind, text)
 
-    def say(self, kind: object, text: str) -> None:
+    def log_once(self, kind: object, text: str) -> None:
         """Logs what concerns the user, once of each kind."""
         if kind not in self._said:
             self._said.add(kind)

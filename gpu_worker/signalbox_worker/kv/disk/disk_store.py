@@ -218,7 +218,7 @@ class DiskStore:
                 return
         except (OSError, sqlite3.Error, ValueError) as error:
             said = f"a clear failed, so that all blocks are forgotten: {error}"
-            self._faults.say("clearing", said)
+            self._faults.log_once("clearing", said)
         # All can be forgotten where a part cannot. If not even that can be done, nothing is found
         # until it is: the mark of a later clear says that this one was made, too.
         self._replace_index()
@@ -311,7 +311,7 @@ class DiskStore:
 
     def _use_index(self) -> None:
         if self._index.is_read_only:
-            self._faults.say(
+            self._faults.log_once(
                 "read-only",
                 f"{self._folder.path} cannot be written to, as its disk is full; what it has is"
                 " found, and nothing is kept, until there is space",

@@ -20,7 +20,7 @@ def load_executor(
     *,
     keys: Keys | None,
     layers: StageLayers,
-    why_not_natively: str,
+    native_unsupported_reason: str,
     progress: ReportProgress,
 ) -> TorchExecutor:
     """Loads a model, or a rank's shard of it.
@@ -28,7 +28,7 @@ def load_executor(
     Args:
         keys: where tensor-parallel ranks meet.
         layers: those of this rank's pipeline stage.
-        why_not_natively: what keeps the model from running natively, for messages.
+        native_unsupported_reason: what keeps the model from running natively, for messages.
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
@@ -38,7 +38,7 @@ def load_executor(
         keys=keys,
         layers=layers,
         progress=progress,
-        why_not_natively=why_not_natively,
+        native_unsupported_reason=native_unsupported_reason,
     )
     return _make_executor(loaded, config)
 

@@ -20,11 +20,11 @@ def attention_shape(
     cache_config: CacheConfig,
     placement: Placement,
     group: ParallelGroup,
-    why_not_natively: str,
+    native_unsupported_reason: str,
 ) -> AttentionShape:
     """Raises ModelError for a `kv_cache_dtype` that the model or the device does not take."""
     model, kv_dtype = opened.shape, cache_config.kv_cache_dtype
-    _check_kv_dtype(opened, kv_dtype, placement, why_not_natively)
+    _check_kv_dtype(opened, kv_dtype, placement, native_unsupported_reason)
     stage = group.stage(model.num_layers)
     return AttentionShape(
         num_layers=len(stage),
@@ -45,7 +45,7 @@ def attention_shape(
 
 
 def _check_kv_dtype(
-    opened: OpenedModel, kv_dtype: str, placement: Placement, why_not_natively: str
+    opened: OpenedModel, kv_dtype: str, placement: Placement, native_unsupported_reason: str
 ) -> None:
     """Raises ModelError for a type that is neither activations' nor of 8 bits, for FP8 on a GPU
     without it or with other scales, and for any beside an encoder."""
@@ -54,7 +54,7 @@ def _check_kv_dtype(
         raise ModelError(
             f"kv_cache_dtype is {kv_dtype!r}, but PyTorch's attention takes K and V in the type of "
             f"activations, which is {dtype}, and the native implementation is not used: "
-            f"{why_not_natively}; use 'auto', 'int8' or 'fp8'"
+            f"{native_unsupported_reason}; use 'auto', 'int8' or 'fp8'"
         )
     capability = compute_capability(placement.device)
     if kv_dtype == _FP8 and capability is not None and capability < _FP8_CAPABILITY:

@@ -1,7 +1,7 @@
 """Says what the bytes of a KV block depend on beside its tokens: weights, configuration, code.
 
 Blocks of two workers may stand for each other only if all of this is equal. It is stricter than
-the arithmetic of a worker, which decides what may move within a cluster: files outlive versions.
+the numerics of a worker, which decides what may move within a cluster: files outlive versions.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ def describe(
     about: dict[str, Any] = {name: getattr(model_config, name) for name in _OF_BLOCKS}
     about |= {
         "architecture": info.architecture,
-        "arithmetic": str(info.arithmetic),
+        "arithmetic": str(info.numerics),
         "backends": _ADDRESS.sub("", str(form)),
         "block": (footprint.block_size, footprint.block_bytes),
         "code": _digest(file.path for file in files if file.path.suffix in _CODE),

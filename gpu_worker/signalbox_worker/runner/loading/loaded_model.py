@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from signalbox_contract.model import Arithmetic, ModelInfo
+from signalbox_contract.model import ModelInfo, Numerics
 from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch import registry
 from signalbox_kernels.triton.kernel_cache import use_kernel_cache
@@ -73,14 +73,14 @@ def load_model(
     keys: Keys | None,
     layers: StageLayers,
     progress: ReportProgress,
-    why_not_natively: str,
+    native_unsupported_reason: str,
 ) -> LoadedModel:
     """Loads a model that is opened.
 
     Args:
         keys: where tensor-parallel ranks meet.
         layers: those of this rank's pipeline stage.
-        why_not_natively: what keeps the model from running natively.
+        native_unsupported_reason: what keeps the model from running natively.
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
@@ -90,13 +90,14 @@ def load_model(
     group = replace(join(config.parallel, device, keys), layers=layers)
     if model_config.dtype == INT16:
         raise ModelError(
-            f"dtype is '{INT16}', which takes a native program, but {why_not_natively}; use 'auto'"
+            f"dtype is '{INT16}', which takes a native program, but {native_unsupported_reason};"
+            " use 'auto'"
         )
     placement = Placement(device, _dtype(model_config.dtype, opened.source, device))
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
-    shape = attention_shape(opened, cache_config, placement, group, why_not_natively)
+    shape = attention_shape(opened, cache_config, placement, group, native_unsupported_reason)
     attention = choose_attention_backend(device_config.attention_backend, shape)
     built = _build(
         opened,
@@ -106,7 +107,7 @@ def load_model(
         placement,
         group,
         progress=progress,
-        why_not_natively=why_not_natively,
+        native_unsupported_reason=native_unsupported_reason,
     )
     kv_dtype = str(shape.kv_dtype).removeprefix("torch.")
     sampler = make_sampler(
@@ -116,7 +117,7 @@ def load_model(
     return LoadedModel(
         info=replace(
             info,
-            arithmetic=_arithmetic(built.factors, kv_dtype, device),
+            numerics=_numerics(built.factors, kv_dtype, device),
             adapters=built.adapters.slots.loaded,
         ),
         opened=opened,
@@ -159,7 +160,7 @@ def _build(
     group: ParallelGroup,
     *,
     progress: ReportProgress,
-    why_not_natively: str,
+    native_unsupported_reason: str,
 ) -> _BuiltModel:
     """Builds the model in the form that `--quantization` chooses, and loads its weights."""
     source, device = opened.source, placement.device
@@ -167,7 +168,7 @@ def _build(
     quantization = choose_quantization(
         model_config,
         source,
-        why_not_natively,
+        native_unsupported_reason,
         compute_capability(device),
         has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
     )
@@ -177,7 +178,11 @@ def _build(
             raise not_pooled(info.architecture)
         rounds = model_config.quantization != "none" and not model.loads_itself
         line = describe_form(
-            source.sizes, info.dtype, quantization, why_not_natively, rounds_activations=rounds
+            source.sizes,
+            info.dtype,
+            quantization,
+            native_unsupported_reason,
+            rounds_activations=rounds,
         )
         logger.info("%s", line)
         activations = source.sizes.activations if source.sizes is not None and rounds else ""
@@ -239,11 +244,11 @@ def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
     return dtype_for_half(device) if source.is_half else torch.float32
 
 
-def _arithmetic(factors: str, kv_dtype: str, device: torch.device) -> Arithmetic:
+def _numerics(factors: str, kv_dtype: str, device: torch.device) -> Numerics:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         name = f"sm_{major}{minor}"
     else:
         name = torch.backends.cpu.get_cpu_capability().lower()
     stored = {"float8_e4m3fn": "fp8_e4m3"}.get(kv_dtype, kv_dtype)
-    return Arithmetic(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)
+    return Numerics(factors=factors, kernels=f"torch {name}", kv_cache_dtype=stored)

@@ -35,7 +35,7 @@ _DEVICE_FILES = tuple(
 """Device files of what PyTorch calls CUDA: NVIDIA, also in WSL and on Tegra, and AMD."""
 
 
-def why_not_natively(
+def native_unsupported_reason(
     opened: OpenedModel,
     model_config: ModelConfig,
     cache_config: CacheConfig,

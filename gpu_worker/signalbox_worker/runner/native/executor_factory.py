@@ -1,4 +1,4 @@
-"""Loads a model of which `why_not_natively` is None, or a rank's shard of it, with its executor."""
+"""Loads a model that runs natively, or a rank's shard of it, with its executor."""
 
 from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.group import Group

@@ -20,9 +20,9 @@ from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.native_model import (
     NativeModel,
     NativePooling,
-    arithmetic_of,
     describe_steps,
     dtype_name,
+    numerics_of,
     report_taken,
 )
 from signalbox_worker.runner.native.program_parts import ACTIVATIONS
@@ -50,7 +50,7 @@ def why_no_encoder(opened: OpenedModel, model_config: ModelConfig) -> str | None
 def load_encoder_natively(
     opened: OpenedModel, settings: RunnerConfig, *, progress: ReportProgress
 ) -> NativeModel:
-    """Loads an encoder of which `why_not_natively` is None. Raises ModelError."""
+    """Loads an encoder of which `native_unsupported_reason` is None. Raises ModelError."""
     source, config, model_config = opened.source, opened.config, settings.model
     assert isinstance(config, EncoderConfig), "other models are decoders"
     assert opened.pooling is not None, "an encoder without pooling is refused when it is opened"
@@ -77,7 +77,7 @@ def load_encoder_natively(
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     opener = AdapterOpener(model_config, info.name, {})
     return NativeModel(
-        info=replace(info, arithmetic=arithmetic_of(program)),
+        info=replace(info, numerics=numerics_of(program)),
         program=program,
         sampler=CpuSampler(program=program, num_threads=num_threads),
         adapters=NativeAdapters(opener, program),

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from signalbox_contract.model import Arithmetic, ModelInfo
+from signalbox_contract.model import ModelInfo, Numerics
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.group import Group
@@ -100,7 +100,7 @@ def load_natively(
     group: Group | None,
     progress: ReportProgress,
 ) -> NativeModel:
-    """Loads a shard of a model of which `why_not_natively` is None. Raises ModelError.
+    """Loads a shard of a model of which `native_unsupported_reason` is None. Raises ModelError.
 
     Args:
         layers: those of the shard's stage.
@@ -147,9 +147,7 @@ def load_natively(
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, module_rows(config), share.pair)
-    info = replace(
-        info, arithmetic=arithmetic_of(program, activations), adapters=adapters.slots.loaded
-    )
+    info = replace(info, numerics=numerics_of(program, activations), adapters=adapters.slots.loaded)
     pooling = None
     if opened.pooling is not None:
         norm = FinalNorm(
@@ -166,7 +164,7 @@ def load_natively(
 
 def describe_steps(program: Program) -> None:
     """Logs how a program computes."""
-    kv_dtype = arithmetic_of(program).kv_cache_dtype
+    kv_dtype = numerics_of(program).kv_cache_dtype
     logger.debug(
         "steps run natively on %s, products in %s, K and V in %s; %s",
         program.isa.name,
@@ -176,9 +174,9 @@ def describe_steps(program: Program) -> None:
     )
 
 
-def arithmetic_of(program: Program, activations: str = "") -> Arithmetic:
+def numerics_of(program: Program, activations: str = "") -> Numerics:
     """Args: activations: type of codes that the checkpoint rounds them to, or empty."""
-    return Arithmetic(
+    return Numerics(
         factors=activations or _CODES.get(program.arithmetic, program.arithmetic),
         kernels=f"native {program.isa.name.lower()}",
         kv_cache_dtype=program.shape.kv_element.name.lower(),

@@ -24,7 +24,7 @@ from signalbox_worker.runner.loading.model_source import naming
 from signalbox_worker.runner.loading.opened_model import OpenedModel, open_with_config
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner.native.eligibility import why_not_natively
+from signalbox_worker.runner.native.eligibility import native_unsupported_reason
 from signalbox_worker.runner.native.executor_factory import load_native_executor
 from signalbox_worker.runner.native.rank_memory import meet, slot_bytes_of
 from signalbox_worker.runner.native.threads import default_num_threads
@@ -62,7 +62,9 @@ def _load_executor(
     if opened.pooling is not None:
         _check_pooling(config)
     layers = stage_layers(opened, config.parallel)
-    why_not = why_not_natively(opened, config.model, config.cache, config.device, config.parallel)
+    why_not = native_unsupported_reason(
+        opened, config.model, config.cache, config.device, config.parallel
+    )
     group: Group | str | None = why_not
     if config.parallel.tensor_parallel_size > 1:
         group = _meet(config, opened, keys, why_not)
@@ -73,7 +75,7 @@ def _load_executor(
     from signalbox_worker.runner.executors.executor_factory import load_executor
 
     return load_executor(
-        opened, config, keys=keys, layers=layers, why_not_natively=group, progress=progress
+        opened, config, keys=keys, layers=layers, native_unsupported_reason=group, progress=progress
     )
 
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from signalbox_contract.model import Adapter, Arithmetic
+from signalbox_contract.model import Adapter, Numerics
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from signalbox_worker.runner.loading.byte_tokenizer import MIN_VOCAB_SIZE
 
-SIMULATED = Arithmetic(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
+SIMULATED = Numerics(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class SimulatedConfig:
     stages: tuple[int, ...] = (1,)
     """Shares of the pipeline stages in the time of a forward pass."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
-    arithmetic: Arithmetic = SIMULATED
+    numerics: Numerics = SIMULATED
     adapters: tuple[Adapter, ...] = ()
     """Adapters, each of which changes what its requests write to their slots."""
     pooling: PoolingModel | None = None

@@ -63,7 +63,7 @@ class SimulatedExecutor(Executor):
             max_model_len=self.config.max_model_len,
             eos_token_ids=(END_OF_SEQUENCE_ID,),
             sampling_defaults=self.config.sampling_defaults,
-            arithmetic=self.config.arithmetic,
+            numerics=self.config.numerics,
             adapters=self.adapters.slots.loaded,
             pooling=self.config.pooling,
         )

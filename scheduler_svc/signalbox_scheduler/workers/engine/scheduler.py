@@ -214,8 +214,8 @@ class Scheduler:
         """Yields the counts of all parts, since the worker joined."""
         yield gauge("num_requests_running", "Requests in a worker's batch.", len(self.running))
         yield gauge("num_requests_swapped", "Requests in CPU swap.", len(self.swapped))
-        arithmetic = self.planner.arithmetic_changes.arithmetic
-        yield from self.blocks.samples(cache_dtype=arithmetic.kv_cache_dtype if arithmetic else "")
+        numerics = self.planner.numerics_changes.numerics
+        yield from self.blocks.samples(cache_dtype=numerics.kv_cache_dtype if numerics else "")
         for part in (self.output_processor, self.preemption, self.planner, self.steps, self.cost):
             yield from part.samples()
         yield from self.connector.samples()

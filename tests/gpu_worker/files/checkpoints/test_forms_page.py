@@ -177,7 +177,7 @@ def test_k_and_v_have_the_type_that_the_table_says(
         return
     runner = make_runner(path, cpu_backend=backend, **options)
     assert isinstance(runner.executor, NativeExecutor) is (backend == "auto")
-    assert runner.model.arithmetic.kv_cache_dtype == row.chosen
+    assert runner.model.numerics.kv_cache_dtype == row.chosen
     dtype = torch.float8_e4m3fn if row.chosen == "fp8_e4m3" else getattr(torch, row.chosen)
     scale = SCALE_BYTES if dtype is torch.int8 else 0
     assert bytes_of_k(runner, reference) == dtype.itemsize + scale / HEADS["head_dim"]

@@ -80,7 +80,7 @@ def test_logits_are_those_of_compressed_tensors_own_forward(
         runner = serve(name, tmp_path, backend)
     kind = "int8" if "w8a8" in name else "fp8_e4m3"
     assert f"activations are rounded to {kind} as it prescribes" in caplog.text
-    assert runner.model.arithmetic.factors == kind
+    assert runner.model.numerics.factors == kind
     assert_rounds_as(runner, torch.tensor(EXPECTED["log probabilities"][name]))
 
 
@@ -117,7 +117,7 @@ def test_without_quantization_activations_stay_floats(
     with caplog.at_level(logging.INFO):
         runner = serve(name, tmp_path, backend, quantization="none")
     assert "activations are not rounded as it prescribes" in caplog.text
-    assert runner.model.arithmetic.factors == "float32"
+    assert runner.model.numerics.factors == "float32"
     found = runner_log_probabilities(runner)
     unrounded = torch.tensor(EXPECTED["log probabilities without rounding"][name])
     assert share_of_equal(found, unrounded) == 1

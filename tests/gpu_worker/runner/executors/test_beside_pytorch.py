@@ -135,8 +135,8 @@ def test_without_a_library_torch_serves_and_one_line_warns(
 def test_pytorch_takes_the_type_of_activations_alone(native_tiny: Path) -> None:
     options = {"cpu_backend": "torch", "dtype": "float32"}
     runner = make_runner(native_tiny, kv_cache_dtype="float32", **options)
-    assert runner.model.arithmetic.kernels.startswith("torch ")
-    assert runner.model.arithmetic.factors == runner.model.arithmetic.kv_cache_dtype == "float32"
+    assert runner.model.numerics.kernels.startswith("torch ")
+    assert runner.model.numerics.factors == runner.model.numerics.kv_cache_dtype == "float32"
     with pytest.raises(ModelError, match=r"kv_cache_dtype is 'bfloat16'.*cpu_backend is 'torch'"):
         make_runner(native_tiny, kv_cache_dtype="bfloat16", **options)
 

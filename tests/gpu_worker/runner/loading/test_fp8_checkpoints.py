@@ -268,10 +268,10 @@ def test_odd_fields_of_a_configuration_are_refused_by_name_or_read(method: str) 
 
 
 @pytest.mark.usefixtures("hopper")
-def test_products_in_fp8_are_another_arithmetic(tmp_path: Path) -> None:
+def test_products_in_fp8_are_other_numerics(tmp_path: Path) -> None:
     make_model(tmp_path, "llama2", **SHAPE)
     floats, fp8 = (
-        make_runner(tmp_path, cpu_backend="torch", quantization=name).model.arithmetic
+        make_runner(tmp_path, cpu_backend="torch", quantization=name).model.numerics
         for name in ("none", "fp8")
     )
     assert (floats.factors, fp8.factors) == ("float32", "fp8_e4m3")

@@ -12,7 +12,7 @@ from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, Mode
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.loading.opened_model import open_with_config
 from signalbox_worker.runner.native import eligibility
-from signalbox_worker.runner.native.eligibility import why_not_natively
+from signalbox_worker.runner.native.eligibility import native_unsupported_reason
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -25,7 +25,9 @@ def reason(path: Path, **options: Any) -> str | None:
     model_config = part(ModelConfig, model=str(path))
     opened = open_with_config(model_config, lambda _: None)
     parallel = options.pop("parallel", ParallelConfig())
-    return why_not_natively(opened, model_config, part(CacheConfig), part(DeviceConfig), parallel)
+    return native_unsupported_reason(
+        opened, model_config, part(CacheConfig), part(DeviceConfig), parallel
+    )
 
 
 @pytest.mark.parametrize(

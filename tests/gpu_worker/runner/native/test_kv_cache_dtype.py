@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from signalbox_contract.model import Arithmetic
+from signalbox_contract.model import Numerics
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
 from signalbox_worker.config import CacheConfig
@@ -106,7 +106,7 @@ def test_a_worker_announces_how_it_computes(
     runner = make_native_runner(native_tiny, dtype=dtype, kv_cache_dtype=kv_dtype)
     factors = dtype if multiplies_bfloat16(isa) else "float32"
     assert runner.model.dtype == dtype
-    assert runner.model.arithmetic == Arithmetic(
+    assert runner.model.numerics == Numerics(
         factors=factors,
         kernels=f"native {isa.name.lower()}",
         kv_cache_dtype=factors if kv_dtype == "auto" else kv_dtype,
@@ -115,8 +115,8 @@ def test_a_worker_announces_how_it_computes(
 
 def test_activations_in_codes_are_announced_as_int8(native_tiny: Path) -> None:
     runner = make_native_runner(native_tiny, dtype="auto", quantization="int8")
-    assert runner.model.arithmetic is not None
-    assert runner.model.arithmetic.factors == "int8"
+    assert runner.model.numerics is not None
+    assert runner.model.numerics.factors == "int8"
 
 
 def test_the_line_at_start_says_that_bfloat16_rounds(

@@ -201,14 +201,14 @@ class Loaded(NamedTuple):
     """The rank holds its shard; all fields are the same on all ranks."""
 
     fingerprint: str
-    arithmetic: str
+    numerics: str
     adapters: str
     """Names and hashes of the adapters of its start."""
 
     @classmethod
     def of(cls, model: ModelInfo) -> "Loaded":
         adapters = ", ".join(map(str, model.adapters))
-        return cls(model.fingerprint, str(model.arithmetic), adapters)
+        return cls(model.fingerprint, str(model.numerics), adapters)
 
 
 class CacheReady(NamedTuple):

@@ -1,4 +1,4 @@
-"""Counts requests that a worker computes again which have tokens of another arithmetic.
+"""Counts requests that a worker computes again which have tokens of other numerics.
 
 Such a request goes on with K and V that differ in their last bits, or in their type, from those
 that its tokens were drawn with: its next tokens may not be those that the other worker would have
@@ -8,34 +8,34 @@ drawn.
 import logging
 from collections.abc import Iterator
 
-from signalbox_contract.model import Arithmetic
+from signalbox_contract.model import Numerics
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 logger = logging.getLogger(__name__)
 
 
-class ArithmeticChanges:
+class NumericsChanges:
     """Counter of the requests that one worker continues, since its lease began."""
 
-    def __init__(self, arithmetic: Arithmetic | None, *, worker_name: str) -> None:
-        self.arithmetic = arithmetic
+    def __init__(self, numerics: Numerics | None, *, worker_name: str) -> None:
+        self.numerics = numerics
         """The worker's; None if it does not say, and then nothing is counted."""
         self.num_requests = 0
         self._worker_name = worker_name
-        self._logged = set[Arithmetic]()
+        self._logged = set[Numerics]()
 
     def samples(self) -> Iterator[Sample]:
         yield counter(
-            "num_arithmetic_changes",
-            "Requests that go on here with tokens of a worker with another arithmetic.",
+            "num_numerics_changes",
+            "Requests that go on here with tokens of a worker with other numerics.",
             self.num_requests,
         )
 
     def record(self, group: SequenceGroup) -> None:
         """Takes a group that comes in."""
-        before, group.arithmetic = group.arithmetic, self.arithmetic
-        if before is None or self.arithmetic in (None, before):
+        before, group.numerics = group.numerics, self.numerics
+        if before is None or self.numerics in (None, before):
             return
         if not any(seq.output_token_ids for seq in group.sequences):
             return
@@ -43,11 +43,11 @@ class ArithmeticChanges:
         if before not in self._logged:
             self._logged.add(before)
             logger.warning(
-                "requests go on with another arithmetic: on %(worker)s %(after)s,"
+                "requests go on with other numerics: on %(worker)s %(after)s,"
                 " before %(before)s; their next tokens may differ",
                 {
                     "worker": self._worker_name,
-                    "after": str(self.arithmetic),
+                    "after": str(self.numerics),
                     "before": str(before),
                 },
             )

@@ -1,63 +1,63 @@
-"""Requests that go on at a worker with another arithmetic are counted, and named in one line."""
+"""Requests that go on at a worker with other numerics are counted, and named in one line."""
 
 import logging
 from dataclasses import replace
 
 import pytest
 
-from signalbox_contract.model import Arithmetic
+from signalbox_contract.model import Numerics
 from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.make import join_worker, make_cluster
 from tests.scheduler_svc.routers import Router, add_request, finish
 
-AMX = Arithmetic(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16")
-AVX2 = Arithmetic(factors="int8", kernels="native avx2", kv_cache_dtype="float32")
+AMX = Numerics(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16")
+AVX2 = Numerics(factors="int8", kernels="native avx2", kv_cache_dtype="float32")
 
 
 def move_requests(
-    cluster: Cluster, before: Arithmetic | None, after: Arithmetic | None, *, num_steps: int = 3
+    cluster: Cluster, before: Numerics | None, after: Numerics | None, *, num_steps: int = 3
 ) -> Scheduler:
     """Loses a worker that has two requests; returns the scheduler of the one that finishes them."""
     router = Router()
-    first, loop = join_worker(cluster, name="a", arithmetic=before)
+    first, loop = join_worker(cluster, name="a", numerics=before)
     for handle in range(2):
         add_request(cluster, router, handle, max_tokens=9)
     loop.turn(num_steps)
-    _, other = join_worker(cluster, name="b", arithmetic=after)
+    _, other = join_worker(cluster, name="b", numerics=after)
     cluster.leave(first)
     finish(cluster, other)
     assert all(router.ended[handle].failure is None for handle in range(2))
     return other.scheduler
 
 
-def test_requests_with_tokens_of_another_arithmetic_are_counted() -> None:
+def test_requests_with_tokens_of_other_numerics_are_counted() -> None:
     scheduler = move_requests(make_cluster(), AMX, AVX2)
-    assert scheduler.planner.arithmetic_changes.num_requests == 2
+    assert scheduler.planner.numerics_changes.num_requests == 2
 
 
 @pytest.mark.parametrize("field", ["factors", "kernels", "kv_cache_dtype"])
-def test_each_part_of_the_arithmetic_counts(field: str) -> None:
+def test_each_part_of_the_numerics_counts(field: str) -> None:
     scheduler = move_requests(make_cluster(), AMX, replace(AMX, **{field: "other"}))
-    assert scheduler.planner.arithmetic_changes.num_requests == 2
+    assert scheduler.planner.numerics_changes.num_requests == 2
 
 
 @pytest.mark.parametrize(("before", "after"), [(AMX, AMX), (None, AMX), (AMX, None), (None, None)])
 def test_equal_and_unknown_ones_are_not_counted(
-    before: Arithmetic | None, after: Arithmetic | None
+    before: Numerics | None, after: Numerics | None
 ) -> None:
     scheduler = move_requests(make_cluster(), before, after)
-    assert scheduler.planner.arithmetic_changes.num_requests == 0
+    assert scheduler.planner.numerics_changes.num_requests == 0
 
 
 def test_requests_without_a_token_are_not_counted() -> None:
     scheduler = move_requests(make_cluster(), AMX, AVX2, num_steps=0)
-    assert scheduler.planner.arithmetic_changes.num_requests == 0
+    assert scheduler.planner.numerics_changes.num_requests == 0
 
 
 def test_one_line_names_both_for_many_requests(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         move_requests(make_cluster(), AMX, AVX2)
-    (line,) = (line for line in caplog.messages if "another arithmetic" in line)
+    (line,) = (line for line in caplog.messages if "other numerics" in line)
     assert f"on b {AVX2}" in line
     assert f"before {AMX}" in line
