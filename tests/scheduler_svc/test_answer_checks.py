@@ -104,7 +104,7 @@ def test_a_result_has_each_draw_once_in_any_order_and_nothing_else(
     left_out: set[int],
     data: st.DataObject,
 ) -> None:
-    """However many of the first sequences are in the decode columns."""
+    """However many of the first sequences are in the decode batch."""
     group = make_check_plan().seqs[0].group
     ids = list(range(1, len(num_samples) + 1))
     seqs = [

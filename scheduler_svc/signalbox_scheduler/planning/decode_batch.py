@@ -58,7 +58,7 @@ class DecodeBatch:
             return
         for row, seq in enumerate(seqs, start=len(self.seqs)):
             seq.decode_index = row
-            seq.group.has_decode_rows = True
+            seq.group.is_in_decode_batch = True
         self.seqs = self.seqs + seqs
         self._planned += [seq.num_planned_tokens - self._num_plans for seq in seqs]
         self._computed += [seq.num_computed_tokens - self._num_answers for seq in seqs]
@@ -96,7 +96,7 @@ class DecodeBatch:
         leaving.sort(key=_row)
         self._stop_growing([seq for seq in leaving if self._grows(seq)])
         for seq in leaving:
-            seq.group.has_decode_rows = False
+            seq.group.is_in_decode_batch = False
             self._reached.pop(seq, None)
             due_at = self._num_plans + self._num_plans_left(seq, self._num_planned(seq))
             if due_at in self._due:
@@ -256,7 +256,7 @@ class DecodeBatch:
         assert self._stop_token_ids == Counter(_stop_token_ids(self.seqs))
         size, at_end = self._blocks.block_size, []
         for seq in self.seqs:
-            assert seq.group.has_decode_rows
+            assert seq.group.is_in_decode_batch
             planned, room = self._num_planned(seq), len(seq.block_table) * size
             assert self._num_computed(seq) <= planned <= min(room, _last(seq))
             index = planned // size

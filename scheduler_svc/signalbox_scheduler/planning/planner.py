@@ -158,7 +158,7 @@ class Planner:
         return not plan.seqs and not self._blocks.copies.has_swaps
 
     def _update_decode_batch(self, plan: StepPlan) -> None:
-        """Moves decoding groups into the decode batch; all leave them while blocks are short."""
+        """Moves decoding groups into the decode batch; all leave it while blocks are short."""
         if plan.is_short_of_blocks:
             self._decode_batch.release_all()
             return
@@ -178,7 +178,7 @@ class Planner:
     def _add_decodes(self, plan: StepPlan, now: float) -> None:
         """Gives each sequence that has one token left its token; none waits for a prefill."""
         left = self._most_decodes(plan)
-        others = [group for group in self._queues.running if not group.has_decode_rows]
+        others = [group for group in self._queues.running if not group.is_in_decode_batch]
         for group in others:  # the last of them may cease to run meanwhile
             if left <= 0:
                 return
@@ -215,7 +215,7 @@ class Planner:
         prompts."""
         num_tokens = self._queues.admission.num_prompt_tokens
         for group in self._queues.running:
-            if not group.has_decode_rows and plan.takes(group):
+            if not group.is_in_decode_batch and plan.takes(group):
                 num_tokens += sum(
                     seq.num_remaining_tokens
                     for seq in group.sequences
@@ -232,7 +232,7 @@ class Planner:
     def _add_prefills(self, plan: StepPlan) -> None:
         """Spends what the decodes left on prompts, in chunks."""
         for group in self._queues.running:
-            if group.has_decode_rows or group in plan.deferred_victims or not plan.takes(group):
+            if group.is_in_decode_batch or group in plan.deferred_victims or not plan.takes(group):
                 continue
             for seq in group.sequences:
                 if not plan.token_budget:

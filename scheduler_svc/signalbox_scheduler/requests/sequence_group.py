@@ -186,7 +186,7 @@ class SequenceGroup:
     """Sequences in order of branch. Until the prompt is computed there is branch 0 alone."""
     max_length: int = 0
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
-    has_decode_rows: bool = False
+    is_in_decode_batch: bool = False
     """True while the group is in its scheduler's decode batch."""
     is_paused: bool = False
     """True while it runs, and no step takes it, because it is about to go to another worker."""

@@ -120,7 +120,7 @@ class Migration:
         group = self.group
         if group.times.first_token is None:
             return False
-        return group.has_decode_rows or all(
+        return group.is_in_decode_batch or all(
             seq.num_remaining_tokens <= 1 for seq in group.unfinished
         )
 

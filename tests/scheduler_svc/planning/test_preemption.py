@@ -304,7 +304,7 @@ def test_a_beam_that_lacks_blocks_takes_those_of_a_group_that_decodes_at_once(de
     step(loop)  # a group joins the columns after its first token
     add(loop, *lost.scheduler.evacuate())
     loop.send()
-    assert young.has_decode_rows
+    assert young.is_in_decode_batch
     loop.answer()
     loop.send()
     assert young.num_preemptions == 1

@@ -121,7 +121,7 @@ def test_other_requests_overlap_while_a_search_waits_for_its_answers() -> None:
     assert loop.send()
     assert loop.send()
     assert [len(plan.seq_ids) for plan in loop.sent] == [2, 1]
-    assert not search.has_decode_rows
+    assert not search.is_in_decode_batch
     loop.run()
     assert_found(search)
     assert outputs(other) == [expected([1, 2], num_tokens=12)]

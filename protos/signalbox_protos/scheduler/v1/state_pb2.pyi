@@ -45,7 +45,7 @@ class ClusterState(_message.Message):
     def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., waiting_request_ids: _Optional[_Iterable[str]] = ..., now_ns: _Optional[int] = ..., settings: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerSchedulerState(_message.Message):
-    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_column_seq_ids", "block_bytes", "loading_request_ids", "num_moving_owners", "samples")
+    __slots__ = ("address", "is_draining", "max_num_seqs", "max_num_batched_tokens", "block_size", "running_request_ids", "swapped_request_ids", "gpu", "cpu", "inflight", "forget_seq_ids", "draining", "decode_batch_seq_ids", "block_bytes", "loading_request_ids", "num_moving_owners", "samples")
     class NumMovingOwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -65,7 +65,7 @@ class WorkerSchedulerState(_message.Message):
     INFLIGHT_FIELD_NUMBER: _ClassVar[int]
     FORGET_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    DECODE_COLUMN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_BATCH_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOADING_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVING_OWNERS_FIELD_NUMBER: _ClassVar[int]
@@ -82,12 +82,12 @@ class WorkerSchedulerState(_message.Message):
     inflight: _containers.RepeatedCompositeFieldContainer[PlannedStep]
     forget_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     draining: _containers.RepeatedCompositeFieldContainer[LiveSequence]
-    decode_column_seq_ids: _containers.RepeatedScalarFieldContainer[int]
+    decode_batch_seq_ids: _containers.RepeatedScalarFieldContainer[int]
     block_bytes: int
     loading_request_ids: _containers.RepeatedScalarFieldContainer[str]
     num_moving_owners: _containers.ScalarMap[int, int]
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_column_seq_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., loading_request_ids: _Optional[_Iterable[str]] = ..., num_moving_owners: _Optional[_Mapping[int, int]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., running_request_ids: _Optional[_Iterable[str]] = ..., swapped_request_ids: _Optional[_Iterable[str]] = ..., gpu: _Optional[_Union[BlockPool, _Mapping]] = ..., cpu: _Optional[_Union[BlockPool, _Mapping]] = ..., inflight: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., draining: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., decode_batch_seq_ids: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., loading_request_ids: _Optional[_Iterable[str]] = ..., num_moving_owners: _Optional[_Mapping[int, int]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
 
 class BlockPool(_message.Message):
     __slots__ = ("num_blocks", "num_free", "cached_blocks", "num_owners")
@@ -131,22 +131,22 @@ class PlannedStep(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., age_ns: _Optional[int] = ..., seq_ids: _Optional[_Iterable[int]] = ..., num_new_tokens: _Optional[_Iterable[int]] = ..., num_samples: _Optional[_Iterable[int]] = ..., forget_seq_ids: _Optional[_Iterable[int]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., deferred_victim_request_ids: _Optional[_Iterable[str]] = ..., is_short_of_blocks: _Optional[bool] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
-    __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "has_decode_rows", "num_lost_workers", "sequences", "prompt_token_ids")
+    __slots__ = ("explanation", "deadline_in_ns", "sampling_params", "is_in_decode_batch", "num_lost_workers", "sequences", "prompt_token_ids")
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_IN_NS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
-    HAS_DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_DECODE_BATCH_FIELD_NUMBER: _ClassVar[int]
     NUM_LOST_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     explanation: _explain_pb2.ExplainResponse
     deadline_in_ns: int
     sampling_params: _common_pb2.SamplingParams
-    has_decode_rows: bool
+    is_in_decode_batch: bool
     num_lost_workers: int
     sequences: _containers.RepeatedCompositeFieldContainer[LiveSequence]
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., has_decode_rows: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ..., deadline_in_ns: _Optional[int] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., is_in_decode_batch: _Optional[bool] = ..., num_lost_workers: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[LiveSequence, _Mapping]]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LiveSequence(_message.Message):
     __slots__ = ("seq_id", "branch", "status", "num_tokens", "num_computed_tokens", "num_inflight_tokens", "num_inflight_samples", "block_table", "num_sent_blocks", "num_cached_blocks", "is_on_worker", "finish_reason", "output_token_ids")

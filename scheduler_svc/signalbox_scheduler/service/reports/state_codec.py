@@ -62,7 +62,7 @@ def _worker(step_loop: StepLoop, now: float) -> pb.WorkerSchedulerState:
         inflight=[_step(plan, now) for plan in scheduler.in_flight],
         forget_seq_ids=scheduler.state.worker_state.forget_seq_ids,
         draining=[_sequence(seq, scheduler) for seq in scheduler.state.sequence_release.draining],
-        decode_column_seq_ids=[seq.seq_id for seq in scheduler.state.decode_batch.seqs],
+        decode_batch_seq_ids=[seq.seq_id for seq in scheduler.state.decode_batch.seqs],
         block_bytes=scheduler.cost.block_bytes,
         loading_request_ids=_ids(scheduler.loading),
         num_moving_owners=scheduler.blocks.cpu.num_holds(),
@@ -100,7 +100,7 @@ def _request(
         explanation=insight_codec.explanation(explain(group, cluster.admission, now=now), cluster),
         deadline_in_ns=None if group.deadline is None else int((group.deadline - now) * 1e9),
         sampling_params=sampling_codec.encode(group.params),
-        has_decode_rows=group.has_decode_rows,
+        is_in_decode_batch=group.is_in_decode_batch,
         num_lost_workers=group.num_lost_workers,
         sequences=[_sequence(seq, scheduler) for seq in group.sequences],
     )
