@@ -27,7 +27,7 @@ class Callers:
         caller = self.identify(request)
         return CallContext(
             operation=operation,
-            transport=_transport(request, is_streamed=False),
+            transport=transport(request, is_streamed=False),
             parent=tracing.extract(headers.get("traceparent", ""), headers.get("tracestate", "")),
             time_remaining=lambda: None,
             tenant=caller.tenant,
@@ -40,10 +40,10 @@ def completed(call_context: CallContext, request: Request, *, streams: bool | No
     """Returns the context completed by the body's `stream`."""
     if not streams:
         return call_context
-    return replace(call_context, transport=_transport(request, is_streamed=True))
+    return replace(call_context, transport=transport(request, is_streamed=True))
 
 
-def _transport(request: Request, *, is_streamed: bool) -> Transport:
+def transport(request: Request, *, is_streamed: bool) -> Transport:
     return http_transport(
         method=request.method,
         route=request.url.path,
