@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from signalbox_contract.errors import Internal, RpcError
-from signalbox_router.apis.openai.requests.errors import CLIENT_CLOSED_REQUEST
+from signalbox_router.apis.openai.requests.errors import CLIENT_CLOSED_REQUEST, NoSuchRoute
 from signalbox_router.apis.openai.route import RoutedApi
-from signalbox_router.apis.openai.streaming import error_response, json_response
+from signalbox_router.apis.openai.streaming import ErrorResponse
 from signalbox_router.http.docs_page import add_docs
 from signalbox_router.http.openapi_description import (
     ABOUT,
@@ -34,7 +34,6 @@ _NO_TELEMETRY: TelemetryConfig = {
 """FastAPI's own telemetry would double our spans, and make a trace of each probe and scrape."""
 
 
-UNKNOWN_PATH_CODE = "unknown_url"
 MAX_PATH_CHARS = 100
 """Characters of an unknown method and path that the error message repeats."""
 
@@ -53,8 +52,7 @@ def make_app(apis: Iterable[RoutedApi], *, version: str, metrics: Collect | None
     )
     for api in apis:
         for route in api.ROUTES:
-            if route.body is not None:
-                app.described.append(route.body)
+            app.describe(route)
             app.add_api_route(
                 route.path,
                 MethodType(route.handler, api),
@@ -82,7 +80,7 @@ def _metrics(collect: Collect) -> Callable[[Request], Awaitable[Response]]:
 
 async def _on_rpc_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RpcError)
-    return error_response(error, getattr(request.state, "body", None))
+    return ErrorResponse(error, getattr(request.state, "body", None))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -97,9 +95,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":  # HEAD comes here as GET
         headers["Allow"] = "GET, HEAD"
-    code = UNKNOWN_PATH_CODE if is_unknown else None
-    body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return json_response({"error": body}, status=error.status_code, headers=headers)
+    return ErrorResponse(NoSuchRoute(message, status=error.status_code, headers=headers))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -108,4 +104,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     """Answers with INTERNAL; uvicorn logs the exception."""
-    return error_response(Internal("internal error; the server's log says more"))
+    return ErrorResponse(Internal("internal error; the server's log says more"))

@@ -7,7 +7,7 @@ for a page, and the pages hold nothing of a request, a model or a tenant.
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from signalbox_contract.errors import Unauthenticated
-from signalbox_router.apis.openai.streaming import error_response
+from signalbox_router.apis.openai.streaming import ErrorResponse
 from signalbox_router.http.docs_page import ASSETS, DESCRIPTION, PAGE
 from signalbox_router.limits.api_keys import KeyRing
 
@@ -27,7 +27,7 @@ class KeyGate:
             try:
                 await self._keys.authenticate(headers)
             except Unauthenticated as error:
-                await error_response(error)(scope, receive, send)
+                await ErrorResponse(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

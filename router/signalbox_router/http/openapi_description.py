@@ -1,10 +1,9 @@
 """Describes each endpoint in /openapi.json, beside its fields: parameters, answers, errors."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
@@ -35,27 +34,6 @@ _KEY = {
 }
 
 
-class ErrorDetail(BaseModel):
-    """An error, in OpenAI's format."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    message: str
-    """Description of the error for people."""
-    type: str
-    """Kind of error, such as invalid_request_error."""
-    param: str | None
-    """Name of the invalid field, as the client wrote it."""
-    code: str | None
-    """Code for programs, such as context_length_exceeded or model_not_found."""
-
-
-class ErrorAnswer(BaseModel):
-    """Body of every answer that is not a success."""
-
-    error: ErrorDetail
-
-
 class DescribedApp(FastAPI):
     """Describes bodies that handlers read themselves, so that they are read only once.
 
@@ -65,7 +43,12 @@ class DescribedApp(FastAPI):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.described: list[type[BaseModel]] = [ErrorAnswer]
+        self._described: dict[type[BaseModel], None] = {}
+
+    def describe(self, route: Route) -> None:
+        """Describes the types that a route's own description names."""
+        types = (route.errors.answer, route.body)
+        self._described |= dict.fromkeys(one for one in types if one is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -77,7 +60,7 @@ class DescribedApp(FastAPI):
         if not self.openapi_schema:
             schema = super().openapi()
             _, definitions = models_json_schema(
-                [(model, "validation") for model in self.described],
+                [(model, "validation") for model in self._described],
                 ref_template="#/components/schemas/{model}",
             )
             schema["components"] = {
@@ -96,7 +79,7 @@ def description_of(route: Route) -> dict[str, Any]:
             media: {"schema": {"type": "object" if media == JSON else "string"}}
             for media in route.answers
         }
-    described: dict[str, Any] = {"responses": _responses(success, route.failures)}
+    described: dict[str, Any] = {"responses": _responses(success, route)}
     if route.body is not None:
         described["requestBody"] = {"required": True, "content": _json(route.body)}
     if "{name:path}" in route.path:
@@ -111,11 +94,11 @@ def description_of(route: Route) -> dict[str, Any]:
     return described
 
 
-def _responses(success: dict[str, Any], errors: Iterable[int]) -> dict[str, Any]:
-    content = _json(ErrorAnswer)
+def _responses(success: dict[str, Any], route: Route) -> dict[str, Any]:
+    content = _json(route.errors.answer)
     failures = {
         str(status): {"description": _REASONS[status], "content": content}
-        for status in sorted(errors)
+        for status in sorted(route.failures)
     }
     return {"200": success, **failures}
 

@@ -4,9 +4,12 @@ Clients build a path from a base URL with or without `/v1` and with or without a
 """
 
 import re
+from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorShape
+from signalbox_router.apis.openai.route import RoutedApi
 from signalbox_router.http.docs_page import PAGE
 
 _MODEL = re.compile("/+(v1/+)?models/(?P<name>.*[^/].*)", re.DOTALL)
@@ -66,14 +69,26 @@ NOT_SERVED = {
 
 
 class Paths:
-    """Gives the application each path in the form that its routes have."""
+    """Gives the application each path in the form that its routes have, and the shape that errors
+    have there."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorShape]) -> None:
+        """`shapes` has those of paths, and of all below each, that are not OpenAI's."""
         self._app = app
+        self._shapes = shapes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = served_path(scope["path"])
+        path = scope["path"] = served_path(scope["path"])
+        for parent, shape in self._shapes.items():
+            if path == parent or path.startswith(f"{parent}/"):
+                scope[SCOPE_KEY] = shape
         await self._app(scope, receive, send)
+
+
+def error_shapes(apis: Iterable[RoutedApi]) -> dict[str, ErrorShape]:
+    """Returns the shapes of errors that are not OpenAI's, by path."""
+    routes = (route for api in apis for route in api.ROUTES)
+    return {route.path: route.errors for route in routes if route.errors is not OPENAI_ERRORS}
 
 
 def served_path(path: str) -> str:

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from signalbox_contract.errors import Unavailable
-from signalbox_router.apis.openai.streaming import error_response
+from signalbox_router.apis.openai.error_shape import ErrorShape
+from signalbox_router.apis.openai.streaming import ErrorResponse
+from signalbox_router.http.paths import Paths
 from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
 from signalbox_rpc.http.port_limits import NORMAL, HttpLimits
 from signalbox_rpc.http.server import HttpPort
@@ -26,12 +29,14 @@ class HttpServer:
         app: ASGIApp,
         endpoint: Endpoint,
         *,
+        shapes: Mapping[str, ErrorShape],
         access: HttpAccess = NO_ACCESS,
         limits: HttpLimits = NORMAL,
     ) -> None:
+        """Makes a server; `shapes` are those of `paths.error_shapes`."""
         self._gate = _Gate(app)
         self._listener = HttpPort(
-            self._gate,
+            Paths(self._gate, shapes),
             endpoint,
             access=access,
             limits=limits,
@@ -81,7 +86,7 @@ class _Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.is_open:
             error = Unavailable("this server is shutting down", RETRY_AFTER_S)
-            await error_response(error)(scope, receive, send)
+            await ErrorResponse(error)(scope, receive, send)
             return
         self._num_running += 1
         self._idle.clear()

@@ -14,7 +14,7 @@ from signalbox_router.generation.generator import Generator
 from signalbox_router.http.app import make_app
 from signalbox_router.http.cors import shared_with
 from signalbox_router.http.key_middleware import KeyGate
-from signalbox_router.http.paths import Paths
+from signalbox_router.http.paths import error_shapes
 from signalbox_router.http.server import HttpServer
 from signalbox_router.http.write_timeout import StallGate
 from signalbox_router.limits.api_keys import KeyRing
@@ -47,13 +47,15 @@ def make_http_server(
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
-    app = make_app((api, pooling_api, adapter_api), version=config.version, metrics=shown)
+    apis = (api, pooling_api, adapter_api)
+    app = make_app(apis, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
     return HttpServer(
-        Paths(bounded),
+        bounded,
         Endpoint(host=config.host, port=config.http_port, tls=config.tls, remedy=HTTP_REMEDY),
+        shapes=error_shapes(apis),
         access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
         limits=HttpLimits(
             max_connections=config.max_http_connections,

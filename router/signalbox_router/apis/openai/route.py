@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, ErrorShape
 from signalbox_router.apis.openai.requests.types import Body
 
 ALWAYS = (401, 403, 500, 503)
@@ -28,6 +29,8 @@ class Route(NamedTuple):
     failures: tuple[int, ...] = ALWAYS
     answers: tuple[str, ...] = (JSON,)
     """Media types of an answer; empty if it has no body."""
+    errors: ErrorShape = OPENAI_ERRORS
+    """Shape of the errors of the path and of all paths below it."""
 
 
 class RoutedApi(Protocol):

@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from signalbox_contract.errors import Internal, RpcError
-from signalbox_router.apis.openai.requests.errors import error_body, error_headers, status_of
+from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorShape
+from signalbox_router.apis.openai.requests.errors import error_headers, status_of
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.requests.active_request import Update
@@ -70,10 +71,19 @@ def json_content(content: bytes, *, status: int = 200, headers: Headers | None =
     return Response(content, status, headers=headers, media_type="application/json")
 
 
-def error_response(error: RpcError, body: Body | None = None) -> Response:
-    """Returns an error's response; `body` is the request's, if it could be read."""
-    headers = error_headers(error)
-    return json_response(error_body(error, body), status=status_of(error), headers=headers)
+class ErrorResponse(Response):
+    """An error, in the shape of the API that the request was for."""
+
+    def __init__(self, error: RpcError, body: Body | None = None) -> None:
+        """`body` is the request's, if it could be read."""
+        super().__init__(status_code=status_of(error))
+        self._error, self._body = error, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shape: ErrorShape = scope.get(SCOPE_KEY, OPENAI_ERRORS)
+        content = shape.body(self._error, self._body, scope)
+        headers = {**error_headers(self._error), **shape.headers(scope)}
+        await json_response(content, status=self.status_code, headers=headers)(scope, receive, send)
 
 
 class GeneratedResponse(Response):

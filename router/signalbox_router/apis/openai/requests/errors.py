@@ -5,6 +5,7 @@ A field that is not served is a 400, because SDKs retry after a 5xx.
 
 import math
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,6 +43,7 @@ _MESSAGES = {
 }
 """Replacements for pydantic's messages that use Python's terms, by type of error."""
 UNSUPPORTED_CODE = "unsupported_parameter"
+UNKNOWN_PATH_CODE = "unknown_url"
 MEDIA_TYPE_CODE = "unsupported_content_type"
 _CODES = {
     Code.UNIMPLEMENTED: UNSUPPORTED_CODE,
@@ -80,7 +82,18 @@ class UnsupportedCoding(UnsupportedMediaType):
     """The body's declared coding is not one that the router decodes."""
 
 
+class NoSuchRoute(RpcError):
+    """The path, or its method, is not served."""
+
+    def __init__(self, message: str, *, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
 def status_of(error: RpcError) -> int:
+    if isinstance(error, NoSuchRoute):
+        return error.status
     if isinstance(error, BodyTooLarge):
         return 413
     return 415 if isinstance(error, UnsupportedMediaType) else http_status(error.code)
@@ -100,14 +113,20 @@ def error_body(error: RpcError, body: Body | None = None) -> dict[str, Any]:
     return {
         "error": {
             "message": bounded(message),
-            "type": TYPES.get(status, "internal_error"),
+            "type": _type(error, status),
             "param": None if param is None else _cut(param),
             "code": _code(error),
         }
     }
 
 
+def _type(error: RpcError, status: int) -> str:
+    return TYPES[400] if isinstance(error, NoSuchRoute) else TYPES.get(status, "internal_error")
+
+
 def _code(error: RpcError) -> str | None:
+    if isinstance(error, NoSuchRoute):
+        return UNKNOWN_PATH_CODE if error.status == HTTPStatus.NOT_FOUND else None
     if isinstance(error, ContextOverflow):
         return CONTEXT_CODE
     if isinstance(error, NotServed):
@@ -119,6 +138,8 @@ def _code(error: RpcError) -> str | None:
 
 def error_headers(error: RpcError) -> dict[str, str]:
     """Returns the headers that say when or how to retry, or stop OpenAI's SDKs from doing so."""
+    if isinstance(error, NoSuchRoute):
+        return dict(error.headers)
     if isinstance(error, Retryable) and error.retry_after_s is not None:
         return {"retry-after": str(math.ceil(error.retry_after_s))}
     if isinstance(error, UnsupportedCoding):
