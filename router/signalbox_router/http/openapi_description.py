@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from signalbox_router.apis.openai.route import JSON, Route
+from signalbox_router.limits.api_keys import PLAIN_HEADER
 
 ABOUT = (
     "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, and Cohere's for"
@@ -27,10 +28,10 @@ _REASONS = {
     503: "No worker serves the model, or the server is shutting down; see `retry-after`.",
     504: "The request took longer than its deadline.",
 }
-_KEY = {
-    "type": "http",
-    "scheme": "bearer",
-    "description": "An API key, if the server asks for one.",
+_ASKED = "An API key, if the server asks for one."
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": _ASKED},
+    "key": {"type": "apiKey", "in": "header", "name": PLAIN_HEADER, "description": _ASKED},
 }
 
 
@@ -65,9 +66,9 @@ class DescribedApp(FastAPI):
             )
             schema["components"] = {
                 "schemas": definitions["$defs"],
-                "securitySchemes": {"key": _KEY},
+                "securitySchemes": _KEYS,
             }
-            schema["security"] = [{}, {"key": []}]
+            schema["security"] = [{}, *({name: []} for name in _KEYS)]
         return self.openapi_schema or schema
 
 

@@ -26,6 +26,8 @@ from signalbox_rpc.lifetime.limited_program import ProgramLimits, command
 logger = logging.getLogger(__name__)
 
 HEADER = "authorization"
+PLAIN_HEADER = "x-api-key"
+"""Header of Anthropic's clients, with the key alone; `authorization` precedes it."""
 MAX_HEADER_CHARS = 1024
 WALL_LIMIT_S = 120.0
 """Seconds in which a changed file is read on a busy machine."""
@@ -120,7 +122,8 @@ class KeyRing:
         self._loading: asyncio.Task[None] | None = None
 
     async def authenticate(self, metadata: Metadata) -> ApiKey:
-        """Returns the key of `authorization: Bearer KEY`. Raises Unauthenticated."""
+        """Returns the key of `authorization: Bearer KEY` or `x-api-key: KEY`. Raises
+        Unauthenticated."""
         if self._state() != self._seen:
             await self._renew()
         return self.find(metadata)
@@ -128,7 +131,7 @@ class KeyRing:
     def find(self, metadata: Metadata) -> ApiKey:
         """Returns the key as the file was when the call came in. Raises Unauthenticated."""
         try:
-            digest = hashlib.sha256(_bearer(metadata)).digest()
+            digest = hashlib.sha256(_key_in(metadata)).digest()
             if (key := self._table.find(digest) or self._unlimited.get(digest)) is None:
                 raise Unauthenticated("this API key is not known")
         except Unauthenticated:
@@ -204,14 +207,18 @@ def _state_in(head: dict[str, Any]) -> State | None:
     return tuple(head["state"]) if "state" in head else None
 
 
-def _bearer(metadata: Metadata) -> bytes:
-    shown = [value for name, value in metadata or () if name.lower() == HEADER]
-    if len(shown) != 1:
-        what = "no API key; send" if not shown else f"{len(shown)} values of {HEADER}; send one"
+def _key_in(metadata: Metadata) -> bytes:
+    headers: dict[str, list[str]] = {HEADER: [], PLAIN_HEADER: []}
+    for name, value in metadata or ():
+        if (shown := headers.get(name.lower())) is not None:
+            shown.append(value.decode("latin-1") if isinstance(value, bytes) else value)
+    name = HEADER if headers[HEADER] else PLAIN_HEADER
+    values = headers[name]
+    if len(values) != 1:
+        what = f"{len(values)} values of {name}; send one" if values else "no API key; send"
         raise Unauthenticated(f"{what} `{HEADER}: Bearer KEY`")
-    value = shown[0].decode("latin-1") if isinstance(shown[0], bytes) else shown[0]
-    scheme, _, key = value.partition(" ")
-    if scheme.lower() != "bearer" or not key or len(value) > MAX_HEADER_CHARS:
+    scheme, _, key = values[0].partition(" ") if name == HEADER else ("bearer", "", values[0])
+    if scheme.lower() != "bearer" or not key or len(values[0]) > MAX_HEADER_CHARS:
         raise Unauthenticated(f"send `{HEADER}: Bearer KEY`")
     return key.strip().encode("utf-8", "replace")
 
