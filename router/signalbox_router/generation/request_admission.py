@@ -212,6 +212,7 @@ class Admission:
             model=model,
             defaults=model.sampling_defaults,
             max_default_tokens=api_request.max_default_tokens,
+            cuts_max_tokens=api_request.cuts_max_tokens,
             bad_words=prompt.bad_words,
         )
 

@@ -26,7 +26,7 @@ class GenerationParams:
     ignore_eos, the model's end-of-sequence ids."""
     max_tokens: int
     max_tokens_is_default: bool = False
-    """True if the client set no max_tokens, so that the scheduler may lower it."""
+    """True if the scheduler may lower it: the client set none, or its API has it cut."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False

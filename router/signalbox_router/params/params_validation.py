@@ -129,6 +129,7 @@ def resolve_params(
     model: ServedModel,
     defaults: SamplingDefaults,
     max_default_tokens: int | None = None,
+    cuts_max_tokens: bool = False,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> GenerationParams:
     """Applies the defaults to checked fields, and checks limits that depend on the prompt's
@@ -137,10 +138,13 @@ def resolve_params(
     Args:
         defaults: the model's, which take precedence over those of inference.proto.
         max_default_tokens: bounds a max_tokens that comes from defaults.
+        cuts_max_tokens: True if a max_tokens beyond the window is cut, by the scheduler for its
+            own window, too.
         bad_words: the tokens of the fields' bad words.
     """
     caps = (max_default_tokens, defaults.fields().get("max_tokens"))
-    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model, caps)
+    may_cut = cuts_max_tokens or "max_tokens" not in fields
+    max_tokens = _resolve_max_tokens(fields, num_prompt_tokens, model, caps, may_cut=may_cut)
     fields = with_defaults(fields, defaults)
     n, best_of, num_logprobs = fields.get("n", 1), fields.get("best_of"), fields.get("logprobs")
     if fields.get("logprob_token_ids"):
@@ -155,7 +159,7 @@ def resolve_params(
             bad_words=bad_words,
         ),
         max_tokens=max_tokens,
-        max_tokens_is_default="max_tokens" not in fields,
+        max_tokens_is_default=may_cut,
         stop=tuple(fields.get("stop", ())),
         include_stop_str_in_output=fields.get("include_stop_str_in_output", False),
         ignore_eos=fields.get("ignore_eos", False),
@@ -205,15 +209,16 @@ def _resolve_max_tokens(
     num_prompt_tokens: int,
     model: ServedModel,
     caps: Iterable[int | None],
+    *,
+    may_cut: bool,
 ) -> int:
     room = model.max_model_len - num_prompt_tokens
-    if "max_tokens" not in fields:
-        return min((room, *(cap for cap in caps if cap is not None)))
-    max_tokens: int = fields["max_tokens"]
-    if max_tokens > room:
+    asked = (fields["max_tokens"],) if "max_tokens" in fields else caps
+    max_tokens = min((room, *(cap for cap in asked if cap is not None)))
+    if not may_cut and max_tokens < fields["max_tokens"]:
         raise ContextOverflow(
             "sampling_params.max_tokens",
-            max_tokens,
+            fields["max_tokens"],
             f"at most {room}, as the prompt has {counted(num_prompt_tokens, 'token')}",
             window=model.max_model_len,
         )

@@ -70,6 +70,8 @@ class ApiRequest:
     """The fields that are set, by proto name."""
     max_default_tokens: int | None = None
     """Default of an API for max_tokens, if `sampling` does not contain it."""
+    cuts_max_tokens: bool = False
+    """True if a max_tokens beyond the window is cut, and not refused."""
     truncate_prompt_tokens: int | None = None
     """Tokens to keep of the prompt: its last; if it is pooled, its first, and -1 is all that
     fit."""

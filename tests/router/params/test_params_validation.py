@@ -29,10 +29,14 @@ def is_accepted(**fields: Any) -> bool:
     return True
 
 
-def resolve(num_prompt_tokens: int = 10, **fields: Any) -> Any:
+def resolve(num_prompt_tokens: int = 10, *, cuts: bool = False, **fields: Any) -> Any:
     check_sampling(fields, MODEL)
     return resolve_params(
-        fields, num_prompt_tokens=num_prompt_tokens, model=MODEL, defaults=NO_DEFAULTS
+        fields,
+        num_prompt_tokens=num_prompt_tokens,
+        model=MODEL,
+        defaults=NO_DEFAULTS,
+        cuts_max_tokens=cuts,
     )
 
 
@@ -249,6 +253,9 @@ def test_max_tokens_fit_the_window(num_prompt_tokens: int, max_tokens: int) -> N
     else:
         with pytest.raises(InvalidArgument, match=rf"{num_prompt_tokens} tokens?.*: {max_tokens}"):
             resolve(num_prompt_tokens, max_tokens=max_tokens)
+    cut = resolve(num_prompt_tokens, cuts=True, max_tokens=max_tokens)
+    assert cut.max_tokens == min(max_tokens, MAX_MODEL_LEN - num_prompt_tokens)
+    assert cut.max_tokens_is_default  # a scheduler whose window is shorter cuts it further
 
 
 def test_max_tokens_default_to_what_the_window_leaves() -> None:
