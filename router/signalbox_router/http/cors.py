@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from signalbox_router.apis.agents import OMITTED_HEADER
 from signalbox_router.apis.openai.bodies.unknown_fields import IGNORED_HEADER
 from signalbox_rpc.http import request_ids
 
-READABLE_HEADERS = (request_ids.HEADER, IGNORED_HEADER, "retry-after", "x-should-retry")
+READABLE_HEADERS = (
+    request_ids.HEADER, IGNORED_HEADER, OMITTED_HEADER, "request-id", "retry-after",
+    "x-should-retry",
+)  # fmt: skip
 
 
 def shared_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

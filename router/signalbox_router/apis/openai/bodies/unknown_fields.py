@@ -66,7 +66,7 @@ def check_unknown(body: Body, *, refuses: bool) -> list[str]:
         if len(ignored) == MAX_UNKNOWN:
             raise BadRequest(f"the body has more than {MAX_UNKNOWN} unknown fields", param)
         ignored[general] = None
-    return [_escaped(name) for name in ignored]
+    return [escaped(name) for name in ignored]
 
 
 def check_served(kind: type[Body], fields: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _set_meant(one: Unknown, foreign: Foreign, param: str) -> None:
 
 def header_of(names: Sequence[str]) -> dict[str, str]:
     """Returns the header that lists ignored fields; empty if there are none."""
-    return {IGNORED_HEADER: _named(names)} if names else {}
+    return {IGNORED_HEADER: named(names)} if names else {}
 
 
 class IgnoredLog:
@@ -119,7 +119,7 @@ class IgnoredLog:
         self._seen: set[str] = set()
 
     def record(self, names: Sequence[str]) -> None:
-        text = _named(names)
+        text = named(names)
         is_new = text not in self._seen and len(self._seen) < MAX_LOGGED_SETS
         if is_new:
             self._seen.add(text)
@@ -190,12 +190,13 @@ def _general(place: str) -> str:
     return "[".join([parts[0], *("]" + part.partition("]")[2] for part in parts[1:])])
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
+    """Returns the first MAX_NAMED of some escaped names as one text."""
     rest = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f", and {rest} more" if rest > 0 else "")
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
     """Returns a name that can end neither a header nor a log line, cut to a length."""
     head = name[: MAX_NAME_CHARS + 1].encode("unicode_escape").decode("ascii")
     return _cut(head.replace(",", "\\x2c"))
