@@ -141,8 +141,7 @@ class CommandParser(argparse.ArgumentParser):
                     for one in group._group_actions:
                         is_flag = one.option_strings and not isinstance(one, _Help)
                         if is_flag and _is_about(one, group.title or "", word):
-                            flag = next(s for s in one.option_strings if s.startswith("--"))
-                            yield f"{name}: {flag}"
+                            yield f"{name}: {min(one.option_strings, key=_is_short)}"
                 yield from (f"{name} {line}" for line in command.flags_about(word))
 
     def fill_once(self) -> None:
@@ -275,7 +274,13 @@ def _commands(action: argparse.Action) -> dict[str, CommandParser]:
     return dict(action.choices) if is_choice else {}  # type: ignore[arg-type]
 
 
+def _is_short(flag: str) -> bool:
+    return not flag.startswith("--")
+
+
 def _is_about(action: argparse.Action, group: str, word: str) -> bool:
+    if action.help == argparse.SUPPRESS:  # of a setting that is gone
+        return False
     texts = [*action.option_strings, action.dest, group, str(action.help)]
     if isinstance(action, argparse._SubParsersAction):
         texts += action.choices
