@@ -12,8 +12,9 @@ from signalbox_contract.columns import (
 )
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sampling_params import LIMITS, SamplingParams
-from signalbox_contract.structured_output import constraint_codec, grammar_cost
+from signalbox_contract.structured_output import constraint_codec, grammar_cost, scope
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED
+from signalbox_contract.structured_output.scope import WHOLE
 from signalbox_protos.common.v1 import common_pb2 as pb
 
 _NUMBERS = (*LIMITS, "num_logprobs", "num_prompt_logprobs")
@@ -38,6 +39,9 @@ def decode(message: pb.SamplingParams) -> SamplingParams:
         bad_words=tuple(_token_ids(run.token_ids, "bad_words") for run in message.bad_words),
         structured_output=constraint_codec.read(message),
         grammar_cost=grammar_cost.decode(message.grammar_cost),
+        constraint_scope=scope.decode(message.constraint_scope)
+        if message.HasField("constraint_scope")
+        else WHOLE,
         logprob_token_ids=_token_ids(message.logprob_token_ids, "logprob_token_ids"),
     )
 
@@ -69,4 +73,6 @@ def encode(params: SamplingParams) -> pb.SamplingParams:
     constraint_codec.write(message, params.structured_output)
     if params.grammar_cost != UNMEASURED:
         message.grammar_cost.CopyFrom(grammar_cost.encode(params.grammar_cost))
+    if params.constraint_scope != WHOLE:
+        message.constraint_scope.CopyFrom(scope.encode(params.constraint_scope))
     return message

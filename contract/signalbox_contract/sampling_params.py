@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED, GrammarCost
+from signalbox_contract.structured_output.scope import WHOLE, Scope
 
 GREEDY_BELOW = 1e-5
 """Least temperature that samples; below it the likeliest token is taken."""
@@ -121,6 +122,8 @@ class SamplingParams:
     """The kind, as the proto names it, and its texts."""
     grammar_cost: GrammarCost = UNMEASURED
     """CPU time and memory for compiling `structured_output`."""
+    constraint_scope: Scope = WHOLE
+    """Parts of the sequence that `structured_output` applies to."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens reported beside each sampled one instead of the likeliest; num_logprobs is 0 then."""
 
@@ -168,6 +171,9 @@ def _list_faults(params: SamplingParams, vocab_size: int) -> Iterator[_Fault]:
     for _, bias in params.logit_bias:
         if not BIAS.holds(bias):
             yield _Fault("logit_biases", bias, str(BIAS))
+    scope = params.constraint_scope
+    if scope.max_reasoning_tokens is not None and not scope.closing_token_ids:
+        yield _Fault("constraint_scope.closing_token_ids", (), "a token that ends the reasoning")
     if not all(params.bad_words):
         yield _Fault("bad_words", (), "runs of at least one token")
     if len(set(biased)) < len(biased):
@@ -178,6 +184,7 @@ def _list_faults(params: SamplingParams, vocab_size: int) -> Iterator[_Fault]:
         ("allowed_token_ids", params.allowed_token_ids),
         ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words", bad_tokens),
+        ("constraint_scope", tuple(scope.token_ids)),
     ):
         for value in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= value < vocab_size:

@@ -10,6 +10,7 @@ from signalbox_contract.columns import pack_float32, pack_int32
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sampling_params import Limit, SamplingParams
 from signalbox_contract.structured_output.grammar_cost import GrammarCost
+from signalbox_contract.structured_output.scope import Scope
 from signalbox_protos.common.v1 import common_pb2 as pb
 
 EVERYTHING = SamplingParams(
@@ -31,6 +32,15 @@ EVERYTHING = SamplingParams(
     num_prompt_logprobs=2,
     structured_output=("or_calls", "calls: A", "choice", "yes", "no"),
     grammar_cost=GrammarCost(cpu_ns=1_200_000_000, peak_bytes=90 << 20),
+    constraint_scope=Scope(
+        is_open=True,
+        opening_token_ids=(1,),
+        closing_token_ids=(2, 3),
+        max_reasoning_tokens=0,
+        marker_token_ids=(4,),
+        is_repeated=True,
+        is_required=False,
+    ),
     logprob_token_ids=(8, 0, 8),
 )
 

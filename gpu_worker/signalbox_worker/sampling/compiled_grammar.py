@@ -1,9 +1,10 @@
-"""A compiled structured output, and where one sequence stands in it.
+"""A compiled structured output, and where one sequence stands in it and around it.
 
 All sequences of a constraint share the compiled grammar, which llguidance lets grow while masks are
 computed: its lexer adds states. When they are as many as may be, the grammar is compiled anew.
 Where a sequence stands follows from its known tokens alone, and is caught up with when a mask is
-asked for. So a sequence that resumes, forks or moves needs nothing more than its tokens.
+asked for. So a sequence that resumes, forks or moves needs nothing more than its tokens. In the
+free text around a constraint there is no matcher, and a token costs a look-up.
 """
 
 import logging
@@ -17,9 +18,10 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from signalbox_contract.structured_output.grammar import GrammarError
+from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.sequence_failures import STRUCTURED_OUTPUT
-from signalbox_worker.sampling.token_constraints import Mask
+from signalbox_worker.sampling.token_constraints import Mask, make_mask
 
 logger = logging.getLogger(__name__)
 
@@ -63,82 +65,135 @@ class Grammar:
 
     def __init__(
         self,
-        compiled: "Future[CompiledGrammar]",
+        compiled: "Future[CompiledGrammar] | None",
+        scope: Scope = WHOLE,
         *,
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        """Makes the state of a sequence without output; without a constraint if `compiled` is
+        None."""
         self._compiled = compiled
+        self._scope = scope
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._matcher: LLMatcher | None = None
-        self._num_consumed = 0
         self.mask_ns = 0
-        """CPU time of the last mask."""
+        """CPU time of the last mask; 0 in free text, which needs no matcher."""
+        self._has_matched = False
+        self.begin_again()
 
     def fork(self) -> "Grammar":
         """Returns the state of a branch, which reads its own tokens from the first on."""
         return Grammar(
-            self._compiled, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+            self._compiled,
+            self._scope,
+            vocab_size=self._vocab_size,
+            eos_token_ids=self._eos_token_ids,
         )
 
     def begin_again(self) -> None:
         """Drops the matcher; the output is read again when a mask is needed."""
-        self._matcher, self._num_consumed = None, 0
+        scope = self._scope
+        self._matcher: LLMatcher | None = None
+        self._num_consumed = 0
+        self._is_free = scope.is_open or not scope.is_required or self._compiled is None
+        self._num_reasoned = 0 if scope.is_open else None
+        """Tokens of the reasoning so far; None outside of it."""
 
-    def mask(self, output: Int32Array) -> Mask:
-        """Returns what may follow the output, as AllowedTokens holds it.
+    def mask(self, output: Int32Array) -> Mask | None:
+        """Returns what may follow the output, as AllowedTokens holds it; None if anything may.
 
         Raises GrammarError if the output does not conform, the constraint does not compile, or the
         mask takes more CPU time than it may.
         """
-        compiled = self._wait()
-        start_ns = time.thread_time_ns()
+        start_ns, self._has_matched = time.thread_time_ns(), False
         try:
-            mask = self._filled(compiled, output)
+            self._catch_up(output)
+            mask = self._mask_of_free_text() if self._is_free else self._filled(output)
         finally:
-            self.mask_ns = time.thread_time_ns() - start_ns
+            self.mask_ns = time.thread_time_ns() - start_ns if self._has_matched else 0
         if self.mask_ns > MAX_MASK_CPU_S * 1e9:
             raise GrammarError(
                 f"{STRUCTURED_OUTPUT} takes more than {MAX_MASK_CPU_S * 1e3:g} ms for a token"
             )
         return mask
 
-    def _filled(self, compiled: CompiledGrammar, output: Int32Array) -> Mask:
+    def _mask_of_free_text(self) -> Mask | None:
+        scope, most = self._scope, self._scope.max_reasoning_tokens
+        if most is not None and self._num_reasoned is not None and self._num_reasoned >= most:
+            return make_mask(scope.closing_token_ids[:1], vocab_size=self._vocab_size)
+        if not scope.is_required or self._compiled is None:
+            return None
+        return ~make_mask(self._eos_token_ids, vocab_size=self._vocab_size)
+
+    def _filled(self, output: Int32Array) -> Mask:
         words = np.zeros((1, -(-self._vocab_size // 32)), dtype=np.int32)
-        matcher = self._caught_up(compiled, output)
-        self._fill(matcher, words)
-        if matcher.is_error() and _TOO_MANY_STATES in matcher.get_error() and compiled.renew():
-            matcher = self._caught_up(compiled, output)
-            self._fill(matcher, words)
+        matcher = self._fill(words)
+        if matcher.is_error() and _TOO_MANY_STATES in matcher.get_error():
+            assert self._compiled is not None
+            if self._compiled.result().renew():
+                self._catch_up(output)
+                matcher = self._fill(words)
         if matcher.is_error():
             raise GrammarError(f"{STRUCTURED_OUTPUT} is too complex for the next token")
         mask: Mask = words[0].view(np.uint32)
-        if matcher.is_accepting() or matcher.is_stopped():
-            for token_id in self._eos_token_ids:
-                mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+        also = self._eos_token_ids if matcher.is_accepting() or matcher.is_stopped() else ()
+        if not self._num_consumed:
+            also += self._scope.opening_token_ids
+        for token_id in also:
+            mask[token_id // 32] |= np.uint32(1 << token_id % 32)
         return mask
 
-    @staticmethod
-    def _fill(matcher: LLMatcher, words: Int32Array) -> None:
+    def _fill(self, words: Int32Array) -> LLMatcher:
+        matcher = self._begun()
         if not matcher.is_stopped():
             fill_next_token_bitmask(matcher, words)
-
-    def _caught_up(self, compiled: CompiledGrammar, output: Int32Array) -> LLMatcher:
-        """Passes new tokens to the matcher, up to the end of the sequence."""
-        if self._matcher is None:
-            self._matcher = compiled.matcher.deep_copy()
-            compiled.add_user(self)
-        matcher = self._matcher
-        for token_id in output[self._num_consumed :].tolist():
-            if not matcher.is_stopped() and not matcher.consume_token(token_id):
-                if _TOO_MANY_STATES in matcher.get_error():
-                    break  # `_filled` sees it too
-                raise GrammarError(f"token {token_id} does not conform to {STRUCTURED_OUTPUT}")
-        self._num_consumed = len(output)
         return matcher
 
+    def _begun(self) -> LLMatcher:
+        """Returns the matcher of the constraint that applies now."""
+        self._has_matched = True
+        if self._matcher is None:
+            compiled = self._wait()
+            self._matcher = compiled.matcher.deep_copy()
+            compiled.add_user(self)
+        return self._matcher
+
+    def _catch_up(self, output: Int32Array) -> None:
+        """Reads new tokens, up to the end of the sequence."""
+        for token_id in output[self._num_consumed :].tolist():
+            if self._is_free:
+                self._read_free(token_id)
+            elif not self._num_consumed and token_id in self._scope.opening_token_ids:
+                self._is_free, self._num_reasoned = True, 0
+            else:
+                self._match(token_id)
+            self._num_consumed += 1
+
+    def _read_free(self, token_id: int) -> None:
+        scope = self._scope
+        if token_id in scope.marker_token_ids and self._compiled is not None:
+            self._is_free, self._num_reasoned = False, None
+            self._match(token_id)
+        elif self._num_reasoned is None:
+            if not self._num_consumed and token_id in scope.opening_token_ids:
+                self._num_reasoned = 0
+        elif token_id in scope.closing_token_ids:
+            self._num_reasoned = None
+            self._is_free = scope.is_repeated or self._compiled is None
+        else:
+            self._num_reasoned += 1
+
+    def _match(self, token_id: int) -> None:
+        matcher = self._begun()
+        if not matcher.is_stopped() and not matcher.consume_token(token_id):
+            if _TOO_MANY_STATES not in matcher.get_error():  # otherwise `_filled` sees it, too
+                raise GrammarError(f"token {token_id} does not conform to {STRUCTURED_OUTPUT}")
+        elif self._scope.is_repeated and matcher.is_accepting():
+            self._is_free, self._matcher = True, None
+
     def _wait(self) -> CompiledGrammar:
+        assert self._compiled is not None
         wait([self._compiled], timeout=COMPILE_LIMIT_S)
         if not self._compiled.done():
             raise GrammarError(f"{STRUCTURED_OUTPUT} takes too long to compile")

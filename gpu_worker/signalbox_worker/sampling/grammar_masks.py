@@ -18,6 +18,7 @@ class Masks(NamedTuple):
     """Allowed next tokens by sequence, or the reason why none is."""
 
     found: dict[int, Mask]
+    """Those of free text are left out, unless something may not follow."""
     refused: dict[int, str]
     cpu_ns: dict[int, int]
     """CPU time of each mask that was computed, or begun."""
@@ -36,9 +37,11 @@ def step_masks(asked: Mapping[int, tuple[Grammar, Int32Array]]) -> Masks:
             )
             continue
         try:
-            masks.found[owner] = grammar.mask(output)
+            if (mask := grammar.mask(output)) is not None:
+                masks.found[owner] = mask
         except GrammarError as error:
             masks.refused[owner] = str(error)
-        masks.cpu_ns[owner] = grammar.mask_ns
-        cpu_ns += grammar.mask_ns
+        if grammar.mask_ns:
+            masks.cpu_ns[owner] = grammar.mask_ns
+            cpu_ns += grammar.mask_ns
     return masks

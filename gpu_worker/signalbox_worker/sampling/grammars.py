@@ -25,6 +25,7 @@ from signalbox_contract.structured_output.grammar_cost import (
     UNMEASURED,
     GrammarCost,
 )
+from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_worker.sampling.compiled_grammar import CompiledGrammar, Grammar, fault_of
 
 MEMORY_BYTES = 1 << 30
@@ -117,10 +118,20 @@ class Grammars:
             for constraint in list(self._kept) if constraints is None else constraints:
                 self._forget(constraint)
 
-    def grammar(self, constraint: Constraint, cost: GrammarCost = UNMEASURED) -> Grammar:
-        """Returns the state of a sequence that has no output yet."""
+    def grammar(
+        self,
+        constraint: Constraint | None,
+        cost: GrammarCost = UNMEASURED,
+        scope: Scope = WHOLE,
+    ) -> Grammar:
+        """Returns the state of a sequence that has no output yet.
+
+        Args:
+            constraint: None only bounds the reasoning.
+        """
         return Grammar(
-            self.prepare(constraint, cost),
+            None if constraint is None else self.prepare(constraint, cost),
+            scope,
             vocab_size=self._model.vocab_size,
             eos_token_ids=self._model.eos_token_ids,
         )

@@ -1,7 +1,10 @@
 """Structured outputs on a worker: what a sequence may draw follows from its tokens alone."""
 
 import json
+import re
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +12,12 @@ import pytest
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.structured_output.grammar import GrammarError
+from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.sampling.compiled_grammar import CompiledGrammar, Grammar
+from signalbox_worker.sampling.grammar_masks import step_masks
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.token_constraints import Mask
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
@@ -37,7 +43,8 @@ def ids(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
 
-def allowed(mask: Mask) -> set[int]:
+def allowed(mask: Mask | None) -> set[int]:
+    assert mask is not None
     bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
 
@@ -90,6 +97,70 @@ def test_a_grammar_that_reads_at_once_stands_where_one_that_reads_on_does(
         assert allowed(reading_on.mask(output[:length])) == expected, length
 
 
+ANSWER = Scope(opening_token_ids=(ord("{"),), closing_token_ids=(ord("}"),))
+"""Of a model that may begin with reasoning in braces."""
+OPEN = Scope(is_open=True, closing_token_ids=(ord("}"),), marker_token_ids=(ord("a"),))
+SHORT = Scope(is_open=True, closing_token_ids=(ord("}"),), max_reasoning_tokens=2)
+CALLS = Scope(marker_token_ids=(ord("a"),), is_repeated=True, is_required=False)
+REASONED = replace(CALLS, closing_token_ids=(ord("}"),), max_reasoning_tokens=2, is_open=True)
+CHANNELS = replace(CALLS, is_required=True)
+ANYTHING = None
+NO_END = set(range(259)) - {END_OF_SEQUENCE_ID}
+
+
+@pytest.mark.parametrize(
+    ("scope", "output", "expected"),
+    [
+        (ANSWER, "", letters("a{")),
+        (ANSWER, "a", letters("b")),
+        (ANSWER, "{", NO_END),
+        (ANSWER, "{abab", NO_END),
+        (ANSWER, "{x}", letters("a")),
+        (ANSWER, "{x}ab", {END_OF_SEQUENCE_ID}),
+        (OPEN, "", NO_END),
+        (OPEN, "x}", letters("a")),
+        (OPEN, "xa", letters("b")),  # a call ends the reasoning
+        (SHORT, "x", NO_END),
+        (SHORT, "xx", letters("}")),
+        (SHORT, "xx}", letters("a")),
+        (SHORT, "}a", letters("b")),
+        (CALLS, "", ANYTHING),
+        (CALLS, "xa", letters("b")),
+        (CALLS, "xab", ANYTHING),
+        (CALLS, "xab ya", letters("b")),
+        (REASONED, "xx", letters("}")),
+        (REASONED, "x}xx", ANYTHING),
+        (REASONED, "xa", letters("b")),
+        (REASONED, "xabxxx", ANYTHING),
+        (CHANNELS, "", letters("a")),
+        (CHANNELS, "abx", NO_END),
+        (CHANNELS, "abxa", letters("b")),
+    ],
+)
+def test_a_constraint_holds_where_it_applies(
+    grammars: Grammars, scope: Scope, output: str, expected: set[int] | None
+) -> None:
+    """The same mask whether the output is read token by token, at once, or by a fork."""
+    reading_on = grammars.grammar(("regex", "ab"), scope=scope)
+    tokens = ids(output)
+    masks = [reading_on.mask(tokens[:length]) for length in range(len(tokens) + 1)]
+    masks += [one.mask(tokens) for one in (reading_on.fork(), reading_on)]
+    reading_on.begin_again()
+    for mask in (*masks[len(tokens) :], reading_on.mask(tokens)):
+        assert (None if mask is None else allowed(mask) & set(range(259))) == expected
+
+
+def test_free_text_needs_no_matcher(grammars: Grammars) -> None:
+    never = Future[CompiledGrammar]()  # is never compiled
+    free = Grammar(never, CALLS, vocab_size=300, eos_token_ids=(END_OF_SEQUENCE_ID,))
+    bounded = grammars.grammar(None, scope=SHORT)
+    masks = step_masks(
+        {1: (free, ids("xyz")), 2: (bounded, ids("x}yz")), 3: (bounded.fork(), ids("xx"))}
+    )
+    assert allowed(masks.found.pop(3)) == letters("}")
+    assert not (masks.found or masks.refused or masks.cpu_ns)
+
+
 def test_tokens_after_the_end_are_not_read(grammars: Grammars) -> None:
     grammar = grammars.grammar(("regex", "ab?"))
     output = np.array([*ids("a"), END_OF_SEQUENCE_ID, 7, 7], dtype=np.int32)
@@ -137,33 +208,47 @@ def draw_to_the_end(table: SequenceTable, runner: SimulatedRunner, seq_id: int) 
 
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, structured_output=("regex", "[a-f]{3}-[0-9]{3}"))
+LATE = replace(PARAMS, constraint_scope=replace(SHORT, max_reasoning_tokens=4))
 
 
-def whole_output(runner: SimulatedRunner, table: SequenceTable) -> list[int]:
-    new = make_new(1, PROMPT, [0, 1, 2, 3, 4, 5], params=PARAMS)
+def whole_output(
+    runner: SimulatedRunner, table: SequenceTable, params: SamplingParams
+) -> list[int]:
+    new = make_new(1, PROMPT, [0, 1, 2, 3, 4, 5], params=params)
     first = table.append_tokens(runner.execute(table.apply(make_step(1, new=[new]))))
     return [*first.token_ids.tolist(), *draw_to_the_end(table, runner, 1)]
 
 
-def test_a_sequence_that_resumes_goes_on_where_it_was(grammars: Grammars) -> None:
+@pytest.mark.parametrize("num_known", [2, 5, 6])
+@pytest.mark.parametrize("params", [PARAMS, LATE], ids=["whole", "late"])
+def test_a_sequence_that_resumes_goes_on_where_it_was(
+    grammars: Grammars, params: SamplingParams, num_known: int
+) -> None:
     runner = make_runner()
-    whole = whole_output(runner, make_table(runner, grammars))
-    assert whole[3] == ord("-")
+    whole = whole_output(runner, make_table(runner, grammars), params)
+    assert re.fullmatch("[a-f]{3}-[0-9]{3}", bytes(whole[-8:-1]).decode())
+    assert (ord("}") in whole[:5]) is (params is LATE)
     assert whole[-1] == END_OF_SEQUENCE_ID
     table = make_table(runner, make_grammars())  # of another worker
-    tokens = [*PROMPT, *whole[:5]]
+    tokens = [*PROMPT, *whole[:num_known]]
     resumed = make_new(
-        9, tokens, [6, 7, 8, 9, 10, 11], params=PARAMS, num_prompt_tokens=len(PROMPT)
+        9, tokens, [6, 7, 8, 9, 10, 11], params=params, num_prompt_tokens=len(PROMPT)
     )
     first = table.append_tokens(runner.execute(table.apply(make_step(1, new=[resumed]))))
-    assert [*whole[:5], *first.token_ids.tolist(), *draw_to_the_end(table, runner, 9)] == whole
+    rest = [*first.token_ids.tolist(), *draw_to_the_end(table, runner, 9)]
+    assert [*whole[:num_known], *rest] == whole
     table.check()
 
 
-def test_branches_go_their_own_ways(grammars: Grammars) -> None:
+@pytest.mark.parametrize(
+    "scope", [WHOLE, Scope(opening_token_ids=(ord("n"),), closing_token_ids=(ord("o"),))]
+)
+def test_branches_go_their_own_ways(grammars: Grammars, scope: Scope) -> None:
     runner = make_runner()
     table = make_table(runner, grammars)
-    params = SamplingParams(temperature=1.0, seed=5, structured_output=("choice", "yes", "no"))
+    params = SamplingParams(
+        temperature=1.0, seed=5, structured_output=("choice", "yes", "no"), constraint_scope=scope
+    )
     new = make_new(1, PROMPT, [0, 1, 2, 3], params=params, num_samples=2)
     drawn = table.append_tokens(
         runner.execute(table.apply(make_step(1, new=[new])))
@@ -171,10 +256,9 @@ def test_branches_go_their_own_ways(grammars: Grammars) -> None:
     assert set(drawn) <= letters("yn")
     forks = [Fork(1, 1, 0, ord("y")), Fork(1, 2, 1, ord("n"))]
     step = make_step(2, forks=forks, running={1: 1, 2: 1})
-    assert table.append_tokens(runner.execute(table.apply(step))).token_ids.tolist() == [
-        ord("e"),
-        ord("o"),
-    ]
+    first, second = table.append_tokens(runner.execute(table.apply(step))).token_ids.tolist()
+    assert first == ord("e")
+    assert (second == ord("o")) is (scope is WHOLE)  # otherwise the second branch reasons
     table.check()
 
 

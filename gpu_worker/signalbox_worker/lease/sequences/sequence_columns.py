@@ -160,16 +160,22 @@ class SequenceRows:
     def _rules(self, new: NewSequence) -> TokenRules | None:
         params = new.params
         lists = (params.logit_bias, params.allowed_token_ids, params.bad_words)
-        is_ruled = params.structured_output is not None or any(map(len, lists))
+        is_ruled = self._has_grammar(params) or any(map(len, lists))
         if not is_ruled and not params.min_tokens:
             return None
         return make_rules(params, vocab_size=self.vocab_size, eos_token_ids=self._eos_token_ids)
 
     def _grammar(self, params: SamplingParams) -> Grammar | None:
-        constraint = params.structured_output
-        if constraint is None:
+        if not self._has_grammar(params):
             return None
-        return self._compiler.grammar(constraint, params.grammar_cost)
+        return self._compiler.grammar(
+            params.structured_output, params.grammar_cost, params.constraint_scope
+        )
+
+    @staticmethod
+    def _has_grammar(params: SamplingParams) -> bool:
+        bounds_reasoning = params.constraint_scope.max_reasoning_tokens is not None
+        return params.structured_output is not None or bounds_reasoning
 
 
 def _taller(array: Int32Array, num_rows: int, *, used: int) -> Int32Array:

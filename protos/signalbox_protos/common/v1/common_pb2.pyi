@@ -207,7 +207,7 @@ class TraceContext(_message.Message):
     def __init__(self, traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "num_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "logit_bias_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "structured_output", "logprob_token_ids", "grammar_cost")
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "stop_token_ids", "num_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "logit_bias_token_ids", "logit_biases", "allowed_token_ids", "bad_words", "num_prompt_logprobs", "structured_output", "logprob_token_ids", "grammar_cost", "constraint_scope")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class SamplingParams(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_COST_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINT_SCOPE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
@@ -248,7 +249,26 @@ class SamplingParams(_message.Message):
     structured_output: StructuredOutput
     logprob_token_ids: bytes
     grammar_cost: GrammarCost
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ..., grammar_cost: _Optional[_Union[GrammarCost, _Mapping]] = ...) -> None: ...
+    constraint_scope: ConstraintScope
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ..., grammar_cost: _Optional[_Union[GrammarCost, _Mapping]] = ..., constraint_scope: _Optional[_Union[ConstraintScope, _Mapping]] = ...) -> None: ...
+
+class ConstraintScope(_message.Message):
+    __slots__ = ("is_open", "opening_token_ids", "closing_token_ids", "max_reasoning_tokens", "marker_token_ids", "is_repeated", "is_required")
+    IS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    OPENING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MARKER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
+    IS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    is_open: bool
+    opening_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    closing_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_reasoning_tokens: int
+    marker_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    is_repeated: bool
+    is_required: bool
+    def __init__(self, is_open: _Optional[bool] = ..., opening_token_ids: _Optional[_Iterable[int]] = ..., closing_token_ids: _Optional[_Iterable[int]] = ..., max_reasoning_tokens: _Optional[int] = ..., marker_token_ids: _Optional[_Iterable[int]] = ..., is_repeated: _Optional[bool] = ..., is_required: _Optional[bool] = ...) -> None: ...
 
 class TokenRun(_message.Message):
     __slots__ = ("token_ids",)
