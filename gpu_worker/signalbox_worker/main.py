@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from signalbox_protos.worker.v1 import worker_pb2_grpc
@@ -15,12 +16,11 @@ from signalbox_rpc.transport.listening_ports import (
     METRICS_REMEDY,
     UNSPECIFIED_HOSTS,
     Endpoint,
-    check_free,
     join_address,
 )
 from signalbox_rpc.transport.server import INTERNAL_MAX_RECEIVE_BYTES, Server
 from signalbox_rpc.transport.shutdown import run_until_signalled
-from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_rpc.transport.tls import TlsConfig, check_files
 from signalbox_worker.device.device_errors import exit_message
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.service.registration_client import HAND_OVER_S, Registration
@@ -60,9 +60,7 @@ async def run(
     raises.
     """
     host, tls, metrics = settings.host, settings.tls, settings.metrics
-    check_free(host, settings.port)  # before the model is loaded, which may take minutes
-    if metrics.port:
-        check_free(host, metrics.port, remedy=METRICS_REMEDY)
+    _check_listening(settings)  # before the model is loaded, which may take minutes
     async with reporting(startup or Startup(), settings.scheduler, tls=tls) as end_reports:
         worker = await Worker.load(
             make_runner,
@@ -94,6 +92,16 @@ async def run(
             await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
             worker.close(f"rank 0 ends: {error}")
             raise
+
+
+def _check_listening(settings: WorkerSettings) -> None:
+    """Raises BindError or TlsError unless the ports may be opened, with these certificates."""
+    check_files(settings.tls)
+    endpoint = Endpoint(host=settings.host, port=settings.port, tls=settings.tls)
+    endpoint.check(names_callers=True)
+    if settings.metrics.port:
+        of_metrics = replace(endpoint, port=settings.metrics.port, remedy=METRICS_REMEDY)
+        of_metrics.check(names_callers=True)
 
 
 def make_server(worker: Worker, *, host: str, port: int, tls: TlsConfig) -> Server:
