@@ -5,7 +5,8 @@ rewrites it there (`signalbox_contract.structured_output.grammar`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import reference_to
@@ -25,6 +26,14 @@ def marker(text: str, vocabulary: Vocabulary) -> str:
     """Returns a marker: its token, or the text where the vocabulary has none."""
     token_id = vocabulary.token_id(text)
     return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def written(text: str, markers: Iterable[str], vocabulary: Vocabulary) -> list[str]:
+    """Returns the parts of a text with markers in it: tokens, and the text between them."""
+    tokens = [one for one in markers if vocabulary.token_id(one) is not None]
+    tokens.sort(key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, tokens))})", text) if tokens else [text]
+    return [marker(part, vocabulary) if part in tokens else literal(part) for part in parts if part]
 
 
 def repeated(rule: str, separator: str, *, is_parallel: bool) -> str:

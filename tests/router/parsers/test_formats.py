@@ -114,9 +114,16 @@ def tokenizer_of(name: str, *, has_markers: bool) -> tuple[Vocabulary, LLTokeniz
     return Vocabulary(backend, vocab_size=size), LLTokenizer(backend.to_str(), eos_token=eos)
 
 
-def draw(matcher: Any, tokenizer: LLTokenizer, rng: random.Random) -> list[int] | None:
-    """Returns tokens that the masks admit; None if they do not end in time."""
+def draw(
+    matcher: Any, tokenizer: LLTokenizer, rng: random.Random, goals: Iterable[str]
+) -> list[int] | None:
+    """Returns tokens that the masks admit; None if they do not end in time.
+
+    Args:
+        goals: texts that are often gone on with, as they end what would not end by chance.
+    """
     words, tokens = allocate_token_bitmask(1, tokenizer.vocab_size), list[int]()
+    text, bytewise = b"", {tokenizer.decode_bytes([i]): i for i in range(tokenizer.vocab_size)}
     while len(tokens) < MAX_DRAWN_TOKENS:
         if matcher.is_accepting() and (matcher.is_stopped() or rng.random() < 0.3):
             return tokens
@@ -126,11 +133,27 @@ def draw(matcher: Any, tokenizer: LLTokenizer, rng: random.Random) -> list[int] 
         allowed = [i for i in allowed if i != tokenizer.eos_token]
         if not allowed:
             break
-        closing = [i for i in allowed if _closes(tokenizer.decode_bytes([i]))]
         is_late = rng.random() < len(tokens) / MAX_DRAWN_TOKENS
-        tokens.append(rng.choice(closing if closing and is_late else allowed))
-        assert matcher.consume_token(tokens[-1])
+        may_begin = is_late and rng.random() < 0.4
+        wanted = [bytewise[byte] for byte in _next_bytes(text, goals, may_begin=may_begin)]
+        wanted = [i for i in wanted if i in allowed and rng.random() < 0.9]
+        closing = [i for i in allowed if _closes(tokenizer.decode_bytes([i]))]
+        if rng.random() < 0.5:
+            wanted = [i for i in allowed if tokenizer.is_special_token(i)] or wanted
+        chosen = rng.choice(wanted or (closing if closing and is_late else allowed))
+        tokens.append(chosen)
+        text += tokenizer.decode_bytes([chosen])
+        assert matcher.consume_token(chosen)
     return tokens if matcher.is_accepting() else None
+
+
+def _next_bytes(text: bytes, goals: Iterable[str], *, may_begin: bool) -> list[bytes]:
+    """Returns the bytes that go on with the goals at the end of a text, longest first."""
+    found = []
+    for goal in map(str.encode, goals):
+        lengths = [n for n in range(len(goal)) if text.endswith(goal[:n]) and (n or may_begin)]
+        found += [(length, goal[length : length + 1]) for length in lengths[-1:]]
+    return [byte for length, byte in found if length == max(found)[0]]
 
 
 def _closes(piece: bytes) -> bool:
@@ -147,9 +170,10 @@ def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) 
     marked = frozenset(format_.markers) if has_markers else frozenset()
     schemas = {tool.name: tool.parameters or {"maxProperties": 0} for tool in TOOLS}
     rng = random.Random(name)
+    goals = [before + marker for marker in format_.markers for before in ("", "\n")]
     num_calls = num_cut = 0
     while num_calls < NUM_DRAWN:
-        tokens = draw(matcher.deep_copy(), tokenizer, rng)
+        tokens = draw(matcher.deep_copy(), tokenizer, rng, goals)
         if tokens is None:
             num_cut += 1
             assert num_cut < NUM_DRAWN
@@ -163,7 +187,7 @@ def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) 
         num_calls += len(calls)
     single = format_.grammar(TOOLS, vocabulary=vocabulary, is_parallel=False)
     matcher = compile_grammar(("calls", single), tokenizer)
-    drawn = [draw(matcher.deep_copy(), tokenizer, rng) for _ in range(8)]
+    drawn = [draw(matcher.deep_copy(), tokenizer, rng, goals) for _ in range(8)]
     texts = [text_of(vocabulary, tokens, marked) for tokens in drawn if tokens is not None]
     assert {len(read(make_parser(format_, marked=marked), text)[1]) for text in texts} == {1}
     print(f"{name}: {num_calls} calls, and {num_cut} answers cut by length")

@@ -1,0 +1,252 @@
+"""Arguments that formats write as raw text, each between markers of its own, as XML does.
+
+A text stands there as it is, without the marker that ends it. Any other value is JSON, also where
+the schema leaves the type open; there the parser takes what is no JSON as a text.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output.schema.patterns import plain_pattern
+from signalbox_contract.structured_output.schema.references import flatten
+from signalbox_contract.structured_output.schema.vocabulary import (
+    TYPES,
+    Budget,
+    NotSupported,
+    SchemaError,
+    definition_of,
+    type_name,
+    types_of,
+    values_of,
+)
+from signalbox_router.parsers.call_rules import literal, schema_rule
+from signalbox_router.prompt.chat.conversation import Tool
+
+TEXT = frozenset({"string"})
+_MAX_STEPS = 1000
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Values as templates write them that leave them to Python."""
+_NOT_IN_TEXT = ("not", "if")
+"""Keywords that no regular expression of ours says."""
+_OF_ALL_ARGUMENTS = (
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas",
+    "minProperties", "maxProperties", "propertyNames", "patternProperties",
+)  # fmt: skip
+"""Keywords that a grammar of arguments one by one cannot enforce."""
+_ANY_TEXT = "/(?s:.*)/"
+
+
+@dataclass(frozen=True)
+class ArgumentSchemas:
+    """The schemas of one tool's arguments."""
+
+    properties: Mapping[str, Any]
+    """By the names of the arguments."""
+    others: Any
+    """The schema of arguments that are not declared; False allows none."""
+    required: frozenset[str]
+    definitions: Mapping[str, Any]
+    """What the schemas refer to."""
+
+    @staticmethod
+    def of(tool: Tool | None, *, is_enforced: bool) -> "ArgumentSchemas":
+        """Returns the schemas of a tool's arguments; None is an unknown tool, with any arguments.
+
+        As in closed schemas, there are no others where some are declared and nothing is said of
+        them. Raises SchemaError for a schema that is to be enforced and cannot be.
+        """
+        if tool is None:
+            return _ANYTHING
+        if tool.parameters is None:
+            return ArgumentSchemas({}, False, frozenset(), {})
+        try:
+            schema, definitions = flatten(dict(tool.parameters))
+        except (SchemaError, RecursionError):
+            if is_enforced:
+                raise
+            return _ANYTHING
+        for keyword in _OF_ALL_ARGUMENTS if is_enforced else ():
+            if keyword in schema:
+                raise _not_supported(keyword, "all arguments")
+        properties = schema.get("properties") or {}
+        others = schema.get("additionalProperties", not properties)
+        required = frozenset(schema.get("required") or ())
+        properties |= dict.fromkeys(sorted(required - properties.keys()), others)
+        return ArgumentSchemas(properties, others, required, definitions)
+
+    def types(self, key: str) -> frozenset[str]:
+        """Returns the types that the schema of an argument allows."""
+        return self.types_of(self.properties.get(key, self.others))
+
+    def types_of(self, schema: Any) -> frozenset[str]:
+        """Returns the types that a schema allows; all of them if it is too deep to tell."""
+        try:
+            return self._types(schema, Budget(_MAX_STEPS))
+        except (SchemaError, RecursionError):
+            return TYPES
+
+    def _types(self, schema: Any, budget: Budget) -> frozenset[str]:
+        budget.spend()
+        if not isinstance(schema, dict):
+            return TYPES
+        types, values = types_of(schema), values_of(schema)
+        if values is not None:
+            types &= {type_name(value) for value in values}
+        if "$ref" in schema:
+            types &= self._types(self.definitions[definition_of(schema["$ref"])], budget)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                parts = [self._types(part, budget) for part in schema[keyword]]
+                types &= frozenset().union(*parts)
+        for part in schema.get("allOf", ()):
+            types &= self._types(part, budget)
+        return types
+
+    def document(self, schema: Any) -> Mapping[str, Any]:
+        """Returns a schema with the definitions that it refers to."""
+        if not isinstance(schema, dict):
+            return {}
+        needed: dict[str, Any] = {}
+        waiting = [schema]
+        while waiting:
+            found = re.findall(r'"\$ref": "#/\$defs/([^"]*)"', json.dumps(waiting.pop()))
+            for name in found:
+                if name in self.definitions and name not in needed:
+                    needed[name] = self.definitions[name]
+                    waiting.append(needed[name])
+        return {**schema, "$defs": needed} if needed else schema
+
+    def terms(self, schema: Any) -> list[str]:
+        """Returns regular expressions in Lark; a text of the schema matches all of them.
+
+        Raises SchemaError for a keyword that is not enforced.
+        """
+        return self._terms(schema, Budget(_MAX_STEPS))
+
+    def _terms(self, schema: Any, budget: Budget) -> list[str]:
+        budget.spend()
+        if not isinstance(schema, dict):
+            return []
+        for keyword in _NOT_IN_TEXT:
+            if keyword in schema:
+                raise _not_supported(keyword, "a text")
+        terms = []
+        if (values := values_of(schema)) is not None:
+            terms.append(_any_of([literal(one) for one in values if isinstance(one, str)]))
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        if least or most != "":
+            terms.append(f"/(?s:.{{{least},{most}}})/")
+        if "pattern" in schema:
+            terms.append(_pattern(schema["pattern"]))
+        if "$ref" in schema:
+            terms += self._terms(self.definitions[definition_of(schema["$ref"])], budget)
+        for part in schema.get("allOf", ()):
+            terms += self._terms(part, budget)
+        for keyword in ("anyOf", "oneOf"):
+            parts = [self._terms(part, budget) for part in schema.get(keyword, ())]
+            if keyword == "oneOf" and not all(map(_lists_values, schema.get(keyword, ()))):
+                raise _not_supported(keyword, "a text")
+            if parts and all(parts):
+                terms.append(_any_of([f"({' & '.join(part)})" for part in parts]))
+        return terms
+
+
+_ANYTHING = ArgumentSchemas({}, True, frozenset(), {})
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Returns the JSON of an argument's text."""
+    if types != TEXT:
+        plain = text.strip()
+        for one in (plain, _PYTHON.get(plain, "")):
+            try:
+                value = json.loads(one, strict=False, parse_constant=_no_constant)
+            except (ValueError, RecursionError):
+                continue
+            if type_name(value) in types or "string" not in types:
+                return json.dumps(value, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
+
+
+def ends_within_string(text: str) -> bool:
+    """Returns whether JSON ends within a string, so that what follows is not the end of a value."""
+    return len(re.findall(r'(?<!\\)(?:\\\\)*"', text)) % 2 == 1
+
+
+def value_rules(
+    name: str,
+    schemas: ArgumentSchemas,
+    schema: Any,
+    *,
+    is_free: bool,
+    end: Sequence[str],
+    stop: str,
+) -> list[str]:
+    """Returns rules for the value of an argument and the marker that ends it.
+
+    Args:
+        is_free: True for any text.
+        end: the texts and tokens that end the value, in Lark.
+        stop: the text that may not be in a value that is text; "" if the end is a token.
+    """
+    if not is_free and schemas.types_of(schema) != TEXT:
+        rule = schema_rule(f"{name}_json", schemas.document(schema))
+        return [f"{name}: {name}_json {' '.join(end)}", rule]
+    terms = [_ANY_TEXT, *([] if is_free else schemas.terms(schema))]
+    if stop:
+        terms.append(f"~/(?s:.*){_escaped(re.escape(stop))}(?s:.*)/")
+    # A text and what follows are one terminal, as a text may begin like its end.
+    inner, outer = (end[:1], end[1:]) if end[0].startswith('"') else ((), end)
+    text = f"({' & '.join(terms)})"
+    return [
+        f"{name}: {' '.join((name.upper(), *outer))}",
+        f"{name.upper()}: {' '.join((text, *inner))}",
+    ]
+
+
+def refused(position: int, tool: Tool, reason: str) -> InvalidArgument:
+    """Returns the error for a tool whose calls a format cannot write.
+
+    Args:
+        position: the tool's among all.
+    """
+    return InvalidArgument(f"tools[{position}].parameters", tool.name, reason=reason)
+
+
+def _not_supported(keyword: str, of: str) -> SchemaError:
+    return NotSupported(keyword, f"of {of} is not supported in the format of the model's calls")
+
+
+def _lists_values(schema: Any) -> bool:
+    return isinstance(schema, dict) and bool(schema.keys() & {"const", "enum"})
+
+
+def _any_of(terms: Sequence[str]) -> str:
+    return f"({' | '.join(terms)})" if terms else r"/[^\s\S]/"
+
+
+def _pattern(pattern: str) -> str:
+    """Returns a regular expression of the texts in which a pattern is found.
+
+    Anchors are taken around the whole; llguidance refuses others.
+    """
+    inner, begin, end = pattern, "(?s:.*)", "(?s:.*)"
+    if "|" not in re.sub(r"\\.|\(.*\)", "", pattern):
+        if inner.startswith("^"):
+            inner, begin = inner[1:], ""
+        if re.search(r"(?<!\\)(?:\\\\)*\$\Z", inner):
+            inner, end = inner[:-1], ""
+    return f"/{begin}(?:{_escaped(plain_pattern(inner))}){end}/"
+
+
+def _escaped(pattern: str) -> str:
+    """Returns a regular expression as it stands between the slashes of Lark."""
+    return re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern).replace("\n", r"\n")
+
+
+def _no_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,216 @@
+"""Tool calls as a name and arguments between tags, as in XML: one class with parameters."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_contract.structured_output.schema.vocabulary import SchemaError
+from signalbox_router.parsers.call_parser import CallParser
+from signalbox_router.parsers.call_rules import literal, repeated, written
+from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
+from signalbox_router.parsers.parser_output import MARK, Parser
+from signalbox_router.parsers.raw_values import (
+    TEXT,
+    ArgumentSchemas,
+    ends_within_string,
+    json_of,
+    refused,
+    value_rules,
+)
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+_MAX_KEY_CHARS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedCalls(ToolCallFormat):
+    """Each call has its name and the names and values of its arguments between tags.
+
+    Tags are as templates write them, with line breaks. The parser takes any white space, but a line
+    break of `argument` is no part of a value.
+    """
+
+    end: str
+    """Marker that closes what the first of `opening` opens."""
+    call: tuple[str, str, str]
+    """What stands before the name, after it, and at the end of the call. Another of `opening` is
+    the first of these, where models leave the marker out."""
+    argument: tuple[str, str, str]
+    """What stands before the name of an argument, after it, and after the value."""
+    is_group: bool = False
+    """True if one pair of markers is around all calls."""
+    space: str = "\n"
+    """White space inside the markers, and between calls."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        tags = (*self.opening, self.end, *" ".join((*self.call, *self.argument)).split())
+        return tuple(tag for tag in dict.fromkeys(tags) if tag.startswith("<") and tag[-1] == ">")
+
+    def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
+        return TaggedCallParser(self, tools, **options)
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
+    ) -> str:
+        def tags(text: str) -> str:
+            return " ".join(written(text, self.markers, vocabulary))
+
+        opening, end = f"{self.opening[0]}{self.space}", f"{self.space}{self.end}"
+        before, after, end_of_call = self.call
+        calls = repeated("call", self.space, is_parallel=is_parallel)
+        if self.is_group:
+            calls = f"{tags(opening)} {calls} {tags(end)}"
+        else:
+            before, end_of_call = opening + before, end_of_call + end
+        rules = [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        for i, tool in enumerate(tools):
+            try:
+                arguments, parts = self._arguments(i, tool, vocabulary)
+            except SchemaError as error:
+                raise refused(i, tool, str(error)) from None
+            name = tags(f"{before}{tool.name}{after}")
+            rules += [f"call_{i}: {name} {arguments} {tags(end_of_call)}", *parts]
+        return "\n".join(rules)
+
+    def _arguments(
+        self, position: int, tool: Tool, vocabulary: Vocabulary
+    ) -> tuple[str, list[str]]:
+        """Returns what matches the arguments of a tool, and the rules that it names."""
+        before, after, end = self.argument
+        known = tool if tool.strict else None
+        schemas = ArgumentSchemas.of(known, is_enforced=True)
+        options: dict[str, Any] = {
+            "is_free": not tool.strict,
+            "end": written(end, self.markers, vocabulary),
+            "stop": "" if vocabulary.ids_of(end.split()[:1]) else end.split()[0],
+        }
+        names, rules = [], []
+        for j, (key, schema) in enumerate(schemas.properties.items()):
+            self._check_key(key)
+            name, value = f"argument_{position}_{j}", f"value_{position}_{j}"
+            tag = " ".join(written(f"{before}{key}{after}", self.markers, vocabulary))
+            rules += [f"{name}: {tag} {value}", *value_rules(value, schemas, schema, **options)]
+            names.append(f"{name}{'' if key in schemas.required else '?'}")
+        if schemas.others is not False:
+            name, value = f"other_{position}", f"others_{position}"
+            key_of, rule = self._other_key(position, schemas.properties, vocabulary)
+            rules += [f"{name}: {key_of} {value}", rule]
+            rules += value_rules(value, schemas, schemas.others, **options)
+            names.append(f"{name}*")
+        return " ".join(names), rules
+
+    def _other_key(
+        self, position: int, declared: Iterable[str], vocabulary: Vocabulary
+    ) -> tuple[str, str]:
+        """Returns what matches the name of an argument that is not declared, and its rule.
+
+        The name is one text with what is around it, as it may begin like a declared one.
+        """
+        before, after = (written(text, self.markers, vocabulary) for text in self.argument[:2])
+        name = f"OTHER_{position}"
+        key = [f"(/[^<>\\s]+/{''.join(f' & ~{literal(one)}' for one in declared)})"]
+        if before and before[-1].startswith('"'):
+            key.insert(0, before.pop())
+        if after and after[0].startswith('"'):
+            key.append(after.pop(0))
+        return " ".join([*before, name, *after]), f"{name}: {' '.join(key)}"
+
+    def _check_key(self, key: str) -> None:
+        after = self.argument[1].strip()[:1]
+        if after in key or key != key.strip() or not 1 <= len(key) <= _MAX_KEY_CHARS:
+            raise SchemaError(f"the format of the model's calls has no argument named {key!r}")
+
+
+class TaggedCallParser(CallParser):
+    """Parses the calls of one sequence."""
+
+    def __init__(self, format_: TaggedCalls, tools: Sequence[Tool], **options: Any) -> None:
+        super().__init__(format_, tools, **options)
+        self._format = format_
+        self._schemas: dict[str, ArgumentSchemas] = {}
+
+    def _calls(self, opening: str) -> Reader:
+        before, _, _ = self._format.call
+        self._is_in_call = True
+        if opening == self._format.opening[0]:
+            yield from self._tag(before)
+        while True:
+            yield from self._call()
+            if (yield from self._one_of(self._format.end, before)) != before:
+                break
+            self._is_in_call = True
+        self._accept()
+
+    def _call(self) -> Reader:
+        """Reads a call after what stands before its name."""
+        _, after, end_of_call = self._format.call
+        name = self._checked_name((yield from self._name_until(after)))
+        if self._is_certain:
+            self._begin(name)
+        schemas, arguments = self._schemas_of(name), dict[str, str]()
+        begin_key, end_key, _ = self._format.argument
+        while (yield from self._one_of(begin_key, end_of_call)) == begin_key:
+            key = yield from self._name_until(end_key)
+            value = yield from self._value(name, schemas.types(key))
+            arguments[key] = f"{json.dumps(key, ensure_ascii=False)}: {value}"
+            if self._is_certain:
+                self._accept()
+                self._out.add_arguments(f"{', ' if len(arguments) > 1 else '{'}{arguments[key]}")
+        if self._is_certain:
+            self._out.add_arguments("}" if arguments else "{}")
+            self._accept()
+        else:
+            self._begin(name, f"{{{', '.join(arguments.values())}}}")
+
+    def _schemas_of(self, name: str) -> ArgumentSchemas:
+        if name not in self._schemas:
+            self._schemas[name] = ArgumentSchemas.of(self._tools.get(name), is_enforced=False)
+        return self._schemas[name]
+
+    def _value(self, name: str, types: frozenset[str]) -> TextReader:
+        """Reads a value and the tag after it; returns JSON."""
+        end = self._format.argument[2]
+        first = end.split()[0]
+        tool = self._tools.get(name)
+        is_enforced = self._is_certain or (tool is not None and tool.strict)
+        is_json = "string" not in types or (types != TEXT and is_enforced)
+        text = yield from self._until(first)
+        while is_json and ends_within_string(text.removesuffix(first)):
+            text += yield from self._until(first)
+        text = text.removesuffix(first).replace(MARK, "")
+        if self._format.argument[1].endswith("\n"):
+            text = text.removeprefix("\n")
+        if end.startswith("\n"):
+            text = text.removesuffix("\n")
+        yield from self._tag(end.lstrip()[len(first) :])
+        return json_of(text, types)
+
+    def _name_until(self, tag: str) -> TextReader:
+        """Reads a name and the tag after it."""
+        first = tag.split()[0]
+        text = ""
+        while not text.endswith(self._marker(first)):
+            text += yield from self._chars.next()
+            if len(text) > _MAX_KEY_CHARS + len(first):
+                raise Mismatch
+        yield from self._tag(tag.lstrip()[len(first) :])
+        return text.removesuffix(self._marker(first)).strip()
+
+    def _tag(self, text: str) -> Reader:
+        """Reads tags with any white space before each."""
+        for part in text.split():
+            yield from self._literal(part, (yield from self._next_but_space()))
+
+    def _one_of(self, *texts: str) -> TextReader:
+        """Reads one of several tags after white space, and returns it."""
+        tags = {self._marker(text): text for text in texts}
+        read = yield from self._next_but_space()
+        while read not in tags:
+            if not any(tag.startswith(read) for tag in tags):
+                raise Mismatch
+            read += yield from self._chars.next()
+        return tags[read]

@@ -1,0 +1,128 @@
+"""Arguments as raw text between tags: what the grammar admits, and what the parser reads."""
+
+import json
+from typing import Any
+
+import pytest
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_router.parsers.tool_call_formats import named
+from signalbox_router.prompt.chat.conversation import Tool
+from tests.contract.structured_output.matching import admits
+from tests.router.parsers.test_formats import read, tokenizer_of
+
+SEED = named("seed_oss")
+VOCABULARY, _ = tokenizer_of("seed_oss", has_markers=False)
+Texts = dict[str, str]
+"""Texts of arguments by their names."""
+
+
+def text_of(arguments: Texts) -> str:
+    parts = [f"<parameter={key}>{value}</parameter>\n" for key, value in arguments.items()]
+    return f"<seed:tool_call>\n<function=tool>\n{''.join(parts)}</function>\n</seed:tool_call>"
+
+
+def is_admitted(
+    parameters: dict[str, Any] | None, arguments: Texts, *, strict: bool = True
+) -> bool:
+    tools = [Tool("other"), Tool("tool", "", parameters, strict)]
+    rules = SEED.grammar(tools, vocabulary=VOCABULARY)
+    return admits(("calls", rules), text_of(arguments))
+
+
+def of_text(**schema: Any) -> dict[str, Any]:
+    return {"properties": {"a": {"type": "string", **schema}}, "required": ["a"]}
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+CASES: list[tuple[Any, list[Texts], list[Texts]]] = [
+    (None, [{}], [{"a": "1"}]),
+    (of_text(), [{"a": ""}, {"a": '\n"<b>\n'}], [{}, {"a": "</parameter>"}, {"a": "1", "b": "2"}]),
+    (of_text(enum=["ab", "a|b", 1]), [{"a": "ab"}, {"a": "a|b"}], [{"a": "a"}, {"a": '"ab"'}]),
+    (of_text(const="x/\n"), [{"a": "x/\n"}], [{"a": "x/"}]),
+    (of_text(minLength=2, maxLength=3), [{"a": "é<"}, {"a": "abc"}], [{"a": "a"}, {"a": "abcd"}]),
+    (of_text(pattern="^[a-z]+/[0-9]$"), [{"a": "ab/1"}], [{"a": "ab/12"}, {"a": "0ab/1"}]),
+    (of_text(pattern="b|(cc)?d"), [{"a": "abc"}], [{"a": "a"}]),
+    (of_text(pattern=r"\$$", minLength=3), [{"a": "10$"}], [{"a": "10"}, {"a": "$$"}]),
+    (of_text(anyOf=[{"const": "x"}, {"pattern": "^y+$"}]), [{"a": "yy"}], [{"a": "xy"}]),
+    (of_text(oneOf=[{"const": "x"}, {"enum": ["y"]}]), [{"a": "y"}], [{"a": "z"}]),
+    ({"properties": {"a": {"$ref": "#/definitions/Id"}},
+      "definitions": {"Id": {"allOf": [{"type": "string"}, {"pattern": "^i"}]}}},
+     [{}, {"a": "id"}], [{"a": '"id"'}]),
+    # What is no text is JSON, also where the type is open.
+    ({"properties": {"a": {}}}, [{"a": '"b"'}, {"a": "[1]"}], [{"a": "b"}]),
+    ({"properties": {"a": {"type": ["string", "null"]}}}, [{"a": "null"}], [{"a": "b"}]),
+    ({"properties": {"a": NODE}, "$defs": {"Node": NODE}},
+     [{"a": '{"next": {"next": {}}}'}], [{"a": '{"next": 1}'}, {"a": ""}]),
+    # Arguments that are not declared, and those that are required alone.
+    ({"type": "object"}, [{}, {"b": "1"}], [{"b": "x"}, {"b c": "1"}]),
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+     [{"a": "1"}, {"ab": "x"}, {"a": "1", "b": "x"}], [{"a": "x"}, {"b": "x", "a": "x"}]),
+    ({"required": ["b"], "additionalProperties": {"type": "integer"}},
+     [{"b": "1"}, {"b": "1", "c": "2"}], [{}, {"c": "1"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "legal", "illegal"), CASES)
+def test_a_strict_call_conforms_to_its_schema(
+    parameters: Any, legal: list[Texts], illegal: list[Texts]
+) -> None:
+    assert [one for one in legal if not is_admitted(parameters, one)] == []
+    assert [one for one in illegal if is_admitted(parameters, one)] == []
+    assert is_admitted(parameters, {"any": "thing"}, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}]}, '"anyOf" of all arguments'),
+        (of_text(**{"not": {"const": "a"}}), '"not" of a text'),
+        (of_text(oneOf=[{"pattern": "a"}, {"pattern": "b"}]), '"oneOf" of a text'),
+        ({"properties": {"a>b": {}}}, "no argument named 'a>b'"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "a place that is not there"),
+    ],
+)
+def test_what_a_call_cannot_conform_to_is_refused_by_name(parameters: Any, reason: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        is_admitted(parameters, {})
+    assert caught.value.field == "tools[1].parameters"
+    assert reason in caught.value.description
+    assert is_admitted(parameters, {"any": "thing"}, strict=False)
+
+
+ARGUMENTS: list[tuple[Any, str, Any]] = [
+    ({"type": "string"}, "1", "1"),
+    ({"type": "integer"}, " 1\n", 1),
+    ({"type": "integer"}, "one", "one"),
+    ({"type": "boolean"}, "False", False),
+    ({"type": ["string", "null"]}, "None", None),
+    ({"type": ["string", "null"]}, "12", "12"),
+    ({"type": ["string", "null"]}, '"12"', "12"),
+    ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/X"}]}, "12", 12),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({}, "NaN", "NaN"),
+    ({}, '{"a": "é"}', {"a": "é"}),
+    (5, "1", 1),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), ARGUMENTS)
+def test_a_value_is_what_its_schema_says(schema: Any, text: str, value: Any) -> None:
+    parameters = {"properties": {"a": schema}, "$defs": {"X": {"type": "integer"}}}
+    parser = SEED.parser([Tool("tool", "", parameters)])
+    assert read(parser, [text_of({"a": text})]) == ("", [("tool", {"a": value})])
+
+
+def test_arguments_that_a_grammar_makes_sure_of_come_one_by_one() -> None:
+    parser = SEED.parser([Tool("tool", "", of_text())], is_certain=True)
+    text, arguments = text_of({"a": "b", "c": "1"}), ""
+    for char in text.partition("</function")[0]:
+        arguments += "".join(call.arguments for call in parser.push(char).calls)
+    assert json.loads(arguments + "}") == {"a": "b", "c": 1}
+
+
+def test_schemas_that_lead_to_many_others_cost_little() -> None:
+    wide = {"anyOf": [{"$ref": "#/$defs/X"}] * 50}
+    parameters = {"properties": {"a": wide}, "$defs": {"X": wide}}
+    parser = SEED.parser([Tool("tool", "", parameters)])
+    assert read(parser, [text_of({"a": "1"})]) == ("", [("tool", {"a": 1})])
