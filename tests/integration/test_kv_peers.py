@@ -67,7 +67,9 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pair(recording: str = "", *, other: dict[str, int] | None = None) -> AsyncIterator[Pair]:
+async def pair(
+    recording: str | None = None, *, other: dict[str, int] | None = None
+) -> AsyncIterator[Pair]:
     async with (
         running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
         router(scheduler.address) as client,

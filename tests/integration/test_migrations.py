@@ -74,7 +74,7 @@ class Streams:
 
 @contextlib.asynccontextmanager
 async def streams(
-    recording: str = "", *, token_ns: int = CONFIG["token_ns"], **request: object
+    recording: str | None = None, *, token_ns: int = CONFIG["token_ns"], **request: object
 ) -> AsyncIterator[Streams]:
     make_runner = simulated(**CONFIG | {"token_ns": token_ns})
     async with (

@@ -77,7 +77,7 @@ def prompt_of(handle: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def pool(recording: str = "") -> AsyncIterator[Pool]:
+async def pool(recording: str | None = None) -> AsyncIterator[Pool]:
     runner = simulated(**CONFIG)
     async with (
         running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
