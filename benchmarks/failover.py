@@ -8,11 +8,11 @@ wait.
 Two workers, simulated with steps of 20 ms or of a model (--model), router and scheduler are
 processes. The streams run until the fault is over, and their tokens are compared with those of the
 same prompts that nothing disturbs afterwards. With `drain` and `prefill` a process is killed while
-one worker reads what the other one lends, because it is drained, or computes only prompts: then the
-time until the others lend and read nothing counts. With `--cut` scheduler and workers have a host
-each, a network namespace, which root can make. Instead of being killed or paused, a host is cut
-off: all packets from and to it are dropped. Then the worker that is cut off has to lend and read
-nothing, too.
+one worker reads what the other one exports, because it is drained, or computes only prompts: then
+the time until the others export and read nothing counts. With `--cut` scheduler and workers have a
+host each, a network namespace, which root can make. Instead of being killed or paused, a host is
+cut off: all packets from and to it are dropped. Then the worker that is cut off has to export and
+read nothing, too.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
     """Times in seconds from the fault on."""
 
     after: float | None
-    """Until the worker was lost, or until nothing was lent and read; None if that never was."""
+    """Until the worker was lost, or until nothing was exported and read; None if that never was."""
     longest_gap: float
     """Between two tokens of a stream."""
 
@@ -151,7 +151,7 @@ async def _until_lost(pool: ModelPool, worker: ModelWorker, *, began: float) -> 
 async def harm_in_move(
     pool: ModelPool, streams: Streams, why: str, victim: str, made: Hosts = ON_NONE
 ) -> Outcome:
-    """Kills or cuts off a process while one worker reads what the other one lends."""
+    """Kills or cuts off a process while one worker reads what the other one exports."""
     ports = [free_port(), free_port()]
     swap = ("--swap-space", "1") if pool.has_model else ()
     roles = ("prefill", "decode") if why == "prefill" else ("both", "both")
@@ -170,7 +170,7 @@ async def harm_in_move(
     else:
         await streams.ask()
     owner, taker = zip(workers, ports, strict=True)
-    await until(lambda: moves(*owner, "lend") and moves(*taker, "read"))
+    await until(lambda: moves(*owner, "export") and moves(*taker, "read"))
     began = time.perf_counter()
     victims = {OWNER: workers[0], TAKER: workers[1]}
     process = victims[victim].process if victim in victims else pool.scheduler
@@ -179,7 +179,7 @@ async def harm_in_move(
     left = [
         one for name, one in ((OWNER, owner), (TAKER, taker)) if name != victim or host is not None
     ]
-    await until(lambda: not any(moves(*one, way) for one in left for way in ("lend", "read")))
+    await until(lambda: not any(moves(*one, way) for one in left for way in ("export", "read")))
     after = time.perf_counter() - began
     if host is not None:
         host.connect()
@@ -198,7 +198,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def moves(worker: ModelWorker, port: int, direction: str) -> bool:
-    """Returns whether a worker lends something, or reads something of another."""
+    """Returns whether a worker exports something, or reads something of another."""
     return dict(MOVES.findall(metrics(worker, port))).get(direction, "0") != "0"
 
 

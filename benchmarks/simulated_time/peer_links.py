@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.step_costs import StepCosts
-from signalbox_contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import Export, Fetch, MoveResult, StoreMoves
 
 CALL_S = 0.002
 """Seconds that a call from worker to worker takes beside its bytes."""
@@ -14,10 +14,10 @@ CALL_S = 0.002
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """What one worker lends and reads."""
+    """What one worker exports and reads."""
 
     free_at: float = 0.0
-    moves: dict[int, Fetch | Lend] = field(default_factory=dict)
+    moves: dict[int, Fetch | Export] = field(default_factory=dict)
     ended: list[MoveResult] = field(default_factory=list)
 
     def end(self, move_id: int, result: MoveResult) -> None:
@@ -31,22 +31,22 @@ class PeerLink:
 
 
 class PeerLinks:
-    """Pairs of a lend and a fetch; each end of a link takes one copy at a time."""
+    """Pairs of an export and a fetch; each end of a link takes one copy at a time."""
 
     def __init__(self, clock: EventClock, costs: StepCosts) -> None:
         self._clock = clock
         self._costs = costs
-        self._lends: dict[bytes, tuple[PeerLink, Lend]] = {}
+        self._exports: dict[bytes, tuple[PeerLink, Export]] = {}
         self._fetches: dict[bytes, tuple[PeerLink, Fetch]] = {}
 
     def begin(self, link: PeerLink, moves: StoreMoves) -> None:
         """Begins and calls off what a step says."""
         for move_id in moves.cancels:
             link.end(move_id, MoveResult(move_id, 0, failed="cancelled"))
-        for lend in moves.lends:
-            link.moves[lend.move_id] = lend
-            self._lends[lend.ticket] = link, lend
-            self._copy(lend.ticket)
+        for export in moves.exports:
+            link.moves[export.move_id] = export
+            self._exports[export.ticket] = link, export
+            self._copy(export.ticket)
         for fetch in moves.fetches:
             assert fetch.source is not None, "there is no store"
             link.moves[fetch.move_id] = fetch
@@ -59,16 +59,16 @@ class PeerLinks:
 
     def _copy(self, ticket: bytes) -> None:
         """Begins a copy once both workers have been told."""
-        if ticket not in self._lends or ticket not in self._fetches:
+        if ticket not in self._exports or ticket not in self._fetches:
             return
-        (owner, lend), (reader, fetch) = self._lends.pop(ticket), self._fetches.pop(ticket)
-        num_bytes = len(lend.hashes) * self._costs.block_bytes
+        (owner, export), (reader, fetch) = self._exports.pop(ticket), self._fetches.pop(ticket)
+        num_bytes = len(export.hashes) * self._costs.block_bytes
         copy_s = CALL_S + num_bytes / self._costs.peer_bytes_per_s
         until = max(self._clock.now, owner.free_at, reader.free_at) + copy_s
         owner.free_at = reader.free_at = until
-        num_blocks, duration_ns = len(lend.hashes), int(1e9 * copy_s)
+        num_blocks, duration_ns = len(export.hashes), int(1e9 * copy_s)
         ends = (
-            (owner, MoveResult(lend.move_id, num_blocks, num_bytes, duration_ns)),
+            (owner, MoveResult(export.move_id, num_blocks, num_bytes, duration_ns)),
             (reader, MoveResult(fetch.move_id, num_blocks, num_bytes, duration_ns)),
         )
         for link, result in ends:

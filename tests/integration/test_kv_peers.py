@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def peers(self) -> list[TransferPeer]:
-        """What the workers lend and read, in the order in which they joined."""
+        """What the workers export and read, in the order in which they joined."""
         loops = self.scheduler.cluster.step_loops
         return [transfers(loop.scheduler).peer for loop in loops]
 
@@ -150,32 +150,32 @@ async def test_workers_whose_blocks_differ_compute(other: dict[str, int]) -> Non
 def cut_off(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_out = ExportedBlocks.copy_out
 
-    def shorter(lent: ExportedBlocks, index: int) -> bytearray | None:
-        block = copy_out(lent, index)
+    def shorter(exported: ExportedBlocks, index: int) -> bytearray | None:
+        block = copy_out(exported, index)
         return block and block[:-1]
 
     monkeypatch.setattr(ExportedBlocks, "copy_out", shorter)
 
 
-def forget_lends(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_exports(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner is not told of the ticket."""
     monkeypatch.setattr(peer_client, "TOLD_S", 0.05)
     monkeypatch.setattr(BlockExports, "plan", lambda _, now: None)
 
 
 def lose_blocks(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner has evicted them when it is to lend them."""
+    """The owner has evicted them when it is to export them."""
     monkeypatch.setattr(PlannedCopies, "store_copy", lambda blocks, block_hash, hold: False)
 
 
 def refuse(two: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def aborted(lent: ExportedBlocks, index: int) -> bytearray:
+    def aborted(exported: ExportedBlocks, index: int) -> bytearray:
         raise Aborted("no")
 
     monkeypatch.setattr(ExportedBlocks, "copy_out", aborted)
 
 
-@pytest.mark.parametrize("harm", [cut_off, forget_lends, lose_blocks, refuse])
+@pytest.mark.parametrize("harm", [cut_off, forget_exports, lose_blocks, refuse])
 async def test_a_prefix_that_does_not_arrive_is_computed(
     harm: Callable[[Pair, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +197,9 @@ async def test_a_worker_that_is_lost_while_blocks_move_costs_a_recompute(
         loop = asyncio.get_running_loop()
         copy_out = ExportedBlocks.copy_out
 
-        def entering(lent: ExportedBlocks, index: int) -> bytearray | None:
+        def entering(exported: ExportedBlocks, index: int) -> bytearray | None:
             loop.call_soon_threadsafe(entered.set)
-            return copy_out(lent, index) if index < 2 else None
+            return copy_out(exported, index) if index < 2 else None
 
         monkeypatch.setattr(ExportedBlocks, "copy_out", entering)
         await two.client.add(2, PROMPT)

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from signalbox_contract.sections.block_moves import BlockMoves
-from signalbox_contract.sections.store_moves import Fetch, Find, Lend, MoveResult, Store, StoreMoves
+from signalbox_contract.sections.store_moves import (
+    Export,
+    Fetch,
+    Find,
+    MoveResult,
+    Store,
+    StoreMoves,
+)
 
 Block = dict[int, tuple[int, int]]
 """By offset: a token, and a hash of all tokens up to it."""
@@ -28,7 +35,7 @@ class FakeStore:
     kept: dict[bytes, Block]
     cpu: dict[int, Block]
     tickets: "dict[bytes, tuple[FakeStore, int]]" = field(default_factory=dict)
-    """Workers that have been told of tickets, and the number of each lend; all workers share it."""
+    """Workers that have been told of tickets, and the number of each export; for all workers."""
     ends_at_once: bool = True
     heeds_cancels: bool = True
     patience: int = 0
@@ -38,7 +45,7 @@ class FakeStore:
     duration_ns: int = 1000
     """Time of each move, as the worker reports it."""
     due: dict[int, Ending] = field(default_factory=dict)
-    pending: dict[int, Find | Fetch | Store | Lend] = field(default_factory=dict)
+    pending: dict[int, Find | Fetch | Store | Export] = field(default_factory=dict)
     ended: list[MoveResult] = field(default_factory=list)
     num_fetched: int = 0
     num_stored: int = 0
@@ -51,15 +58,15 @@ class FakeStore:
         for clear in moves.clears:
             self.kept.clear()
             self.ended.append(MoveResult(clear.move_id, 0))
-        begun: list[Find | Fetch | Store | Lend] = [*moves.finds, *moves.fetches]
-        for move in [*begun, *moves.stores, *moves.lends]:
+        begun: list[Find | Fetch | Store | Export] = [*moves.finds, *moves.fetches]
+        for move in [*begun, *moves.stores, *moves.exports]:
             assert move.move_id not in self.pending
             if isinstance(move, Fetch):
                 assert not self.blocks & set(move.cpu_blocks), "a move's block is written"
-            if isinstance(move, Store | Lend):
+            if isinstance(move, Store | Export):
                 assert not self.written & set(move.cpu_blocks), "what is read is written"
             self.pending[move.move_id] = move
-            if isinstance(move, Lend):
+            if isinstance(move, Export):
                 self.tickets[move.ticket] = self, move.move_id
             if self.endings is not None:
                 self.due[move.move_id] = next(self.endings)
@@ -72,11 +79,11 @@ class FakeStore:
             if move_id in self.pending and self.heeds_cancels:
                 self.end(move_id, most=1, failed="cancelled")
 
-    def _may_end(self, move: Find | Fetch | Store | Lend) -> bool:
+    def _may_end(self, move: Find | Fetch | Store | Export) -> bool:
         """Returns whether what a move waits for has happened."""
         if isinstance(move, Fetch) and move.source is not None:
             return move.source.ticket in self.tickets
-        return not isinstance(move, Lend)
+        return not isinstance(move, Export)
 
     @property
     def blocks(self) -> set[int]:
@@ -103,7 +110,7 @@ class FakeStore:
             return
         done = 0
         for index, block_hash in enumerate(move.hashes[:most]):
-            if isinstance(move, Lend):
+            if isinstance(move, Export):
                 break
             if isinstance(move, Store):
                 self.kept[block_hash] = dict(self.cpu[move.cpu_blocks[index]])
@@ -118,20 +125,20 @@ class FakeStore:
         self.ended.append(MoveResult(move_id, done, num_bytes, self.duration_ns, failed))
 
     def _borrow(self, move: Fetch, ticket: bytes, most: int, failed: str) -> None:
-        """Ends a fetch from another worker, and with it the lend."""
-        owner, lend_id = self.tickets.pop(ticket, (self, -1))
-        lend = owner.pending.get(lend_id)
+        """Ends a fetch from another worker, and with it the export."""
+        owner, export_id = self.tickets.pop(ticket, (self, -1))
+        export = owner.pending.get(export_id)
         done = 0
-        if isinstance(lend, Lend):
-            for block_hash, lent, src, dst in zip(
-                move.hashes[:most], lend.hashes, lend.cpu_blocks, move.cpu_blocks, strict=False
+        if isinstance(export, Export):
+            for block_hash, exported, src, dst in zip(
+                move.hashes[:most], export.hashes, export.cpu_blocks, move.cpu_blocks, strict=False
             ):
-                assert lent == block_hash, "another block is lent"
+                assert exported == block_hash, "another block is exported"
                 self.cpu[dst] = dict(owner.cpu[src])
                 done += 1
-            del owner.pending[lend_id]
-            owner.due.pop(lend_id, None)
-            owner.ended.append(MoveResult(lend_id, done, done * BLOCK_BYTES, 1000))
+            del owner.pending[export_id]
+            owner.due.pop(export_id, None)
+            owner.ended.append(MoveResult(export_id, done, done * BLOCK_BYTES, 1000))
         self.num_borrowed += done
         self.ended.append(
             MoveResult(move.move_id, done, done * BLOCK_BYTES, self.duration_ns, failed)

@@ -32,7 +32,7 @@ class Find(NamedTuple):
 
 
 class BlockSource(NamedTuple):
-    """Another worker, which has been told to lend blocks; see worker.proto."""
+    """Another worker, which has been told to export blocks; see worker.proto."""
 
     address: str
     server_name: str
@@ -48,7 +48,7 @@ class Fetch(NamedTuple):
     source: BlockSource | None = None
 
 
-class Lend(NamedTuple):
+class Export(NamedTuple):
     """Let another worker read blocks of the CPU pool once; see worker.proto."""
 
     move_id: int
@@ -97,7 +97,7 @@ class StoreMoves:
     finds: Sequence[Find] = ()
     fetches: Sequence[Fetch] = ()
     stores: Sequence[Store] = ()
-    lends: Sequence[Lend] = ()
+    exports: Sequence[Export] = ()
 
     @property
     def move_ids(self) -> list[int]:
@@ -105,12 +105,12 @@ class StoreMoves:
         ids = [one.move_id for one in self.clears] + [one.move_id for one in self.finds]
         ids += [one.move_id for one in self.fetches]
         ids += [one.move_id for one in self.stores]
-        return ids + [one.move_id for one in self.lends]
+        return ids + [one.move_id for one in self.exports]
 
     @property
     def of_store(self) -> "StoreMoves":
         """The moves to and from the worker's store, and what is called off."""
-        return replace(self, lends=(), fetches=[one for one in self.fetches if not one.source])
+        return replace(self, exports=(), fetches=[one for one in self.fetches if not one.source])
 
     @property
     def needs_store(self) -> bool:
@@ -120,7 +120,7 @@ class StoreMoves:
     @property
     def needs_peers(self) -> bool:
         """True if a move is to or from another worker."""
-        return bool(self.lends) or any(one.source is not None for one in self.fetches)
+        return bool(self.exports) or any(one.source is not None for one in self.fetches)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -128,7 +128,7 @@ class StoreMoves:
         return {
             "blocks_fetched": sum(len(fetch.hashes) for fetch in self.fetches),
             "blocks_stored": sum(len(store.hashes) for store in self.stores),
-            "blocks_lent": sum(len(lend.hashes) for lend in self.lends),
+            "blocks_exported": sum(len(export.hashes) for export in self.exports),
         }
 
 
@@ -178,18 +178,18 @@ def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
             )
             for one in moves.stores
         ],
-        lends=[_encode_lend(one) for one in moves.lends],
+        exports=[_encode_export(one) for one in moves.exports],
     )
 
 
-def _encode_lend(lend: Lend) -> pb.LendBlocks:
-    return pb.LendBlocks(
-        move_id=lend.move_id,
-        hashes=b"".join(lend.hashes),
-        cpu_blocks=pack_int32(lend.cpu_blocks),
-        ticket=lend.ticket,
-        reader=lend.reader,
-        lasts_ns=lend.lasts_ns,
+def _encode_export(export: Export) -> pb.ExportBlocks:
+    return pb.ExportBlocks(
+        move_id=export.move_id,
+        hashes=b"".join(export.hashes),
+        cpu_blocks=pack_int32(export.cpu_blocks),
+        ticket=export.ticket,
+        reader=export.reader,
+        lasts_ns=export.lasts_ns,
     )
 
 
@@ -213,7 +213,7 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
             Fetch(one.move_id, *_blocks(one, "fetches"), _source(one)) for one in message.fetches
         ],
         stores=[Store(one.move_id, *_blocks(one, "stores"), one.tenant) for one in message.stores],
-        lends=[_lend(one) for one in message.lends],
+        exports=[_export(one) for one in message.exports],
     )
 
 
@@ -238,12 +238,12 @@ def _source(message: pb.FetchBlocks) -> BlockSource | None:
     return BlockSource(source.address, source.server_name, ticket)
 
 
-def _lend(message: pb.LendBlocks) -> Lend:
-    hashes, cpu_blocks = _blocks(message, "lends")
-    ticket = _check_ticket(message.ticket, "store_moves.lends.ticket")
+def _export(message: pb.ExportBlocks) -> Export:
+    hashes, cpu_blocks = _blocks(message, "exports")
+    ticket = _check_ticket(message.ticket, "store_moves.exports.ticket")
     if not message.lasts_ns:
-        raise InvalidArgument("store_moves.lends.lasts_ns", 0, "at least 1")
-    return Lend(message.move_id, hashes, cpu_blocks, ticket, message.reader, message.lasts_ns)
+        raise InvalidArgument("store_moves.exports.lasts_ns", 0, "at least 1")
+    return Export(message.move_id, hashes, cpu_blocks, ticket, message.reader, message.lasts_ns)
 
 
 def _check_ticket(ticket: bytes, field: str) -> bytes:
@@ -254,7 +254,7 @@ def _check_ticket(ticket: bytes, field: str) -> bytes:
 
 
 def _blocks(
-    message: pb.FetchBlocks | pb.StoreBlocks | pb.LendBlocks, name: str
+    message: pb.FetchBlocks | pb.StoreBlocks | pb.ExportBlocks, name: str
 ) -> tuple[list[bytes], list[int]]:
     hashes = _hashes(message.hashes, f"store_moves.{name}.hashes")
     cpu_blocks = int32_list(message.cpu_blocks, f"store_moves.{name}.cpu_blocks")

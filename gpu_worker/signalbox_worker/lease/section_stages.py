@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from signalbox_contract.errors import FailedPrecondition, InvalidArgument
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMapping
-from signalbox_contract.sections.store_moves import Fetch, Lend, Store, StoreMoves
+from signalbox_contract.sections.store_moves import Export, Fetch, Store, StoreMoves
 from signalbox_contract.step import Step
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
 from signalbox_worker.lease.sequences.step_validation import check_range
@@ -105,14 +105,14 @@ class TransferStage:
         self._check_ids(moves)
         fetched = _blocks(one.cpu_blocks for one in moves.fetches)
         stored = _blocks(one.cpu_blocks for one in moves.stores)
-        exported = _blocks(one.cpu_blocks for one in moves.lends)
-        for name, blocks in (("fetches", fetched), ("stores", stored), ("lends", exported)):
+        exported = _blocks(one.cpu_blocks for one in moves.exports)
+        for name, blocks in (("fetches", fetched), ("stores", stored), ("exports", exported)):
             check_range(f"{_WHERE}.{name}.cpu_blocks", np.array(blocks), self._num_cpu_blocks)
         used = [*stored, *exported, *step.block_moves.swap_in.src, *step.block_moves.swap_out.dst]
         if len(set(fetched)) < len(fetched) or set(fetched).intersection(used):
             field, wanted = f"{_WHERE}.fetches.cpu_blocks", "blocks that nothing else uses"
             raise InvalidArgument(field, len(fetched), wanted)
-        copying: list[Fetch | Store | Lend] = [*moves.fetches, *moves.stores, *moves.lends]
+        copying: list[Fetch | Store | Export] = [*moves.fetches, *moves.stores, *moves.exports]
         if not all(one.hashes for one in (*moves.finds, *copying)):
             raise InvalidArgument(f"{_WHERE}.hashes", 0, "at least one hash in each move")
         for one in copying:

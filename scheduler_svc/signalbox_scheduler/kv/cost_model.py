@@ -24,15 +24,15 @@ HIT_SHARE = 1 / 16
 """Evicted blocks are kept if one hit in so many pays for them all, so keeping them takes at most
 this share of the time that their tokens took to compute."""
 MAX_KEEP_S = 0.005
-"""Longest that a step may take for the copies of evicted blocks, and of those of one write or lend:
-others wait for their tokens. One block of a write or lend is always copied: a rate that was
-measured too low would end both for good, since only copies correct it."""
+"""Longest that a step may take for the copies of evicted blocks, and of those of one write or
+export: others wait for their tokens. One block of a write or export is always copied: a rate that
+was measured too low would end both for good, since only copies correct it."""
 MAX_EXPORT_SHARE = 1 / 16
-"""Share of a step that those of one lend may take if that is longer. The parts of a lend wait for
-steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a time
-would not end."""
+"""Share of a step that those of one export may take if that is longer. The parts of an export wait
+for steps of both workers: beside steps of half a second a drain that copies 5 ms of blocks at a
+time would not end."""
 MAX_SPARE_SHARE = 1 / 10
-"""Most of a step that copies of a lend that is not urgent may take."""
+"""Most of a step that copies of an export that is not urgent may take."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Blocks that a worker of the cluster lends to others, which fetch them instead of computing.
+"""Blocks that a worker of the cluster exports to others, which fetch them instead of computing.
 
 What goes from one worker to another is an export, which is a transfer of its owner's pool, and a
 fetch, which is a transfer of its reader's; the end of either ends the other."""
@@ -18,16 +18,16 @@ from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
 
 EXPORT_S = 10.0
-"""Time for which blocks are lent at most, on the clock of the worker that has them."""
+"""Time for which blocks are exported at most, on the clock of the worker that has them."""
 MAX_EXPORTED_SHARE = 0.25
-"""Most of a CPU pool that may be lent at a time."""
+"""Most of a CPU pool that may be exported at a time."""
 MAX_PLANS_AHEAD = 4
 """Plans whose copies may be ahead of an export: a reader copies all of a part to the GPU in a
 step."""
 
 
 def most_exported(num_cpu_blocks: int) -> int:
-    """Returns how many blocks of a CPU pool may be lent at a time; 0 if it is too small."""
+    """Returns how many blocks of a CPU pool may be exported at a time; 0 if it is too small."""
     return int(MAX_EXPORTED_SHARE * num_cpu_blocks)
 
 
@@ -37,7 +37,7 @@ class TransferEndpoint:
 
     identity: PeerIdentity
     inflight: StepsInFlight
-    """Steps that the worker computes before the one that lends what is wanted now."""
+    """Steps that the worker computes before the one that exports what is wanted now."""
     cost: CostModel
     transfers: PendingTransfers
     wake: Callable[[], None]
@@ -74,7 +74,7 @@ class PeerFetch:
         return self.is_read and all(one is None or one.cancelled_at is None for one in transfers)
 
     def call_off(self, now: float) -> None:
-        """Ends the fetch, for which nothing is lent; a no-op if it has ended."""
+        """Ends the fetch, for which nothing is exported; a no-op if it has ended."""
         if self.is_read:
             self.reader.transfers.cancel(self.fetch, now)
             self.reader.wake()
@@ -101,7 +101,7 @@ class BlockExports:
 
     @property
     def num_exportable(self) -> int:
-        """Blocks that the next plan may lend beside those that are wanted already."""
+        """Blocks that the next plan may export beside those that are wanted already."""
         num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
         return max(0, self._num_spare - num_wanted)
 
@@ -131,19 +131,19 @@ class BlockExports:
         return BlockSource(owner.address, owner.certified_name, ticket)
 
     def want(self, pair: PeerFetch) -> None:
-        """Has the next plan lend what a fetch asks for."""
+        """Has the next plan export what a fetch asks for."""
         self._wanted[pair] = None
         self.endpoint.wake()
 
     def plan(self, now: float) -> None:
-        """Lends what is wanted, as far as it is still here."""
+        """Exports what is wanted, as far as it is still here."""
         self._transfers.cancel_older(TransferKind.EXPORT, began_before=now - 2 * EXPORT_S, now=now)
         wanted, self._wanted = self._wanted, {}
         for pair in self._exports.values() if wanted else ():
             pair.ahead.release()  # what is wanted now comes first
         for pair in wanted:
             if not self._num_spare:
-                self._wanted[pair] = None  # until what is lent has been read
+                self._wanted[pair] = None  # until what is exported has been read
                 continue
             hold = self._take_copies(pair, pair.fetch.hashes)
             if not hold.blocks:
@@ -197,7 +197,7 @@ class BlockExports:
         )
 
     def make_hold(self) -> Hold:
-        """Returns a hold of the pool from which blocks are lent."""
+        """Returns a hold of the pool from which blocks are exported."""
         return Hold(self._blocks.cpu)
 
     def ended(self, transfer: Transfer, result: MoveResult) -> None:
@@ -230,10 +230,10 @@ class BlockExports:
         self._exports.clear()
 
     def check(self) -> None:
-        """Asserts that what is lent holds what is said of it, unless it was voided meanwhile."""
+        """Asserts that exported blocks hold what is said of them, unless voided meanwhile."""
         for transfer, pair in self._exports.items():
             for block, block_hash in zip(transfer.hold.blocks, transfer.hashes, strict=True):
                 known = self._blocks.cpu.hashes.get(block)
                 is_private = known is None and block_hash in pair.private
                 is_exported = known == block_hash or is_private or transfer.cancelled_at is not None
-                assert is_exported, f"{block} is not what is lent"
+                assert is_exported, f"{block} is not what is exported"

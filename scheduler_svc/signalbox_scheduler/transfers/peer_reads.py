@@ -56,7 +56,7 @@ class PeerReads:
         return any(self._endpoint.can_read(other.endpoint) for other in self._exports)
 
     def find(self, hashes: Sequence[BlockHash], now: float) -> tuple[BlockExports, int] | None:
-        """Returns the worker that lends most of the first of these blocks, and how many."""
+        """Returns the worker that exports most of the first of these blocks, and how many."""
         best: tuple[BlockExports, int] | None = None
         for other in self._exports:
             if self._endpoint.can_read(other.endpoint) and not self.avoids(other, now):
@@ -137,7 +137,7 @@ class PeerReads:
         return True
 
     def cancel(self, transfer: Transfer, now: float) -> None:
-        """Calls a fetch off, and what is lent for it."""
+        """Calls a fetch off, and what is exported for it."""
         if (pair := self._fetches.get(transfer)) is not None:
             pair.owner.give_up(pair, now)
             pair.call_off(now)
@@ -179,7 +179,7 @@ class PeerReads:
         self._paused.pop(other, None)
 
     def leave(self, now: float) -> None:
-        """Ends what others lend for this worker, which is gone."""
+        """Ends what others export for this worker, which is gone."""
         for pair in self._fetches.values():
             pair.owner.give_up(pair, now)
             pair.is_read = False

@@ -18,7 +18,7 @@ from signalbox_scheduler.transfers.peer_reads import PeerReads
 
 
 class TransferPeer:
-    """One worker: what it lends to others, and what it reads of them.
+    """One worker: what it exports to others, and what it reads of them.
 
     Args:
         exports: those of all workers of the cluster.
@@ -44,7 +44,7 @@ class TransferPeer:
 
 
 def peer_identity(config: WorkerConfig) -> PeerIdentity:
-    """Returns the identity of a worker; without a format of blocks if its CPU pool lends none."""
+    """Returns the identity of a worker; without a format of blocks if its CPU pool exports none."""
     if config.cache.has_cpu_cache and most_exported(config.cache.num_cpu_blocks):
         return config.identity
     return replace(config.identity, kv_format="")

@@ -14,9 +14,9 @@ from signalbox_contract.sections.store_moves import (
     BlockSource,
     Clear,
     ClearMark,
+    Export,
     Fetch,
     Find,
-    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -65,7 +65,7 @@ class _Outbox:
     finds: list[Find] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
-    lends: list[Lend] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
 
 
 class PendingTransfers:
@@ -126,7 +126,9 @@ class PendingTransfers:
         """Lets another worker read blocks of the CPU pool; the hold is the transfer's now."""
         transfer = self._begin(TransferKind.EXPORT, now, hashes, hold)
         blocks, lasts_ns = hold.blocks.copy(), int(lasts_s * 1e9)
-        self._to_send.lends.append(Lend(transfer.move_id, hashes, blocks, ticket, reader, lasts_ns))
+        self._to_send.exports.append(
+            Export(transfer.move_id, hashes, blocks, ticket, reader, lasts_ns)
+        )
         return transfer
 
     def clear(self, tenant: str | None, now: float, mark: ClearMark | None = None) -> Transfer:
@@ -174,7 +176,7 @@ class PendingTransfers:
             finds=outbox.finds,
             fetches=outbox.fetches,
             stores=outbox.stores,
-            lends=outbox.lends,
+            exports=outbox.exports,
         )
 
     @property

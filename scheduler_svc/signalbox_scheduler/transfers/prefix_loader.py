@@ -276,8 +276,8 @@ class PrefixLoader:
             self._return(group, now)
 
     def _resume(self, waiting: list[SequenceGroup], rest: Sequence[BlockHash], now: float) -> bool:
-        """Fetches the rest of what another worker has lent in part, as its plan copies no more at
-        a time; returns whether that pays."""
+        """Fetches the rest of what another worker has exported in part, as its plan copies no
+        more at a time; returns whether that pays."""
         fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)
         if fetch is None:
             return False

@@ -12,9 +12,9 @@ from signalbox_contract.sections.store_moves import (
     BlockSource,
     Clear,
     ClearMark,
+    Export,
     Fetch,
     Find,
-    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -40,7 +40,7 @@ MOVES = StoreMoves(
         Fetch(10, HASHES[:1], [4], BlockSource("host:1", "worker.one", b"t" * 16)),
     ],
     stores=[Store(9, HASHES[2:], [0, 2], "tenant")],
-    lends=[Lend(11, HASHES[:1], [5], b"u" * 16, "worker.two", 1_000_000)],
+    exports=[Export(11, HASHES[:1], [5], b"u" * 16, "worker.two", 1_000_000)],
 )
 
 
@@ -86,7 +86,7 @@ def moves() -> Iterator[Moves]:
 
 def test_a_section_is_what_its_message_decodes_to() -> None:
     assert decode_store_moves(encode_store_moves(MOVES)) == MOVES
-    assert MOVES.counts == {"blocks_fetched": 3, "blocks_stored": 2, "blocks_lent": 1}
+    assert MOVES.counts == {"blocks_fetched": 3, "blocks_stored": 2, "blocks_exported": 1}
     assert sorted(MOVES.move_ids) == list(range(3, 12))
 
 
@@ -98,8 +98,8 @@ def test_a_section_is_what_its_message_decodes_to() -> None:
         ("stores", {"cpu_blocks": b"\0" * 4}, "store_moves.stores.cpu_blocks"),
         ("fetches", {"source": {"ticket": b"t" * 15}}, "store_moves.fetches.source.ticket"),
         ("clears", {"mark": {"issuer": b"i" * 15}}, "store_moves.clears.mark.issuer"),
-        ("lends", {"ticket": b"t" * 17, "lasts_ns": 1}, "store_moves.lends.ticket"),
-        ("lends", {"ticket": b"t" * 16}, "store_moves.lends.lasts_ns"),
+        ("exports", {"ticket": b"t" * 17, "lasts_ns": 1}, "store_moves.exports.ticket"),
+        ("exports", {"ticket": b"t" * 16}, "store_moves.exports.lasts_ns"),
     ],
 )
 def test_columns_that_do_not_match_are_refused(
@@ -197,7 +197,7 @@ def test_a_step_of_refused_moves_changes_nothing(moves: Moves, refused: StoreMov
 
 
 @pytest.mark.parametrize(
-    "moves", [StoreMoves(lends=MOVES.lends), StoreMoves(fetches=MOVES.fetches[2:])]
+    "moves", [StoreMoves(exports=MOVES.exports), StoreMoves(fetches=MOVES.fetches[2:])]
 )
 def test_moves_from_and_to_others_are_refused_where_none_is_reached(moves: StoreMoves) -> None:
     lease = make_lease(make_runner(num_store_blocks=4))

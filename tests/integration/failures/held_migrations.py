@@ -1,7 +1,7 @@
 """A `signalbox` process that stops in the middle of a migration, until a file is gone.
 
 A scheduler makes the file when it begins the first round of copies in the state that is asked for;
-workers that lend wait with each block while it is there.
+workers that export wait with each block while it is there.
 """
 
 import os
@@ -30,10 +30,10 @@ def main() -> int:
             is_held = True
         return has_begun
 
-    def wait_and_copy(lent: ExportedBlocks, index: int) -> bytearray | None:
+    def wait_and_copy(exported: ExportedBlocks, index: int) -> bytearray | None:
         while hold.exists():
             time.sleep(0.01)
-        return copy_out(lent, index)
+        return copy_out(exported, index)
 
     migration_rounds.GRACE_S = 600.0
     MigrationRounds.begin = begin_and_hold  # type: ignore[method-assign]

@@ -62,8 +62,8 @@ async def until(worker: Service, expected: bool, name: str, **labels: str) -> No
 
 
 async def until_nothing_moves(worker: Service) -> None:
-    """Waits until a worker lends nothing, and reads nothing of another."""
-    for direction in ("lend", "read"):
+    """Waits until a worker exports nothing, and reads nothing of another."""
+    for direction in ("export", "read"):
         await until(worker, False, "worker_kv_peer_moves", direction=direction)
 
 
@@ -205,7 +205,7 @@ async def harm_in_a_migration(
         streams = Streams(pb_grpc.InferenceServiceStub(channel))
         source, destination = await stack.drain_the_busier()
         await eventually(hold.exists)
-        await until(source, True, "worker_kv_peer_moves", direction="lend")
+        await until(source, True, "worker_kv_peer_moves", direction="export")
         await until(destination, True, "worker_kv_peer_moves", direction="read")
         ends = {"source": source, "destination": destination}
         victim = {"scheduler": stack.scheduler, **ends}[harmed]

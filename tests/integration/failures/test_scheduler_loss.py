@@ -165,7 +165,7 @@ async def test_requests_go_on_when_their_scheduler_dies_while_it_hands_them_over
             await assert_idle(another)
             for one, lease in zip((first, second), leases, strict=True):
                 assert one.worker._lease not in (None, lease), "the lease has ended"
-                assert not num_moves(one.worker, "lend"), "nothing that it exported is pinned"
+                assert not num_moves(one.worker, "export"), "nothing that it exported is pinned"
 
 
 async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:

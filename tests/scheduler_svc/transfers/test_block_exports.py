@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.sections.store_moves import Fetch, Lend
+from signalbox_contract.sections.store_moves import Export, Fetch
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.connector import KVConnector
@@ -81,8 +81,8 @@ class Workers:
     def num_ahead(self) -> int:
         """Blocks that the first worker has copied for what its reader asks for next."""
         scheduler = self.loops[0].scheduler
-        num_lent = transfers(scheduler).transfers.num_blocks(TransferKind.EXPORT)
-        return scheduler.blocks.cpu.num_holds().total() - num_lent
+        num_exported = transfers(scheduler).transfers.num_blocks(TransferKind.EXPORT)
+        return scheduler.blocks.cpu.num_holds().total() - num_exported
 
     def add(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
         self.num_requests += 1
@@ -137,7 +137,7 @@ def fetching(*, is_told: bool = True) -> tuple[Workers, SequenceGroup]:
     """Returns workers the second of which reads PROMPT of the first, and the request for it.
 
     Args:
-        is_told: whether the first has been told to lend it.
+        is_told: whether the first has been told to export it.
     """
     workers = made()
     workers.store(1).ends_at_once = False
@@ -177,20 +177,20 @@ def test_both_workers_are_told_of_one_ticket() -> None:
     workers = made()
     group = workers.add()
     reading = workers.loops[1].scheduler.schedule(workers.now)
-    lending = workers.loops[0].scheduler.schedule(workers.now)
+    exporting = workers.loops[0].scheduler.schedule(workers.now)
     assert reading is not None
-    assert lending is not None
+    assert exporting is not None
     assert reading.store_moves is not None
-    assert lending.store_moves is not None
-    (fetch,), (lend,) = reading.store_moves.fetches, lending.store_moves.lends
+    assert exporting.store_moves is not None
+    (fetch,), (export,) = reading.store_moves.fetches, exporting.store_moves.exports
     assert isinstance(fetch, Fetch)
-    assert isinstance(lend, Lend)
+    assert isinstance(export, Export)
     assert fetch.source is not None
     assert (fetch.source.address, fetch.source.server_name) == ("w0:1", "w0")
-    assert fetch.source.ticket == lend.ticket
-    assert (lend.reader, lend.lasts_ns) == ("w1", EXPORT_S * 1e9)
-    assert list(fetch.hashes) == list(lend.hashes)
-    assert lending.block_moves.swap_out.dst.tolist() == list(lend.cpu_blocks)
+    assert fetch.source.ticket == export.ticket
+    assert (export.reader, export.lasts_ns) == ("w1", EXPORT_S * 1e9)
+    assert list(fetch.hashes) == list(export.hashes)
+    assert exporting.block_moves.swap_out.dst.tolist() == list(export.cpu_blocks)
     assert group.sequences[0].status is SequenceStatus.LOADING
 
 
@@ -202,7 +202,7 @@ def test_tickets_differ_by_owner_reader_and_time() -> None:
     assert len(tickets) == len(pairs)
 
 
-def test_the_worker_that_has_most_lends() -> None:
+def test_the_worker_that_has_most_exports() -> None:
     workers = Workers(3)
     workers.run_on(0, PROMPT[:13])
     workers.run_on(1)  # reads what the first has, and computes the rest
@@ -339,7 +339,7 @@ def test_an_owner_that_does_not_answer_is_left_alone_for_a_while() -> None:
     assert again.num_cached_tokens == 20
 
 
-def test_a_fetch_that_fails_is_computed_and_its_lend_ends() -> None:
+def test_a_fetch_that_fails_is_computed_and_its_export_ends() -> None:
     workers, group = fetching()
     (move_id,) = workers.store(1).pending
     workers.store(1).end(move_id, most=0, failed="UNAVAILABLE")
@@ -418,7 +418,7 @@ def test_what_goes_wrong_after_it_has_arrived_is_found_nowhere() -> None:
     assert_computed(workers, workers.add(), 2, 1, 2)
 
 
-def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
+def test_a_reset_voids_what_is_exported_and_what_arrives() -> None:
     workers, group = fetching()
     assert workers.loops[0].scheduler.reset_prefix_cache()
     workers.store(1).ends_at_once = True
@@ -428,12 +428,12 @@ def test_a_reset_voids_what_is_lent_and_what_arrives() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"num_cpu_blocks": 12},  # of which a quarter may be lent
+        {"num_cpu_blocks": 12},  # of which a quarter may be exported
         {"cost": CostModel(block_bytes=BLOCK_BYTES, copy_bytes_per_s=200 * 3 * BLOCK_BYTES)},
     ],
     ids=["pool", "copies"],
 )
-def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_lent_at_a_time(
+def test_a_prefix_arrives_in_parts_where_few_blocks_may_be_exported_at_a_time(
     fields: dict[str, Any],
 ) -> None:
     workers = made(**fields)
@@ -498,7 +498,7 @@ def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
     other = workers.add()
     workers.step(2)
     workers.step(0)
-    assert [len(lend.hashes) for lend in workers.store(0).pending.values()] == [1, 4]
+    assert [len(export.hashes) for export in workers.store(0).pending.values()] == [1, 4]
     for store in (workers.store(1), workers.store(2)):
         store.ends_at_once = True
         store.end(*store.pending)
@@ -506,13 +506,13 @@ def test_copies_that_were_made_ahead_make_way_for_another_reader() -> None:
     assert outputs(group) == outputs(other) == [expected(PROMPT, num_tokens=2)]
 
 
-@pytest.mark.parametrize("ends_lend", [False, True])
-def test_nothing_is_copied_ahead_for_a_fetch_that_is_called_off(ends_lend: bool) -> None:
+@pytest.mark.parametrize("ends_export", [False, True])
+def test_nothing_is_copied_ahead_for_a_fetch_that_is_called_off(ends_export: bool) -> None:
     workers, group = reading_in_parts()
     reader = workers.peer(1)
     (pair,) = reader.reads._fetches.values()
     pair.ahead.release()
-    if ends_lend:
+    if ends_export:
         reader.reads.cancel(pair.fetch, workers.now)
     else:
         pair.call_off(workers.now)
@@ -531,13 +531,15 @@ def test_copies_that_were_made_ahead_are_found_by_nothing_after_a_clear(is_all: 
     else:
         owner.clear_prefix_cache(None, lambda fault: None)
     assert not owner.blocks.cpu.hashes
-    workers.step(0)  # which ends the lend, and so the fetch
+    workers.step(0)  # which ends the export, and so the fetch
     workers.store(1).end(*workers.store(1).pending)
     assert_computed(workers, group, 1, 0)
 
 
 @pytest.mark.parametrize("num_cpu_blocks", [1, 3])
-def test_a_pool_of_which_no_block_may_be_lent_takes_part_in_nothing(num_cpu_blocks: int) -> None:
+def test_a_pool_of_which_no_block_may_be_exported_takes_part_in_nothing(
+    num_cpu_blocks: int,
+) -> None:
     identity = PeerIdentity(address="w:1", epoch=1, kv_format="one")
     peers = PeerRegistry()
     make_scheduler(identity=identity, peers=peers, num_cpu_blocks=4)
@@ -559,7 +561,7 @@ def test_a_worker_alone_moves_nothing_until_another_joins() -> None:
     connector, reader = alone.scheduler.connector, workers.loops.pop()
     workers.peers.leave(reader.scheduler.state, workers.now)
     workers.run_on(0, PROMPT[::-1])
-    assert alone.scheduler.connector is connector, "what it lent may be stored somewhere"
+    assert alone.scheduler.connector is connector, "what it exported may be stored somewhere"
     assert_all_free(alone)
 
 

@@ -580,7 +580,7 @@ def test_a_draining_worker_tries_again_later() -> None:
 @pytest.mark.parametrize(
     ("source_s", "destination_s", "most"), [(0.0, 0.0, 1), (0.16, 0.0, 2), (0.0, 0.16, 2)]
 )
-def test_more_blocks_are_lent_at_a_time_where_either_worker_takes_long_for_a_step(
+def test_more_blocks_are_exported_at_a_time_where_either_worker_takes_long_for_a_step(
     source_s: float, destination_s: float, most: int
 ) -> None:
     """A block takes 5 ms to copy, and two 1/16 of the longer steps."""

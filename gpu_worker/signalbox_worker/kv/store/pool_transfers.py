@@ -12,8 +12,8 @@ from signalbox_contract.errors import FailedPrecondition
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import (
     ClearMark,
+    Export,
     Fetch,
-    Lend,
     MoveResult,
     Store,
     StoreMoves,
@@ -26,7 +26,7 @@ from signalbox_worker.kv.store.transfer import ExportedBlocks, Transfer
 
 CANCELLED = "cancelled"
 STALLED = "the store does not answer"
-EXPIRED = "the time of the lend is over"
+EXPIRED = "the time of the export is over"
 
 
 class PoolTransfers(BlockTransfers):
@@ -69,8 +69,8 @@ class PoolTransfers(BlockTransfers):
     def begin(self, moves: StoreMoves) -> None:
         self._cancel(moves.cancels)
         self._begin_with_store(moves)
-        for lend in moves.lends:
-            self._export(lend)
+        for export in moves.exports:
+            self._export(export)
         for fetch in moves.fetches:
             if fetch.source is not None:
                 self._reader.begin(self._begin_with_peer(fetch), fetch.source)
@@ -92,23 +92,23 @@ class PoolTransfers(BlockTransfers):
         for one in moves.stores:
             self.store.write(self._begin(one), one.tenant.encode())
 
-    def _begin(self, moved: Fetch | Store | Lend, *, with_peer: bool = False) -> Transfer:
+    def _begin(self, moved: Fetch | Store | Export, *, with_peer: bool = False) -> Transfer:
         opened = self.open(moved.move_id, moved.hashes, moved.cpu_blocks, with_peer=with_peer)
         return self._add(opened)
 
-    def _begin_with_peer(self, moved: Fetch | Lend) -> Transfer:
+    def _begin_with_peer(self, moved: Fetch | Export) -> Transfer:
         """Begins a transfer from or to another worker; `RankedTransfers` overrides this hook."""
         return self._begin(moved, with_peer=True)
 
-    def _export(self, lend: Lend) -> None:
+    def _export(self, export: Export) -> None:
         """Lets blocks be read, once, by what shows the ticket in time."""
         exported = ExportedBlocks(
-            transfer=self._begin_with_peer(lend),
-            ticket=lend.ticket,
-            reader=lend.reader,
-            expires_at=self._clock() + lend.lasts_ns / 1e9,
+            transfer=self._begin_with_peer(export),
+            ticket=export.ticket,
+            reader=export.reader,
+            expires_at=self._clock() + export.lasts_ns / 1e9,
         )
-        self._exports[lend.move_id] = self._tickets[lend.ticket] = exported
+        self._exports[export.move_id] = self._tickets[export.ticket] = exported
 
     def open(
         self,
@@ -140,8 +140,8 @@ class PoolTransfers(BlockTransfers):
     def samples(self) -> Iterator[Sample]:
         yield from gauges(
             "worker_kv_peer_moves",
-            "Lends of KV blocks under way to other workers, which pin them here, and reads.",
-            {"lend": len(self._exports), "read": len(self._reader)},
+            "Exports of KV blocks under way to other workers, which pin them here, and reads.",
+            {"export": len(self._exports), "read": len(self._reader)},
             by="direction",
         )
         if self.store_capacity is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty
 
-from signalbox_contract.sections.store_moves import Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import Export, Fetch, MoveResult, StoreMoves
 from signalbox_contract.step import Step
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.transfer import ExportedBlocks, Transfer
@@ -167,7 +167,7 @@ class RankedTransfers(PoolTransfers):
         for move_id in moves.move_ids:
             self._add(_StoreTransfer(move_id, keys.get(move_id, ()), self._num_ranks))
 
-    def _begin_with_peer(self, moved: Fetch | Lend) -> Transfer:
+    def _begin_with_peer(self, moved: Fetch | Export) -> Transfer:
         copies = self._others.copies
         number = copies.announce()
         transfer = _PeerTransfer(moved.move_id, moved.hashes, number, copies, self._share_bytes)

@@ -285,20 +285,20 @@ class ExecuteModelRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ...) -> None: ...
 
 class StoreMoves(_message.Message):
-    __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores", "lends")
+    __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores", "exports")
     CANCELLED_MOVE_IDS_FIELD_NUMBER: _ClassVar[int]
     CLEARS_FIELD_NUMBER: _ClassVar[int]
     FINDS_FIELD_NUMBER: _ClassVar[int]
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
-    LENDS_FIELD_NUMBER: _ClassVar[int]
+    EXPORTS_FIELD_NUMBER: _ClassVar[int]
     cancelled_move_ids: bytes
     clears: _containers.RepeatedCompositeFieldContainer[ClearStore]
     finds: _containers.RepeatedCompositeFieldContainer[FindBlocks]
     fetches: _containers.RepeatedCompositeFieldContainer[FetchBlocks]
     stores: _containers.RepeatedCompositeFieldContainer[StoreBlocks]
-    lends: _containers.RepeatedCompositeFieldContainer[LendBlocks]
-    def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ..., lends: _Optional[_Iterable[_Union[LendBlocks, _Mapping]]] = ...) -> None: ...
+    exports: _containers.RepeatedCompositeFieldContainer[ExportBlocks]
+    def __init__(self, cancelled_move_ids: _Optional[bytes] = ..., clears: _Optional[_Iterable[_Union[ClearStore, _Mapping]]] = ..., finds: _Optional[_Iterable[_Union[FindBlocks, _Mapping]]] = ..., fetches: _Optional[_Iterable[_Union[FetchBlocks, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreBlocks, _Mapping]]] = ..., exports: _Optional[_Iterable[_Union[ExportBlocks, _Mapping]]] = ...) -> None: ...
 
 class ClearStore(_message.Message):
     __slots__ = ("move_id", "tenant", "mark")
@@ -340,7 +340,7 @@ class BlockSource(_message.Message):
     ticket: bytes
     def __init__(self, address: _Optional[str] = ..., server_name: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
-class LendBlocks(_message.Message):
+class ExportBlocks(_message.Message):
     __slots__ = ("move_id", "hashes", "cpu_blocks", "ticket", "reader", "lasts_ns")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]

@@ -192,13 +192,13 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadBlocks(self, request, context):
-        """Streams blocks of the CPU pool that a step has lent (LendBlocks), to the worker that they are lent
-        to. A ticket is good for one call; when that ends, however it ends, so does the lend. The call may
+        """Streams blocks of the CPU pool that a step exports (ExportBlocks), to the worker that reads them. A
+        ticket is good for one call; when that ends, however it ends, so does the export. The call may
         come before the step: the caller repeats it for a while.
 
         NOT_FOUND if the ticket is not known, was used, or has expired; PERMISSION_DENIED if the caller's
         certificate is not that of the reader; RESOURCE_EXHAUSTED while too many calls read, and if the
-        caller takes nothing for 5 s; ABORTED if the lend ends meanwhile.
+        caller takes nothing for 5 s; ABORTED if the export ends meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,8 +5,8 @@ import pytest
 
 from signalbox_contract.sections.store_moves import (
     BlockSource,
+    Export,
     Fetch,
-    Lend,
     MoveResult,
     StoreMoves,
 )
@@ -51,9 +51,9 @@ class Peers:
         self.transfers.bind(pools)
         self.transfers.connect(self.reader)
 
-    def lend(self, move_id: int = 1, *, ticket: bytes = TICKET, lasts_s: float = 2) -> None:
-        lend = Lend(move_id, KEYS, [3, 0, 1], ticket, "", int(lasts_s * 1e9))
-        self.transfers.begin(StoreMoves(lends=[lend]))
+    def export(self, move_id: int = 1, *, ticket: bytes = TICKET, lasts_s: float = 2) -> None:
+        export = Export(move_id, KEYS, [3, 0, 1], ticket, "", int(lasts_s * 1e9))
+        self.transfers.begin(StoreMoves(exports=[export]))
 
     def receive(self, move_id: int, keys: list[bytes], cpu_blocks: list[int]) -> Transfer:
         fetch = Fetch(move_id, keys, cpu_blocks, BlockSource("host:1", "", TICKET))
@@ -76,64 +76,64 @@ def peers() -> Peers:
     return Peers()
 
 
-def test_lent_blocks_are_read_once_and_end_with_the_last(peers: Peers) -> None:
-    peers.lend()
-    lent = peers.taken()
+def test_exported_blocks_are_read_once_and_end_with_the_last(peers: Peers) -> None:
+    peers.export()
+    exported = peers.taken()
     assert peers.transfers.redeem(TICKET) is None, "a ticket is for one reading"
     for index, block in enumerate([3, 0, 1]):
         assert not peers.transfers.pop_ended()
-        assert lent.copy_out(index) == peers.pool[block].tobytes()
-        lent.transfer.kept(index, BLOCK_BYTES)
+        assert exported.copy_out(index) == peers.pool[block].tobytes()
+        exported.transfer.kept(index, BLOCK_BYTES)
     result = peers.ended()
     assert (result.move_id, result.num_blocks, result.num_bytes) == (1, 3, 3 * BLOCK_BYTES)
     assert result.failed == ""
-    assert lent.copy_out(0) is None, "what is not lent any more may hold something else"
+    assert exported.copy_out(0) is None, "what is not exported any more may hold something else"
 
 
 def test_a_ticket_that_was_never_told_is_for_nothing(peers: Peers) -> None:
-    peers.lend()
+    peers.export()
     assert peers.transfers.redeem(OTHER) is None
     assert peers.transfers.redeem(TICKET) is not None
 
 
 @pytest.mark.parametrize("is_shown", [False, True])
-def test_a_lend_expires_by_the_owners_clock(peers: Peers, is_shown: bool) -> None:
-    peers.lend(lasts_s=2)
+def test_a_export_expires_by_the_owners_clock(peers: Peers, is_shown: bool) -> None:
+    peers.export(lasts_s=2)
     peers.now += 1.9
-    lent = peers.taken() if is_shown else None
+    exported = peers.taken() if is_shown else None
     peers.now += 0.2
     assert peers.ended().failed == EXPIRED
-    if lent is not None:
-        assert lent.copy_out(0) is None
+    if exported is not None:
+        assert exported.copy_out(0) is None
     assert peers.transfers.redeem(TICKET) is None
 
 
-def test_a_ticket_that_is_shown_too_late_ends_its_lend(peers: Peers) -> None:
-    peers.lend(lasts_s=2)
+def test_a_ticket_that_is_shown_too_late_ends_its_export(peers: Peers) -> None:
+    peers.export(lasts_s=2)
     peers.now += 2
     assert peers.transfers.redeem(TICKET) is None
     assert peers.ended().failed == EXPIRED
 
 
-def test_a_lend_that_is_called_off_is_not_read_on(peers: Peers) -> None:
-    peers.lend()
-    lent = peers.taken()
-    assert lent.copy_out(0) is not None
-    lent.transfer.kept(0, BLOCK_BYTES)
+def test_a_export_that_is_called_off_is_not_read_on(peers: Peers) -> None:
+    peers.export()
+    exported = peers.taken()
+    assert exported.copy_out(0) is not None
+    exported.transfer.kept(0, BLOCK_BYTES)
     peers.transfers.begin(StoreMoves(cancels=[1, 77]))
-    assert lent.copy_out(1) is None
+    assert exported.copy_out(1) is None
     result = peers.ended()
     assert (result.num_blocks, result.failed) == (1, CANCELLED)
 
 
 def test_nothing_is_read_or_written_once_the_pool_is_given_up(peers: Peers) -> None:
-    peers.lend()
-    lent = peers.taken()
-    peers.lend(2, ticket=OTHER)
+    peers.export()
+    exported = peers.taken()
+    peers.export(2, ticket=OTHER)
     arriving = peers.receive(3, KEYS[:1], [2])
     peers.transfers.unbind()
     before = peers.pool.copy()
-    assert lent.copy_out(0) is None
+    assert exported.copy_out(0) is None
     assert peers.transfers.redeem(OTHER) is None
     arriving.copy_in(0, memoryview(bytes(BLOCK_BYTES)))
     assert (peers.pool == before).all()
@@ -141,7 +141,7 @@ def test_nothing_is_read_or_written_once_the_pool_is_given_up(peers: Peers) -> N
 
 
 def test_a_move_names_blocks_and_has_a_number_of_its_own(peers: Peers) -> None:
-    peers.lend()
+    peers.export()
     with pytest.raises(ValueError, match="under way"):
         peers.receive(1, KEYS[:1], [2])
     with pytest.raises(ValueError, match="at least one"):

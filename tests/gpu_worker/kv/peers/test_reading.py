@@ -1,4 +1,4 @@
-"""One worker reads what another lends, over gRPC: the right bytes, or none, whatever goes wrong."""
+"""A worker reads what another exports, over gRPC: the right bytes or none, whatever goes wrong."""
 
 import threading
 import time
@@ -12,7 +12,13 @@ import grpc
 import numpy as np
 import pytest
 
-from signalbox_contract.sections.store_moves import BlockSource, Fetch, Lend, MoveResult, StoreMoves
+from signalbox_contract.sections.store_moves import (
+    BlockSource,
+    Export,
+    Fetch,
+    MoveResult,
+    StoreMoves,
+)
 from signalbox_contract.step import Step, decode_step, encode_step
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
@@ -68,11 +74,11 @@ class Peer:
         (result,), self.ended = self.ended, []
         return result
 
-    async def lend(
+    async def export(
         self, *, ticket: bytes = TICKET, reader: str = "", lasts_s: float = LAST_S
     ) -> None:
-        lend = Lend(self.num_steps + 1, HASHES, [3, 0, 1], ticket, reader, int(lasts_s * 1e9))
-        await self.step(StoreMoves(lends=[lend]))
+        export = Export(self.num_steps + 1, HASHES, [3, 0, 1], ticket, reader, int(lasts_s * 1e9))
+        await self.step(StoreMoves(exports=[export]))
 
     async def fetch(self, source: BlockSource, *, num_blocks: int = 3) -> None:
         blocks = list(range(num_blocks))
@@ -113,22 +119,22 @@ async def peer(tls: TlsConfig = CLEAR, config: SimulatedConfig = CONFIG) -> Asyn
         worker.close()
 
 
-async def test_blocks_arrive_as_they_were_lent() -> None:
+async def test_blocks_arrive_as_they_were_exported() -> None:
     async with peer() as owner, peer() as reader:
-        await owner.lend()
+        await owner.export()
         await reader.fetch(owner.source())
-        fetched, lent = await reader.until_ended(), await owner.until_ended()
+        fetched, exported = await reader.until_ended(), await owner.until_ended()
         assert reader.kv.cpu_kv[:3].tolist() == owner.kv.cpu_kv[[3, 0, 1]].tolist()
     num_bytes = 3 * CONFIG.block_size * 8
     assert (fetched.num_blocks, fetched.num_bytes, fetched.failed) == (3, num_bytes, "")
-    assert (lent.num_blocks, lent.num_bytes, lent.failed) == (3, num_bytes, "")
+    assert (exported.num_blocks, exported.num_bytes, exported.failed) == (3, num_bytes, "")
     assert fetched.duration_ns > 0
 
 
 async def test_a_block_of_several_parts_arrives_whole() -> None:
     config = replace(CONFIG, block_size=150_000, max_model_len=150_000)  # 1.2 MB
     async with peer(config=config) as owner, peer(config=config) as reader:
-        await owner.lend()
+        await owner.export()
         await reader.fetch(owner.source())
         assert (await reader.until_ended()).num_blocks == 3
         assert (reader.kv.cpu_kv[:3] == owner.kv.cpu_kv[[3, 0, 1]]).all()
@@ -151,7 +157,7 @@ async def test_several_blocks_are_copied_at_a_time_at_both_ends(
     monkeypatch.setattr(ExportedBlocks, "copy_out", together(ExportedBlocks.copy_out))
     monkeypatch.setattr(Transfer, "copy_in", together(Transfer.copy_in))
     async with peer() as owner, peer() as reader:
-        await owner.lend()
+        await owner.export()
         await reader.fetch(owner.source())
         assert (await reader.until_ended()).num_blocks == 3
         assert reader.kv.cpu_kv[:3].tolist() == owner.kv.cpu_kv[[3, 0, 1]].tolist()
@@ -161,14 +167,14 @@ async def test_a_reader_may_come_before_the_owner_has_been_told() -> None:
     async with peer() as owner, peer() as reader:
         await reader.fetch(owner.source())
         await reader.step()
-        await owner.lend()
+        await owner.export()
         assert (await reader.until_ended()).num_blocks == 3
 
 
 async def test_fewer_blocks_than_were_asked_for_are_no_failure() -> None:
     async with peer() as owner, peer() as reader:
         await owner.step(
-            StoreMoves(lends=[Lend(1, HASHES[:2], [3, 0], TICKET, "", LAST_S * 10**9)])
+            StoreMoves(exports=[Export(1, HASHES[:2], [3, 0], TICKET, "", LAST_S * 10**9)])
         )
         await reader.fetch(owner.source())
         fetched = await reader.until_ended()
@@ -178,7 +184,7 @@ async def test_fewer_blocks_than_were_asked_for_are_no_failure() -> None:
 async def test_a_ticket_is_good_once_and_no_other_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_client, "TOLD_S", 0.05)
     async with peer() as owner, peer() as reader:
-        await owner.lend()
+        await owner.export()
         assert await owner.status(b"f" * 16) is grpc.StatusCode.NOT_FOUND
         assert await owner.status(b"") is grpc.StatusCode.NOT_FOUND
         assert await owner.status(TICKET) is grpc.StatusCode.OK
@@ -191,14 +197,14 @@ async def test_a_ticket_is_good_once_and_no_other_is(monkeypatch: pytest.MonkeyP
 
 async def test_an_expired_ticket_is_refused_and_its_blocks_are_free() -> None:
     async with peer() as owner:
-        await owner.lend(lasts_s=1e-9)
+        await owner.export(lasts_s=1e-9)
         assert await owner.status(TICKET) is grpc.StatusCode.NOT_FOUND
         assert (await owner.until_ended()).failed == EXPIRED
 
 
-async def test_a_lease_that_has_ended_lends_nothing() -> None:
+async def test_a_lease_that_has_ended_export_nothing() -> None:
     async with peer() as owner:
-        await owner.lend()
+        await owner.export()
         owner.worker.begin_epoch(NO_EPOCH)
         assert await owner.status(TICKET) is grpc.StatusCode.NOT_FOUND
 
@@ -207,22 +213,22 @@ def num_moves(worker: Worker, direction: str) -> float:
     return value(make_registry(worker.samples), MOVES, direction=direction)
 
 
-async def test_the_end_of_a_lease_ends_what_is_lent_and_read() -> None:
+async def test_the_end_of_a_lease_ends_what_is_exported_and_read() -> None:
     """No other lease need come for that."""
     async with peer() as owner, peer() as reader:
-        await owner.lend()
-        assert num_moves(owner.worker, "lend") == 1
+        await owner.export()
+        assert num_moves(owner.worker, "export") == 1
         await reader.fetch(owner.source(b"x" * 16))  # which is asked for again and again
         await eventually(lambda: num_moves(reader.worker, "read") == 1)
         for one in (owner, reader):
             one.worker.begin_epoch(NO_EPOCH)
-        await eventually(lambda: not num_moves(owner.worker, "lend"))
+        await eventually(lambda: not num_moves(owner.worker, "export"))
         await eventually(lambda: not num_moves(reader.worker, "read"))
 
 
-async def test_pools_that_are_made_anew_lend_nothing() -> None:
+async def test_pools_that_are_made_anew_export_nothing() -> None:
     async with peer() as owner:
-        await owner.lend()
+        await owner.export()
         await init_cache(owner.worker)
         assert await owner.status(TICKET) is grpc.StatusCode.NOT_FOUND
 
@@ -234,11 +240,11 @@ def harmed(monkeypatch: pytest.MonkeyPatch, harm: Harm) -> None:
     """Lets something happen when the second block is copied out, after the first."""
     copy_out, is_first_out = ExportedBlocks.copy_out, threading.Event()
 
-    def copy_or_harm(lent: ExportedBlocks, index: int) -> bytearray | None:
+    def copy_or_harm(exported: ExportedBlocks, index: int) -> bytearray | None:
         if index == 1:
             assert is_first_out.wait(EVENT_S)
-            return harm(lent, index)
-        block = copy_out(lent, index)
+            return harm(exported, index)
+        block = copy_out(exported, index)
         is_first_out.set()
         return block
 
@@ -250,11 +256,11 @@ async def test_a_lease_that_ends_while_it_is_read_ends_the_reading(
 ) -> None:
     async with peer() as owner, peer() as reader:
 
-        def end_lease(lent: ExportedBlocks, index: int) -> None:
-            lent.transfer.end("the lease is over")
+        def end_lease(exported: ExportedBlocks, index: int) -> None:
+            exported.transfer.end("the lease is over")
 
         harmed(monkeypatch, end_lease)
-        await owner.lend()
+        await owner.export()
         await reader.fetch(owner.source())
         fetched = await reader.until_ended()
         assert reader.kv.cpu_kv[0].tolist() == owner.kv.cpu_kv[3].tolist()
@@ -280,8 +286,8 @@ async def test_a_block_that_came_before_a_failure_arrives(monkeypatch: pytest.Mo
     monkeypatch.setattr(Transfer, "copy_in", copy_late)
     monkeypatch.setattr(PeerClient, "_next", next_or_fail)
     async with peer() as owner, peer() as reader:
-        harmed(monkeypatch, lambda lent, index: None)
-        await owner.lend()
+        harmed(monkeypatch, lambda exported, index: None)
+        await owner.export()
         await reader.fetch(owner.source())
         fetched = await reader.until_ended()
         assert reader.kv.cpu_kv[0].tolist() == owner.kv.cpu_kv[3].tolist()
@@ -294,8 +300,8 @@ async def test_blocks_of_another_size_are_refused(
     monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
     async with peer() as owner, peer() as reader:
-        harmed(monkeypatch, lambda lent, index: bytearray(num_bytes))
-        await owner.lend()
+        harmed(monkeypatch, lambda exported, index: bytearray(num_bytes))
+        await owner.export()
         before = reader.kv.cpu_kv[1:].copy()
         await reader.fetch(owner.source())
         fetched = await reader.until_ended()
@@ -308,9 +314,9 @@ async def test_blocks_of_another_size_are_refused(
 async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
     monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    async def parts(lent: ExportedBlocks, **_: object) -> AsyncIterator[Part]:
-        content = [lent.copy_out(index) for index in range(3)]
-        for index, key in enumerate(lent.transfer.keys):
+    async def parts(exported: ExportedBlocks, **_: object) -> AsyncIterator[Part]:
+        content = [exported.copy_out(index) for index in range(3)]
+        for index, key in enumerate(exported.transfer.keys):
             block = content[index]
             assert block is not None
             digest = digest_of(key, block)
@@ -330,7 +336,7 @@ async def test_bytes_that_are_not_what_was_asked_for_never_reach_the_pool(
     monkeypatch.setattr("signalbox_worker.service.worker.exported_parts", parts)
     async with peer() as owner, peer() as reader:
         before = reader.kv.cpu_kv[1:].copy()
-        await owner.lend()
+        await owner.export()
         await reader.fetch(owner.source(), num_blocks=3)
         fetched = await reader.until_ended()
         if harm == "too many":
@@ -348,7 +354,7 @@ async def test_a_fetch_that_is_called_off_ends_at_once_and_writes_nothing() -> N
         await reader.step(StoreMoves(cancels=[1]))
         fetched = await reader.until_ended()
         assert fetched.failed == CANCELLED
-        await owner.lend()
+        await owner.export()
         tasks = reader.worker._block_reader
         await eventually(lambda: not len(tasks))
         assert (reader.kv.cpu_kv == before).all()
@@ -387,7 +393,7 @@ async def test_fetches_from_one_worker_share_a_channel_until_it_is_idle(
             if number == 2:
                 monkeypatch.setattr(peer_client, "IDLE_S", 0.0)
             ticket = bytes([number]) * 16
-            await owner.lend(ticket=ticket)
+            await owner.export(ticket=ticket)
             await reader.fetch(owner.source(ticket))
             assert (await reader.until_ended()).num_blocks == 3
             await owner.until_ended()
@@ -417,17 +423,17 @@ async def test_a_channel_on_which_a_fetch_was_called_off_is_not_used_again() -> 
         await eventually(lambda: not len(tasks._channels))
 
 
-async def test_a_reader_that_leaves_ends_the_lend() -> None:
+async def test_a_reader_that_leaves_ends_the_export() -> None:
     config = replace(CONFIG, block_size=150_000, max_model_len=150_000)
     async with peer(config=config) as owner:
-        await owner.lend()
+        await owner.export()
         async with grpc.aio.insecure_channel(owner.address, options=SMALL_WINDOW) as channel:
             call = owner.stub(channel).ReadBlocks(pb.ReadBlocksRequest(ticket=TICKET))
             await call.read()  # the others do not fit into the window
             call.cancel()
-        lent = await owner.until_ended()
-    assert lent.num_blocks < 3
-    assert lent.failed
+        exported = await owner.until_ended()
+    assert exported.num_blocks < 3
+    assert exported.failed
 
 
 async def test_a_reader_that_stops_reading_leaves_its_call_to_others(
@@ -437,15 +443,15 @@ async def test_a_reader_that_stops_reading_leaves_its_call_to_others(
     monkeypatch.setattr(worker_module, "MAX_READS", 1)
     config = replace(CONFIG, block_size=150_000, max_model_len=150_000)
     async with peer(config=config) as owner, peer(config=config) as reader:
-        await owner.lend()
+        await owner.export()
         channel = grpc.aio.insecure_channel(owner.address, options=SMALL_WINDOW)
         async with channel:
             stalled = owner.stub(channel).ReadBlocks(pb.ReadBlocksRequest(ticket=TICKET))
             await stalled.initial_metadata()  # and nothing more is read
-            lent = await owner.until_ended()
-            assert lent.num_blocks < 3
-            assert lent.failed
-            await owner.lend()
+            exported = await owner.until_ended()
+            assert exported.num_blocks < 3
+            assert exported.failed
+            await owner.export()
             await reader.fetch(owner.source())
             assert (await reader.until_ended()).num_blocks == 3
             with pytest.raises(grpc.aio.AioRpcError, match="does not read: nothing"):
@@ -453,19 +459,19 @@ async def test_a_reader_that_stops_reading_leaves_its_call_to_others(
                     pass
 
 
-async def test_only_the_worker_that_blocks_are_lent_to_reads_them(tmp_path: Path) -> None:
+async def test_only_the_worker_that_blocks_are_exported_to_reads_them(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     owner_tls = authority.member("worker.owner", "127.0.0.1")
     reader_tls = authority.member("worker.reader", "127.0.0.1")
     denied = grpc.StatusCode.PERMISSION_DENIED
     async with peer(owner_tls) as owner, peer(reader_tls) as reader:
         for role in ("router", "scheduler", "operator"):
-            await owner.lend(reader="worker.reader")
+            await owner.export(reader="worker.reader")
             assert await owner.status(TICKET, authority.member(role)) is denied
             await reader.fetch(owner.source())
             assert (await reader.until_ended()).num_blocks == 3, "it has not cost the ticket"
             assert (await owner.until_ended()).failed == ""
-        await owner.lend(reader="worker.reader")
+        await owner.export(reader="worker.reader")
         assert await owner.status(TICKET, authority.member("worker.other")) is denied
         assert (await owner.until_ended()).num_blocks == 0
         async with open_channel(owner.address, tls=reader_tls) as channel:

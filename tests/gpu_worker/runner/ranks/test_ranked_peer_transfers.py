@@ -1,4 +1,4 @@
-"""Blocks that a worker of several ranks lends to another: the share of each rank, or nothing."""
+"""Blocks that a worker of several ranks exports to another: the share of each rank, or nothing."""
 
 import time
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import pytest
 
 from signalbox_contract.sections.store_moves import (
     BlockSource,
+    Export,
     Fetch,
-    Lend,
     MoveResult,
     StoreMoves,
 )
@@ -36,7 +36,7 @@ SIZES = pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
 
 
 class Ranks(ThreadRanks):
-    """Those of a worker that lends to others, and reads of them."""
+    """Those of a worker that exports to others, and reads of them."""
 
     def renew_pools(self) -> None:
         super().renew_pools()
@@ -49,16 +49,16 @@ class Ranks(ThreadRanks):
         """Returns what the block of each rank holds."""
         return [set(self.block(rank, index)) for rank in range(len(self.shares))]
 
-    def lend(self, *numbers: int) -> ExportedBlocks:
-        """Lends the first blocks; returns what the ticket is for when all ranks know it."""
+    def export(self, *numbers: int) -> ExportedBlocks:
+        """Exports the first blocks; returns what the ticket is for when all ranks know it."""
         self.num_moves += 1
         blocks = range(len(numbers))
         lasts_ns = 600_000_000_000
-        lend = Lend(self.num_moves, keys_of(*numbers), blocks, TICKET, "", lasts_ns)
-        self.peers.begin(StoreMoves(lends=[lend]))
-        lent: list[ExportedBlocks] = []
-        wait_until(lambda: (got := self.peers.redeem(TICKET)) and lent.append(got) is None)
-        return lent[0]
+        export = Export(self.num_moves, keys_of(*numbers), blocks, TICKET, "", lasts_ns)
+        self.peers.begin(StoreMoves(exports=[export]))
+        exported: list[ExportedBlocks] = []
+        wait_until(lambda: (got := self.peers.redeem(TICKET)) and exported.append(got) is None)
+        return exported[0]
 
     def receive(self, *numbers: int, first: int = 0) -> Transfer:
         """Begins to read from another worker into the pool's blocks from the `first` on."""
@@ -108,11 +108,11 @@ def test_a_block_is_read_as_the_shares_of_all_ranks_in_their_order(
     with serving(model, tp, pp) as ranks:
         assert len(ranks.runner._share_bytes) == tp * pp
         ranks.fill(1, 2)
-        lent = ranks.lend(1, 2)
-        assert lent.copy_out(0) == pattern(ranks, 1)
-        assert lent.copy_out(1) == pattern(ranks, 2)
+        exported = ranks.export(1, 2)
+        assert exported.copy_out(0) == pattern(ranks, 1)
+        assert exported.copy_out(1) == pattern(ranks, 2)
         for index in range(2):
-            lent.transfer.kept(index, lent.transfer.block_bytes)
+            exported.transfer.kept(index, exported.transfer.block_bytes)
         result = ranks.end()
         assert (result.num_blocks, result.failed) == (2, "")
         assert result.num_bytes == 2 * ranks.capacity.block_bytes
@@ -136,11 +136,11 @@ def test_a_block_has_arrived_when_each_rank_has_its_share(model: Path, tp: int, 
 def test_a_move_that_is_called_off_is_over_on_all_ranks(model: Path, tp: int, pp: int) -> None:
     with serving(model, tp, pp) as ranks:
         ranks.fill(1, 2)
-        lent, move = ranks.lend(1), ranks.receive(3, first=1)
+        exported, move = ranks.export(1), ranks.receive(3, first=1)
         ranks.peers.begin(StoreMoves(cancels=[1, 2]))
         assert [one.failed for one in ranks.peers.pop_ended()] == [CANCELLED] * 2
         wait_until(ranks.are_closed)
-        assert lent.copy_out(0) is None
+        assert exported.copy_out(0) is None
         assert not move.copy_in(0, memoryview(pattern(ranks, 3)))
         assert ranks.held(1) == [{32 + rank} for rank in range(tp * pp)]
 
@@ -154,30 +154,30 @@ def test_a_block_of_another_size_is_refused(model: Path) -> None:
         assert ranks.end().num_blocks == 0
 
 
-def test_what_is_read_counts_only_if_it_was_lent_to_the_end(
+def test_what_is_read_counts_only_if_it_was_exported_to_the_end(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(model) as ranks:
         ranks.fill(1)
-        lent = ranks.lend(1)
+        exported = ranks.export(1)
         copied = rank_blocks._copied
 
         def end_meanwhile(*of: Any) -> bytes | None:
             found = copied(*of)
-            lent.transfer.end("its time is over")
+            exported.transfer.end("its time is over")
             return found
 
         monkeypatch.setattr(rank_blocks, "_copied", end_meanwhile)
-        assert lent.copy_out(0) is None
+        assert exported.copy_out(0) is None
         assert ranks.end().num_blocks == 0
 
 
 def test_moves_of_pools_that_are_gone_touch_no_new_ones(model: Path) -> None:
     with serving(model) as ranks:
-        lent, move = ranks.lend(1), ranks.receive(2)
+        exported, move = ranks.export(1), ranks.receive(2)
         ranks.renew_pools()
         ranks.fill(7)
-        assert lent.copy_out(0) is None
+        assert exported.copy_out(0) is None
         assert not move.copy_in(0, memoryview(pattern(ranks, 2)))
         assert ranks.held(0) == [{112}, {113}]
         assert not ranks.peers.pop_ended()
@@ -201,10 +201,10 @@ def test_ranks_that_are_lost_keep_no_move_waiting(
     monkeypatch.setattr(rank_blocks, "ANSWER_S", EVENT_S)
     ranks = Ranks(with_sizes(make_start(model, ParallelConfig()), 2, 1))
     try:
-        lent = ranks.lend(1)
+        exported = ranks.export(1)
         ranks.runner._others.lose("a rank was killed")
         began = time.monotonic()
-        assert lent.copy_out(0) is None
+        assert exported.copy_out(0) is None
         assert time.monotonic() - began < EVENT_S / 2
     finally:
         ranks.runner.close()
