@@ -16,7 +16,11 @@ from signalbox_router.insight.request_observer import Observed, Observer
 from signalbox_router.insight.request_span import RequestSpan
 from signalbox_router.limits.key_quota import Account, KeyLimits
 from signalbox_router.limits.tenants import Caller
-from signalbox_router.parsers.reasoning_reader import ReasoningReader, reasoning_reader
+from signalbox_router.parsers.reasoning_reader import (
+    ReasoningReader,
+    reasoning_of,
+    reasoning_reader,
+)
 from signalbox_router.parsers.tool_call_reader import ToolCallReader, reader_of
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.served_model import ServedModel
@@ -230,10 +234,7 @@ class Generator:
     def _readers(
         self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
     ) -> list[OutputReader]:
-        """Returns what reads the text of a conversation, in order.
-
-        A structured output leaves no room for reasoning.
-        """
+        """Returns what reads the text of a conversation, in order."""
         conversation = api_request.prompt
         if not isinstance(conversation, Conversation):
             return []
@@ -245,10 +246,16 @@ class Generator:
         )
         reasoning = None
         if "structured_output" not in api_request.sampling:
-            reasoning = reasoning_reader(
+            reasoning = reasoning_of(
                 conversation, model, prompt.opening, setting=self._reasoning_parser
             )
-        return [one for one in (reasoning, tool_calls) if one is not None]
+        readers: list[OutputReader] = [] if tool_calls is None else [tool_calls]
+        if reasoning is not None:
+            openings = () if tool_calls is None else tool_calls.openings
+            is_last = tool_calls is None
+            first = reasoning_reader(reasoning, model, openings=openings, is_last=is_last)
+            readers.insert(0, first)
+        return readers
 
 
 def _open_span(call_context: CallContext, model: str) -> RequestSpan:

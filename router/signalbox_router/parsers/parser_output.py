@@ -2,11 +2,8 @@
 
 from typing import NamedTuple, Protocol
 
+from signalbox_router.prompt.tokenization.detokenizer import MARK as MARK
 from signalbox_router.requests.request_output import ToolCallDelta
-
-MARK = "\ud800"
-"""Stands before a marker that is a token, in the text that a parser reads. It is half a surrogate
-pair, which no text has, and never output."""
 
 
 class Parsed(NamedTuple):

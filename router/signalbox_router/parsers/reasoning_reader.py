@@ -1,11 +1,11 @@
 """Separates a model's reasoning from text that arrives in pieces of any size.
 
 Reasoning is the text between two markers at the beginning of an answer; if the prompt ends behind
-the first marker and before the second, the answer begins inside. White space around reasoning and
-answer is dropped.
+the first marker and before the second, the answer begins inside. A call ends reasoning, too. White
+space around reasoning and answer is dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from signalbox_router.parsers.reasoning_formats import (
 )
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.detokenizer import MARK
 from signalbox_router.requests.active_request import Update
 
 MAX_HELD_SPACE = 4096
@@ -36,36 +37,52 @@ class ReasoningParser:
     """Parses the answer of one sequence."""
 
     def __init__(
-        self, format_: ReasoningFormat, *, begins_within: bool, is_continued: bool = False
+        self,
+        start: str,
+        end: str,
+        *,
+        begins_within: bool,
+        is_continued: bool = False,
+        calls: Sequence[str] = (),
     ) -> None:
-        """Makes a parser; `is_continued` if the prompt has the beginning of the reasoning."""
-        self._format = format_
+        """Makes a parser.
+
+        Args:
+            start, end: the markers as they are in the text: with a MARK if they are tokens.
+            is_continued: True if the prompt has the beginning of the reasoning.
+            calls: markers that open calls, as they are in the text; they end reasoning, too, and
+                its own end is dropped then.
+        """
+        self._start = start
+        self._ends = (end, *calls)
         self._held = ""
         self._is_at_start = not is_continued
         self._has_marker = False
         self._is_within = begins_within
         self._wants_text = False
         """True while white space before the answer is dropped."""
+        self._is_cut = False
+        """True if a call has ended the reasoning."""
 
     def push(self, text: str) -> Split:
         if not (self._is_at_start or self._is_within or self._wants_text):
-            return Split("", text)
+            return Split("", self._without_end(text))
         self._held += text
         if self._is_at_start and not self._read_start():
             return Split("", "")
         reasoning = self._read_reasoning() if self._is_within else ""
-        return Split(reasoning, "" if self._is_within else self._read_text())
+        return Split(reasoning, "" if self._is_within else self._without_end(self._read_text()))
 
     def flush(self) -> Split:
         """Returns the held text, at the end of the answer."""
         held, self._held = self._held, ""
         if self._is_at_start and not self._is_within:
             return Split("", held)
-        return Split(held.rstrip() if self._is_within else "", "")
+        return Split(_unmarked(held.rstrip()) if self._is_within else "", "")
 
     def _read_start(self) -> bool:
         """Removes a start marker; returns whether it is decided that there is one or none."""
-        text, start = self._held.lstrip(), self._format.start
+        text, start = self._held.lstrip(), self._start
         if not self._has_marker:
             if text.startswith(start):
                 self._has_marker = self._is_within = True
@@ -78,20 +95,23 @@ class ReasoningParser:
         return not self._is_at_start
 
     def _read_reasoning(self) -> str:
-        text, end = self._held, self._format.end
-        position = text.find(end)
-        if position >= 0:
+        text = self._held
+        found = [(at, one) for one in self._ends if (at := text.find(one)) >= 0]
+        if found:
+            position, end = min(found)
             self._is_within, self._wants_text = False, True
-            self._held = text[position + len(end) :]
-            return text[:position].rstrip()
-        longest = min(len(end) - 1, len(text))
-        num_matched = next((n for n in range(longest, 0, -1) if text.endswith(end[:n])), 0)
-        before = text[: len(text) - num_matched]
+            self._is_cut = end != self._ends[0]
+            self._held = text[position + len(end) * (not self._is_cut) :]
+            return _unmarked(text[:position].rstrip())
+        before = text[: len(text) - max(_num_begun(one, text) for one in self._ends)]
         reasoning = before.rstrip()
         if len(before) - len(reasoning) > MAX_HELD_SPACE:
             reasoning = before
         self._held = text[len(reasoning) :]
-        return reasoning
+        return _unmarked(reasoning)
+
+    def _without_end(self, text: str) -> str:
+        return text.replace(self._ends[0], "") if self._is_cut else text
 
     def _read_text(self) -> str:
         text, self._held = self._held, ""
@@ -101,15 +121,31 @@ class ReasoningParser:
         return text
 
 
+def _num_begun(marker: str, text: str) -> int:
+    """Returns how many characters at the end of a text begin a marker."""
+    longest = min(len(marker) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(MARK, "") if MARK in text else text
+
+
 class ReasoningReader:
     """Rewrites each update of a request in place: moves reasoning out of the text."""
 
     def __init__(
-        self, make_parser: Callable[[], ReasoningParser], *, kept_token_ids: frozenset[int]
+        self,
+        make_parser: Callable[[], ReasoningParser],
+        *,
+        kept_token_ids: frozenset[int],
+        is_last: bool = True,
     ) -> None:
+        """Makes a reader; another one that looks for marked tokens follows unless `is_last`."""
         self.kept_token_ids = kept_token_ids
-        """Special tokens that the text must show for the markers to be found."""
+        """Tokens that the text must show, and mark, for the markers to be found."""
         self._make_parser = make_parser
+        self._is_last = is_last
         self._parsers: dict[int, ReasoningParser] = {}
 
     def read(self, update: Update) -> None:
@@ -122,12 +158,26 @@ class ReasoningReader:
                 reasoning, text = parser.flush()
                 delta.reasoning += reasoning
                 delta.text += text
+            if self._is_last:
+                delta.text = _unmarked(delta.text)
 
 
-def reasoning_reader(
+class Reasoning(NamedTuple):
+    """Where the reasoning of an answer is, as far as its prompt tells."""
+
+    format_: ReasoningFormat
+    is_open: bool
+    """True if the answer begins within reasoning."""
+    is_continued: bool
+    """True if the prompt has the beginning of the reasoning."""
+    may_begin: bool
+    """True if the prompt neither has opened reasoning nor excludes it."""
+
+
+def reasoning_of(
     conversation: Conversation, model: ServedModel, opening: str, *, setting: str
-) -> ReasoningReader | None:
-    """Returns the reader of the answer's reasoning; None leaves the text unchanged.
+) -> Reasoning | None:
+    """Returns where an answer's reasoning is; None if it is not told from the text.
 
     Args:
         opening: text at the prompt's end that begins the answer.
@@ -144,14 +194,35 @@ def reasoning_reader(
     _, marker, reasoning = opening.rpartition(format_.start)
     is_open = bool(marker) and format_.end not in reasoning
     may_begin = conversation.add_generation_prompt and format_.end not in opening
+    return Reasoning(
+        format_,
+        is_open=is_open or (format_.begins_within and may_begin),
+        is_continued=is_open and bool(reasoning.strip()),
+        may_begin=may_begin and not is_open,
+    )
+
+
+def reasoning_reader(
+    reasoning: Reasoning, model: ServedModel, *, openings: Sequence[str] = (), is_last: bool
+) -> ReasoningReader:
+    """Returns the reader of an answer's reasoning.
+
+    Args:
+        openings: markers of calls. Those that are tokens end reasoning; it may mention others.
+        is_last: False if a reader of calls follows.
+    """
+    format_ = reasoning.format_
+    tokens = model.tokenizer.vocabulary.tokens_of((format_.start, format_.end, *openings))
+    start, end = (MARK + one if one in tokens else one for one in (format_.start, format_.end))
     make_parser = partial(
         ReasoningParser,
-        format_,
-        begins_within=is_open or (format_.begins_within and may_begin),
-        is_continued=is_open and bool(reasoning.strip()),
+        start,
+        end,
+        begins_within=reasoning.is_open,
+        is_continued=reasoning.is_continued,
+        calls=[MARK + one for one in openings if one in tokens],
     )
-    markers = model.tokenizer.vocabulary.ids_of((format_.start, format_.end))
-    return ReasoningReader(make_parser, kept_token_ids=frozenset(markers))
+    return ReasoningReader(make_parser, kept_token_ids=frozenset(tokens.values()), is_last=is_last)
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:

@@ -1,6 +1,6 @@
 """Parses the tool calls in the updates of a request's sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from signalbox_router.parsers import tool_call_formats
@@ -41,10 +41,13 @@ class ToolCallReader:
         self,
         make_parser: Callable[[], Parser],
         *,
+        openings: Sequence[str] = (),
         kept_token_ids: frozenset[int] = frozenset(),
     ) -> None:
+        self.openings = openings
+        """Markers that open calls."""
         self.kept_token_ids = kept_token_ids
-        """Special tokens that the text must show for calls to be found."""
+        """Tokens that the text must show, and mark, for calls to be found."""
         self._make_parser = make_parser
         self._parsers: dict[int, Parser] = {}
 
@@ -104,12 +107,15 @@ def _reader(
     *,
     is_certain: bool = False,
 ) -> ToolCallReader:
+    token_ids = model.tokenizer.vocabulary.tokens_of(format_.markers)
     return ToolCallReader(
         partial(
             format_.parser,
             conversation.callable_tools,
             is_certain=is_certain,
             max_calls=None if conversation.parallel_tool_calls else 1,
+            marked=frozenset(token_ids),
         ),
-        kept_token_ids=frozenset(model.tokenizer.vocabulary.ids_of(format_.markers)),
+        openings=format_.opening,
+        kept_token_ids=frozenset(token_ids.values()),
     )

@@ -5,12 +5,18 @@ character, nothing is searched twice. The string that is complete first wins; of
 complete at the same character, the longest. Text that may begin a stop string is held back.
 
 The spellings of special tokens that the client does not see are hidden text. A stop string that
-holds one of them is matched as if they were shown; the others skip hidden text.
+holds one of them is matched as if they were shown; the others skip hidden text. All of them skip
+the MARK before a token that a reader looks for.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import compress
 from typing import NamedTuple
+
+from signalbox_router.prompt.tokenization.detokenizer import MARK
+
+_HIDDEN, _SHOWN, _SKIPPED = 0, 1, 2
+"""Kinds of characters; the last one is shown, and no stop string reads it."""
 
 
 class Pattern(NamedTuple):
@@ -56,18 +62,19 @@ class StopStringScanner:
         self._matched = [0] * len(patterns)
         self._held = ""
         self._visible = b""
-        """Marks each held character: 0 if it is hidden, else 1; empty if none is hidden."""
+        """Kind of each held character; empty if all are simply shown."""
 
     def push(self, text: str, *, armed: bool = True, hidden: bool = False) -> Scan:
         """Scans more text. A stop string that ends while not armed does not count."""
         start = len(self._held)
         self._held += text
-        if hidden or self._visible:
-            visible = self._visible or b"\1" * start
-            self._visible = visible + (b"\0" if hidden else b"\1") * len(text)
+        if hidden or self._visible or MARK in text:
+            visible = self._visible or bytes([_SHOWN]) * start
+            kind = _HIDDEN if hidden else _SHOWN
+            self._visible = visible + bytes(_SKIPPED if c == MARK else kind for c in text)
         patterns = self._readers_of_hidden if hidden else self._numbered
         for position, char in enumerate(text, start=start + 1):
-            stop = self._step(char, patterns)
+            stop = self._step(char, patterns) if char != MARK else None
             if stop is not None and armed:
                 sent = self._release(self._begin_of(stop, len(stop.text), position))
                 self._held, self._visible = "", b""
@@ -106,11 +113,12 @@ class StopStringScanner:
     def _begin_of(self, pattern: Pattern, length: int, end: int) -> int:
         """Returns where the last `length` characters before `end` that the pattern reads begin."""
         begin = end - length
-        if self._visible and not pattern.reads_hidden:
+        if self._visible:
             begin = end
             while length:
                 begin -= 1
-                length -= self._visible[begin]
+                kind = self._visible[begin]
+                length -= kind == _SHOWN or (kind == _HIDDEN and pattern.reads_hidden)
         return begin
 
     def _release(self, end: int) -> str:
@@ -118,7 +126,8 @@ class StopStringScanner:
         text, self._held = self._held[:end], self._held[end:]
         if self._visible:
             text = "".join(compress(text, self._visible))
-            self._visible = self._visible[end:] if 0 in self._visible[end:] else b""
+            rest = self._visible[end:]
+            self._visible = rest if rest.strip(bytes([_SHOWN])) else b""
         return text
 
 

@@ -16,6 +16,7 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.parsers.reasoning_formats import FORMATS
 from signalbox_router.parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
 from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.tokenization.detokenizer import MARK
 from tests.router.apis.inference.test_chat import (
     ASSISTANT,
     CALL,
@@ -36,8 +37,12 @@ OPENS = TEMPLATE + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{#
 THOUGHT = "\nIt is Paris.\n\nI am < sure. </thin"
 
 
+def make_parser(name: str = "qwen3", *, within: bool = False) -> ReasoningParser:
+    return ReasoningParser(FORMATS[name].start, FORMATS[name].end, begins_within=within)
+
+
 def read(pieces: Iterable[str], name: str = "qwen3", *, within: bool = False) -> tuple[str, str]:
-    parser = ReasoningParser(FORMATS[name], begins_within=within)
+    parser = make_parser(name, within=within)
     splits = [parser.push(piece) for piece in pieces] + [parser.flush()]
     return "".join(one.reasoning for one in splits), "".join(one.text for one in splits)
 
@@ -86,7 +91,7 @@ def test_any_text_splits_the_same_and_invents_nothing(pieces: list[str], within:
 
 
 def test_reasoning_streams_as_it_comes() -> None:
-    parser = ReasoningParser(FORMATS["qwen3"], begins_within=False)
+    parser = make_parser()
     assert parser.push("<think>\nWell") == ("Well", "")
     assert parser.push(", so </th") == (", so", "")
     assert parser.push("ink>\n") == ("", "")
@@ -96,11 +101,11 @@ def test_reasoning_streams_as_it_comes() -> None:
 
 def test_no_more_white_space_is_held_back_than_stated() -> None:
     space = [" "] * (3 * MAX_HELD_SPACE)
-    parser = ReasoningParser(FORMATS["qwen3"], begins_within=False)
+    parser = make_parser()
     shown = [len(parser.push(one).text) for one in space]
     assert shown == [0] * MAX_HELD_SPACE + [MAX_HELD_SPACE + 1] + [1] * (2 * MAX_HELD_SPACE - 1)
 
-    parser = ReasoningParser(FORMATS["qwen3"], begins_within=True)
+    parser = make_parser(within=True)
     assert parser.push("a") == ("a", "")
     lengths = [len(parser.push(one).reasoning) for one in space]
     assert sum(lengths) >= 2 * MAX_HELD_SPACE
@@ -141,6 +146,31 @@ async def test_calls_are_read_behind_reasoning_and_not_within() -> None:
     chat = make_chat(tools=[WEATHER])
     text = f"<think>Maybe {CALL}?</think>\n{CALL}"
     assert await split_of(text, chat, template=THINKS) == (f"Maybe {CALL}?", "", ["get_weather"])
+
+
+START, END, OPENING = (MARK + one for one in ("<think>", "</think>", "<tool_call>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (f"{START}They write </think>.{END}Yes", "They write </think>.", "Yes"),
+        (f"{START}They write <tool_call>.{END}Yes", "They write <tool_call>.", "Yes"),
+        ("<think>a</think>b", "", "<think>a</think>b"),
+        (f"{START}Well. {OPENING}call", "Well.", f"{OPENING}call"),
+        (f"{START}Well.{OPENING}call{END}Yes", "Well.", f"{OPENING}callYes"),
+        (f"{START}a{START}b{END}c{END}", "a<think>b", f"c{END}"),
+    ],
+)
+def test_a_marker_that_is_a_token_counts_as_its_token_alone(
+    text: str, reasoning: str, content: str
+) -> None:
+    pieces = [f"{MARK}{one}" if i else one for i, one in enumerate(text.split(MARK))]
+    for split in ([text], pieces):
+        parser = ReasoningParser(START, END, begins_within=False, calls=[OPENING])
+        found = [*map(parser.push, split), parser.flush()]
+        assert "".join(one.reasoning for one in found) == reasoning
+        assert "".join(one.text for one in found) == content
 
 
 async def test_a_forced_call_has_no_reasoning() -> None:

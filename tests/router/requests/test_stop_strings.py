@@ -4,6 +4,7 @@ from itertools import pairwise, product
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from signalbox_router.prompt.tokenization.detokenizer import MARK
 from signalbox_router.requests.stop_strings import StopStringScanner, compile_patterns
 
 # Few letters, so that matches, overlaps and false starts are common.
@@ -50,6 +51,15 @@ def test_finds_what_a_search_of_the_whole_text_finds(
         assert (sent, found) == (text, None)
     else:
         assert (sent, found) == (text[: expected[0]], expected[1])
+
+
+@given(st.text(f"ab{MARK}", max_size=30), STOPS, st.lists(st.integers(0, 100), max_size=8))
+def test_marks_change_no_match(text: str, stops: list[str], cuts: list[int]) -> None:
+    plain = text.replace(MARK, "")
+    expected = scan_pieces(make_scanner(*stops), [plain])
+    sent, found = scan_pieces(make_scanner(*stops), split(text, cuts))
+    assert (sent.replace(MARK, ""), found) == expected
+    assert text.startswith(sent)
 
 
 @given(TEXTS, st.text("ab", min_size=1, max_size=5), st.lists(st.integers(0, 100), max_size=8))

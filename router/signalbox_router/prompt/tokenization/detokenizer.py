@@ -14,6 +14,9 @@ from typing import Protocol
 MAX_PENDING_TOKENS = 8
 """Tokens after which an incomplete character is invalid: a character has at most four bytes."""
 
+MARK = "\ud800"
+"""Stands before a token that is a marker, so that its reader tells it from the same text in other
+tokens. It is half a surrogate pair, which no text has; readers output none."""
 _REPLACEMENT = "\ufffd"
 
 
@@ -94,3 +97,29 @@ class WindowDetokenizer:
     def _mark_read(self) -> None:
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)
+
+
+class MarkingDetokenizer:
+    """Puts a MARK before each of some tokens."""
+
+    __slots__ = ("_inner", "_marked")
+
+    def __init__(self, inner: Detokenizer, marked: frozenset[int]) -> None:
+        self._inner = inner
+        self._marked = marked
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        if self._marked.isdisjoint(token_ids):
+            return self._inner.push(token_ids)
+        return "".join([self._push_one(token_id) for token_id in token_ids])
+
+    def flush(self) -> str:
+        return self._inner.flush()
+
+    def _push_one(self, token_id: int) -> str:
+        if token_id not in self._marked:
+            return self._inner.push((token_id,))
+        before = self._inner.flush()
+        text = self._inner.push((token_id,))
+        space = text[: len(text) - len(text.lstrip())]  # some decoders put it between tokens
+        return before + space + MARK + text[len(space) :]

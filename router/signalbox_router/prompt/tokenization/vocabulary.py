@@ -7,6 +7,7 @@ from typing import Any
 from signalbox_router.prompt.tokenization.detokenizer import (
     BytesDetokenizer,
     Detokenizer,
+    MarkingDetokenizer,
     WindowDetokenizer,
 )
 from signalbox_router.prompt.tokenization.token_bytes import (
@@ -50,10 +51,10 @@ class Vocabulary:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
-    def ids_of(self, tokens: Iterable[str]) -> list[int]:
-        """Returns the ids of those spellings that are one token."""
-        ids = (self.token_id(token) for token in tokens)
-        return [token_id for token_id in ids if token_id is not None]
+    def tokens_of(self, texts: Iterable[str]) -> dict[str, int]:
+        """Returns those texts that are one token, with their ids."""
+        ids = ((text, self.token_id(text)) for text in texts)
+        return {text: token_id for text, token_id in ids if token_id is not None}
 
     def entry(self, token_id: int) -> str:
         """Returns a token as the vocabulary spells it, such as "Ġthe"; "" for an unused id."""
@@ -94,8 +95,17 @@ class Vocabulary:
         """Returns a detokenizer for a sequence that continues the prompt.
 
         Args:
-            kept_token_ids: special tokens that are not skipped.
+            kept_token_ids: markers for the readers of the text: not skipped, and with a MARK.
         """
+        detokenizer = self._plain_detokenizer(prompt_token_ids, skip_special_tokens, kept_token_ids)
+        return MarkingDetokenizer(detokenizer, kept_token_ids) if kept_token_ids else detokenizer
+
+    def _plain_detokenizer(
+        self,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        kept_token_ids: frozenset[int],
+    ) -> Detokenizer:
         if self._pieces is None:
             decode = self._make_decode(skip_special_tokens, kept_token_ids)
             return WindowDetokenizer(decode, context=prompt_token_ids[-_NUM_CONTEXT_TOKENS:])

@@ -124,8 +124,13 @@ async def test_a_marker_that_is_a_special_token_is_seen_with_tools_alone() -> No
     renamed = json.dumps(settings).replace("<|im_start|>", "<|python_tag|>")
     files["tokenizer.json"] = renamed.encode()
 
+    call = '{"name": "get_weather", "parameters": {}}'
+    spelled = 'It writes <|python_tag|>{"name": "f", "parameters": {}}'
+
     def script(add: scheduler_pb2.Request) -> Outputs:
-        ids = [token("<|im_start|>"), *bytewise_ids('{"name": "get_weather", "parameters": {}}')]
+        ids = [token("<|im_start|>"), *bytewise_ids(call)]
+        if add.sampling_params.seed == 1:
+            ids = bytewise_ids(spelled)
         yield step((add.handle, 0, ids), **finished(add.handle))
 
     template = TEMPLATE.replace("<tool_call>", "<|python_tag|>")
@@ -135,7 +140,11 @@ async def test_a_marker_that_is_a_special_token_is_seen_with_tools_alone() -> No
         assert [call.name for call in delta.tool_calls] == ["get_weather"]
         assert delta.text == ""
         (delta,) = await ask(stack, make_chat())
-        assert delta.text == '{"name": "get_weather", "parameters": {}}'
+        assert delta.text == call
+        params = pb.SamplingParams(seed=1)
+        (delta,) = await ask(stack, make_chat(tools=[WEATHER], sampling_params=params))
+        assert delta.text == spelled
+        assert not delta.tool_calls  # spelled out, it is no marker
 
 
 async def test_tools_calls_and_results_are_rendered() -> None:

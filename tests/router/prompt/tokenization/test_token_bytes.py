@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from signalbox_router.prompt.tokenization.detokenizer import MARK
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from tests.router.tokenizer_kinds import KINDS, backend_of
 
@@ -38,6 +39,21 @@ def test_text_of_a_stream_is_that_of_the_whole(kind: str, text: str, skip: bool)
     detokenizer = vocabulary_of(kind).make_detokenizer((), skip_special_tokens=skip)
     streamed = detokenizer.push(ids) + detokenizer.flush()
     assert streamed == backend.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+def test_a_mark_stands_before_each_token_that_is_kept(kind: str, text: str) -> None:
+    vocabulary, ids = vocabulary_of(kind), backend_of(kind).encode(text).ids
+    markers = vocabulary.tokens_of(("<s>", "<|call|>"))
+    kept = frozenset(markers.values())
+    detokenizer = vocabulary.make_detokenizer((), skip_special_tokens=True, kept_token_ids=kept)
+    streamed = detokenizer.push(ids) + detokenizer.flush()
+    shown = [one for one in ids if one in kept or one not in vocabulary.special_tokens]
+    assert streamed.replace(MARK, "") == backend_of(kind).decode(shown, skip_special_tokens=False)
+    marked = streamed.split(MARK)[1:]
+    assert len(marked) == sum(one in kept for one in ids)
+    assert all(one.startswith((*markers,)) for one in marked)
 
 
 @pytest.mark.parametrize("kind", KINDS)
