@@ -223,7 +223,7 @@ class TransferConnector(KVConnector):
 
     def samples(self) -> Iterator[Sample]:
         store, rates = self._state.config.store, {}
-        has_peers = bool(self.peer.endpoint.identity.kv_format)
+        exchanges_kv = bool(self.peer.endpoint.identity.kv_format)
         yield gauge(
             "num_requests_loading",
             "Requests whose prefix comes from a worker's store of KV blocks, or from another"
@@ -231,7 +231,7 @@ class TransferConnector(KVConnector):
             len(self._state.queues.loading),
             tier="peer" if store is None else store.kind,
         )
-        if has_peers:
+        if exchanges_kv:
             rates["peer"] = self._state.cost.peer_bytes_per_s
         if store is not None:
             rates[store.kind] = self._state.cost.load_bytes_per_s
@@ -240,7 +240,7 @@ class TransferConnector(KVConnector):
                 num_bytes_out=self.write_behind.num_bytes,
                 num_failures_out=self.write_behind.num_failures,
             )
-        if has_peers:
+        if exchanges_kv:
             yield from self.peer.samples()
         yield from gauges(
             "kv_store_bytes_per_second",
@@ -248,7 +248,7 @@ class TransferConnector(KVConnector):
             rates,
             by="tier",
         )
-        if has_peers:
+        if exchanges_kv:
             yield from self.migrations.samples()
 
     def check(self) -> None:
