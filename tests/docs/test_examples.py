@@ -6,6 +6,7 @@
 import contextlib
 import io
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator
@@ -54,6 +55,17 @@ def test_commands_that_need_more_than_this_machine_have_known_flags(block: Block
                 cli.parse(words[1:])
             except SystemExit:
                 pytest.fail(f"{block}: {line}\n{told.getvalue()}")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_sentences_have_known_names_and_flags(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in re.findall(r"`signalbox ([^`\n]+)`", page.read_text(encoding="utf-8")):
+        if "COMMAND" not in command:
+            with contextlib.suppress(SystemExit):  # what it takes may be left out
+                cli.parse(command.replace("...", "").split())
+    assert "there is no" not in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
