@@ -38,6 +38,7 @@ _NAME = re.compile(r"(?<![\w.])_*[a-z][a-z0-9]*_\w+(?![\w*])")
 _OF_OTHERS = {"chunk_cache", "loop_unroll_factor", "size_bytes"}
 """Names of other projects in pages for developers."""
 _ON_THE_PATH = re.compile(r"(?:PYTHONPATH|FOLDERS)=.*clients/python.*")
+_IN_A_FILE = re.compile(r"((?:`test_\w+`(?:,|,? and|,? above all|\s)*)+)\sin\s`(tests/[\w/]+\.py)`")
 _TEST = re.compile(r"`(test_\w+)`")
 
 
@@ -97,6 +98,13 @@ def faults(page: Path) -> Iterator[str]:
     yield from (
         f"{name} is no test" for name in _TEST.findall(text) if name not in names_of_tests()
     )
+    for names, file in _IN_A_FILE.findall(text):
+        source = (ROOT / file).read_text(encoding="utf-8")
+        yield from (
+            f"{name} is not in {file}"
+            for name in _TEST.findall(names)
+            if f"def {name}(" not in source
+        )
 
 
 def is_of_developers(page: Path) -> bool:
@@ -141,5 +149,6 @@ def test_a_link_a_path_or_a_test_that_is_not_there_is_told(tmp_path: Path) -> No
     page = tmp_path / "page.md"
     page.write_text(
         "# Here\n[a](#here) [b](#there) [c](gone.md) `signalbox_router/gone.py` `test_gone`\n"
+        f"`{test_what_a_page_links_to_and_names_is_there.__name__}` in `tests/docs/blocks.py`\n"
     )
-    assert len(list(faults(page))) == 4
+    assert len(list(faults(page))) == 5
