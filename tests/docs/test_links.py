@@ -149,6 +149,6 @@ def test_a_link_a_path_or_a_test_that_is_not_there_is_told(tmp_path: Path) -> No
     page = tmp_path / "page.md"
     page.write_text(
         "# Here\n[a](#here) [b](#there) [c](gone.md) `signalbox_router/gone.py` `test_gone`\n"
-        f"`{test_what_a_page_links_to_and_names_is_there.__name__}` in `tests/docs/blocks.py`\n"
+        f"and `{test_what_a_page_links_to_and_names_is_there.__name__}` in `tests/docs/blocks.py`\n"
     )
     assert len(list(faults(page))) == 5
