@@ -4,17 +4,19 @@ A worker refuses a whole step for one bad value in it, which would end the lease
 request on that worker again; so what no worker could serve is refused here, alone.
 """
 
+from collections.abc import Iterator
+
 from signalbox_contract import sampling_params
 from signalbox_contract.model import ModelInfo
+from signalbox_contract.pooling import PoolingModel, PoolingParams
 from signalbox_contract.request import PRIORITY, Request
 from signalbox_contract.wording import counted
 from signalbox_scheduler.requests.beam_search import find_fault_in_search
-from signalbox_scheduler.requests.pooling_validation import find_fault_in_pooling
 
 
 def find_fault(request: Request, model: ModelInfo) -> str | None:
     """Says in one line why no worker of the model could serve a request; None if it can be."""
-    if fault := find_fault_in_pooling(request, model):
+    if fault := _find_fault_in_pooling(request, model):
         return fault
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.pooling is not None and num_prompt_tokens > (window := model.max_model_len):
@@ -60,3 +62,44 @@ def _find_fault_in_delivered(request: Request, model: ModelInfo) -> str | None:
     if not going_on or max(going_on) == most:
         return "delivered leaves nothing to generate"
     return None
+
+
+def _find_fault_in_pooling(request: Request, model: ModelInfo) -> str | None:
+    """Returns in one line why a request cannot be pooled, or must be; None if all is well."""
+    if (request.pooling is None) is not (model.pooling is None):
+        if request.pooling is None:
+            return "pooling is unset, must be set: the model makes vectors and generates nothing"
+        return "pooling is set, must be unset: the model generates and makes no vectors"
+    if request.pooling is None or model.pooling is None:
+        return None
+    return next(_pooling_faults(request, request.pooling, model.pooling), None)
+
+
+def _pooling_faults(request: Request, params: PoolingParams, model: PoolingModel) -> Iterator[str]:
+    num_prompt_tokens = len(request.prompt_token_ids)
+    for name, value in (
+        ("num_sequences", request.num_sequences),
+        ("max_tokens", request.max_tokens),
+    ):
+        if value != 1:
+            yield f"{name} is {value}, must be 1 with pooling"
+    for name, is_set in (
+        ("beam_search", request.beam_search is not None),
+        ("delivered", bool(request.delivered)),
+        ("structured_output", request.params.structured_output is not None),
+        ("num_logprobs", request.params.num_logprobs is not None),
+        ("num_prompt_logprobs", request.params.num_prompt_logprobs is not None),
+    ):
+        if is_set:
+            yield f"{name} is set, must be unset with pooling"
+    if params.num_first_segment_tokens and not model.reads_all_tokens:
+        yield (
+            "pooling.num_first_segment_tokens is set, must be unset: prompts of the model share"
+            " cached blocks, whose tokens are of one segment"
+        )
+    for name, value, most in (
+        ("num_first_segment_tokens", params.num_first_segment_tokens, num_prompt_tokens),
+        ("num_skipped_tokens", params.num_skipped_tokens, num_prompt_tokens - 1),
+    ):
+        if value > most:
+            yield f"pooling.{name} is {value}, must be at most {most}"

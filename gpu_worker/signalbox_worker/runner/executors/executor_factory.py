@@ -6,9 +6,8 @@ from signalbox_worker.device.keys import Keys
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.runner.executors.async_executor import AsyncExecutor
 from signalbox_worker.runner.executors.pooling_executor import PoolingExecutor
-from signalbox_worker.runner.executors.stage_executor import StageExecutor
 from signalbox_worker.runner.executors.step_graphs import DevicePlanning
-from signalbox_worker.runner.executors.torch_executor import TorchExecutor
+from signalbox_worker.runner.executors.torch_executor import StageExecutor, TorchExecutor
 from signalbox_worker.runner.loading.loaded_model import LoadedModel, load_model
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.loading.runner_config import RunnerConfig

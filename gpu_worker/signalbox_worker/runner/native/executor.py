@@ -4,6 +4,7 @@ Rows that sample, or that report logprobs, get their logits from the call and go
 """
 
 import time
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,10 @@ from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.kv.cache.block_pools import BlockPools
 from signalbox_worker.kv.cache.capacity import Footprint
 from signalbox_worker.kv.cache.measured_device import HostDevice
+from signalbox_worker.models.pooling.hidden_states import HostStates
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.executors.prompt_logprobs import parts_of, prompt_logprobs
-from signalbox_worker.runner.native.native_model import NativeModel
+from signalbox_worker.runner.native.native_model import NativeModel, NativePooling
 from signalbox_worker.runner.native.program_parts import RESIDUAL
 from signalbox_worker.runner.native.recording import NativeRecording
 from signalbox_worker.sampling.sampler import NOT_FINITE, Sampler
@@ -265,3 +267,32 @@ def _merge(samples: BatchOutput, drawn: BatchOutput, rows: Int64Array) -> None:
         samples.failed.pop(row, None)
     samples.failed |= {int(rows[row]): reason for row, reason in drawn.failed.items()}
     samples.logprobs = [Logprobs(int(rows[entry.row]), *entry[1:]) for entry in drawn.logprobs]
+
+
+class NativePoolingExecutor(NativeExecutor):
+    """A program without a head, whose hidden states are normed and pooled in NumPy."""
+
+    def __init__(self, loaded: NativeModel, layers: StageLayers, pooling: NativePooling) -> None:
+        super().__init__(loaded, layers)
+        self._pooling = pooling
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        start = time.perf_counter_ns()
+        with span("forward"):
+            states = HostStates(self.hidden_states(self._typed(batch)), self._pooling.norm)
+        forwarded = time.perf_counter_ns()
+        output = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
+        if batch.pooling is not None:  # else it measures memory and time
+            with span("pool"):
+                output = self._pooling.pooler.pool(batch, states)
+        output.forward_ns = forwarded - start
+        output.sample_ns = time.perf_counter_ns() - forwarded
+        return output
+
+    def _typed(self, batch: Batch) -> Batch:
+        """Gives tokens of types that the model lacks its last one."""
+        if batch.token_types is None:
+            return batch
+        most = self._pooling.num_token_types
+        types = np.minimum(batch.token_types, most - 1).astype(np.int32) if most else None
+        return replace(batch, token_types=types)

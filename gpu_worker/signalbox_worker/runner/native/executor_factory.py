@@ -6,10 +6,9 @@ from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
-from signalbox_worker.runner.native.executor import NativeExecutor
+from signalbox_worker.runner.native.executor import NativeExecutor, NativePoolingExecutor
 from signalbox_worker.runner.native.native_encoder import load_encoder_natively
 from signalbox_worker.runner.native.native_model import load_natively
-from signalbox_worker.runner.native.pooling_executor import NativePoolingExecutor
 
 
 def load_native_executor(

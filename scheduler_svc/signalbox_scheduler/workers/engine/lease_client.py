@@ -14,6 +14,7 @@ from signalbox_contract.errors import InvalidArgument, cut
 from signalbox_contract.model import ModelInfo, WorkerCapacity, decode_capacity, decode_model
 from signalbox_contract.step import encode_step
 from signalbox_contract.step_result import StepResult, decode_result
+from signalbox_contract.structured_output import constraint_codec, grammar_cost
 from signalbox_contract.tokenizer_files import TokenizerTooLarge, read_files
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc as pb_grpc
@@ -23,7 +24,6 @@ from signalbox_scheduler.insight.recorder import UNRECORDED, WorkerRecorder
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.results import result_validation
-from signalbox_scheduler.workers.engine import worker_codec
 from signalbox_scheduler.workers.engine.adapter_client import WorkerAdapterClient
 from signalbox_scheduler.workers.engine.probe_step import make_check_plan
 
@@ -182,7 +182,7 @@ class LeaseClient:
 
         Raises WorkerLostError.
         """
-        request = worker_codec.prepare_request(preparation, epoch=self.epoch)
+        request = _prepare_request(preparation, epoch=self.epoch)
         try:
             answer = await self._stub.PrepareGrammar(request, timeout=PREPARE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -268,3 +268,11 @@ class LeaseClient:
             await self._write(self._unanswered[num_sent].request)
             num_sent += 1
         self._is_reconnecting = False
+
+
+def _prepare_request(preparation: Preparation, *, epoch: int) -> pb.PrepareGrammarRequest:
+    message = pb.PrepareGrammarRequest(epoch=epoch, cost=grammar_cost.encode(preparation.cost))
+    constraint_codec.encode(message.structured_output, preparation.constraint)
+    for constraint in preparation.forgotten:
+        constraint_codec.encode(message.forgotten.add(), constraint)
+    return message
