@@ -23,7 +23,6 @@ class Filters(NamedTuple, Generic[Column]):
     """int64 (Triton: int32); 0 keeps everything."""
 
     def take(self, rows: Any) -> "Filters[Any]":
-        """Returns the filters of some rows."""
         columns: tuple[Any, ...] = self
         return Filters._make([column[rows] for column in columns])
 

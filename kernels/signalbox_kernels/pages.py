@@ -16,7 +16,6 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, ge
 
 
 def map_pages(num_bytes: int) -> mmap.mmap:
-    """Returns zeroed pages."""
     return mmap.mmap(-1, num_bytes, flags=_FLAGS)
 
 

@@ -46,7 +46,6 @@ _NUMBERS = {
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox bench`."""
     assert isinstance(parser, CommandParser)
     parser.remedies["--plot"] = "--json prints the figures, for a program that draws"
     _add_pace_flags(parser)

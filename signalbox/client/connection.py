@@ -32,7 +32,6 @@ class Connection:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns the metadata of each call."""
         return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
 
 

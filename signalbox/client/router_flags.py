@@ -34,7 +34,6 @@ def add_router_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --model."""
     parser.add_argument(
         "--model",
         metavar="NAME",

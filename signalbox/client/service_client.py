@@ -44,14 +44,12 @@ class ServiceClient:
         await self._channel.close()
 
     async def answer(self, call: Any) -> Any:
-        """Returns the answer of a unary call."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from error
 
     async def answers(self, call: Any) -> AsyncIterator[Any]:
-        """Yields the answers of a streaming call."""
         try:
             async for part in call:
                 yield part

@@ -15,7 +15,6 @@ def make_table(*columns: Column | str) -> Table:
 
 
 def right(name: str) -> Column:
-    """Returns a column that is aligned to the right."""
     return Column(name, justify="right", no_wrap=True)
 
 

@@ -30,7 +30,6 @@ _OF_SERVERS = ("kv_store_key", "kv_store_password", "insecure")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox cache`."""
     parser.add_argument(
         "action", metavar="list|clear", choices=("list", "clear"), help="what to do"
     )

@@ -54,7 +54,6 @@ _QUOTES = '"""'
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox chat`."""
     what = "message, after what is piped (default: what is piped, or a conversation on a terminal)"
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help=what)
     parser.add_argument("--system", metavar="TEXT", help="instructions before the message")

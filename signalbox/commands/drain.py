@@ -16,7 +16,6 @@ Workers that `signalbox serve` keeps are started again: `serve --workers N` says
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox drain`."""
     parser.add_argument("worker", metavar="WORKER", help="address of the worker, HOST:PORT")
     add_address_flag(parser)
 

@@ -22,7 +22,6 @@ examples
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox embed`."""
     parser.add_argument(
         "text",
         metavar="TEXT",

@@ -26,7 +26,6 @@ examples
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox generate`."""
     parser.add_argument(
         "prompt",
         metavar="PROMPT",

@@ -26,7 +26,6 @@ class NotServing(RuntimeError):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox health`."""
     parser.add_argument(
         "--address",
         "--router",

@@ -37,7 +37,6 @@ _STANDARD_OUTPUT = Path("/proc/self/fd/1")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox keys`."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser("create", help="make a key", description="Makes a key.")
     create.add_argument("name", metavar="NAME", help="client that the key is for")

@@ -22,7 +22,6 @@ examples
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox models`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     add_router_flags(parser)
 

@@ -26,7 +26,6 @@ examples
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox tokenize`."""
     parser.add_argument(
         "text",
         metavar="TEXT",

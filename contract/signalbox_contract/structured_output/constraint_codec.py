@@ -41,7 +41,6 @@ def write(params: Any, value: StructuredOutput | None) -> None:
 
 
 def encode(message: Any, value: StructuredOutput) -> None:
-    """Writes a value into an empty StructuredOutput."""
     kind, *texts = value
     match kind:
         case "or_calls":

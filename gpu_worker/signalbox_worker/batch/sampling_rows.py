@@ -42,7 +42,6 @@ class TokenRuns(NamedTuple):
         return TokenRuns(ends, self.token_ids[index]), index
 
     def take(self, picked: Int64Array) -> "TokenRuns":
-        """Returns the runs of some rows."""
         return self.pick(picked)[0]
 
 

@@ -16,7 +16,6 @@ class StageLayers:
 
     @property
     def indices(self) -> range:
-        """Numbers of the layers in the model."""
         return range(self.start, self.stop)
 
     @property

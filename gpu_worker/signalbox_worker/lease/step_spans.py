@@ -53,7 +53,6 @@ class StepSpan:
                 raise
 
     def fail(self, error: Exception) -> None:
-        """Marks and ends it."""
         if self._span.is_recording():
             self._span.record_exception(error)
             self._span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))

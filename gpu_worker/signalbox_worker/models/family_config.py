@@ -138,7 +138,6 @@ class FamilyConfig(Mapping[str, Any]):
         return len(self._given)
 
     def says(self, name: str) -> bool:
-        """Says whether the file has a name."""
         return self._family.aliases.get(name, name) in self._given
 
     def disregard(self, *names: str) -> None:

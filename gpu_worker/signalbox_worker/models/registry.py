@@ -78,7 +78,6 @@ def register_model(spec: ModelSpec) -> None:
 
 
 def architectures() -> frozenset[str]:
-    """Returns the architectures that have a model."""
     return frozenset(_specs)
 
 
@@ -95,7 +94,6 @@ def has_native_program(names: Iterable[str]) -> bool:
 
 
 def model_spec(config: Mapping[str, Any]) -> ModelSpec:
-    """Finds the model for a config.json."""
     names = config.get("architectures") or []
     for name in names:
         if name in _specs:

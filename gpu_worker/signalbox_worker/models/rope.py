@@ -112,7 +112,6 @@ class DynamicScaling:
     original: int
 
     def of_window(self, theta: float, head_size: int, max_position: int) -> float:
-        """Returns the base of a window."""
         stretch = self.factor * max(max_position, self.original) / self.original
         power = head_size / (head_size - 2)
         return float(theta * (stretch - (self.factor - 1)) ** power)

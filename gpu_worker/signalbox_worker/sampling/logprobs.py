@@ -38,7 +38,6 @@ NOTHING_REPORTED = ReportedRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=n
 
 
 def reported_rows(rows: SampleRows) -> ReportedRows:
-    """Returns the rows that report anything."""
     index = np.flatnonzero(rows.num_logprobs >= 0)
     if not len(index):
         return NOTHING_REPORTED

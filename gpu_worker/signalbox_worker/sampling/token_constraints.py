@@ -138,7 +138,6 @@ def _completed(
 
 
 def biases(ruled: RuledRows, *, num_rows: int) -> Biases | None:
-    """Returns the biases that are added to logits."""
     lengths = [len(rules.bias_token_ids) for rules in ruled.rules]
     if not sum(lengths):
         return None

@@ -47,7 +47,6 @@ class StepCounts:
         )
 
     def observe(self, result: StepResult) -> None:
-        """Counts a step's answer."""
         timings = result.timings
         self.duration_ns.observe(timings.swap_ns + timings.forward_ns + timings.sample_ns)
         self.wait_ns += timings.wait_ns

@@ -110,7 +110,6 @@ class EngineSettings(
 
     @property
     def parallel(self) -> ParallelConfig:
-        """Sizes of the worker."""
         partition = self.pipeline_layer_partition or ""
         return ParallelConfig(
             tensor_parallel_size=self.tensor_parallel_size,
@@ -136,7 +135,6 @@ class EngineSettings(
 
     @property
     def runner_config(self) -> RunnerConfig:
-        """The settings of the runner of a model."""
         return RunnerConfig(
             model=self.part(ModelConfig),
             cache=self.part(CacheConfig),

@@ -66,7 +66,6 @@ class PoolingService:
         self._generator = generator
 
     async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
-        """Returns a vector for each input."""
         with self._generator.reading(call_context):
             call, model, pooling = self._routed(call, EMBEDDING)
             check_num_inputs(len(call.inputs))
@@ -88,7 +87,6 @@ class PoolingService:
         return Vectors(probs, usage, model.labels)
 
     async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
-        """Returns the score of each document for its query."""
         with self._generator.reading(call_context):
             call, model, _ = self._routed(call, POOLING)
             call.check()

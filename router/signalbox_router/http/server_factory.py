@@ -36,7 +36,6 @@ def make_http_server(
     registry: CollectorRegistry,
     adapters: SchedulerAdapters,
 ) -> HttpServer:
-    """Returns the HTTP server of a router."""
     bodies = BodyReader(
         max_bytes=config.max_http_body_bytes, refuses_unknown=config.unknown_fields == "refuse"
     )

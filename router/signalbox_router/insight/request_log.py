@@ -38,7 +38,6 @@ class RequestLog:
             )
 
     def ended(self, request: ActiveRequest, end: End, *, duration_ns: int) -> None:
-        """Logs the end of a request that succeeded."""
         if self._logged is LoggedRequests.NONE:
             return
         reason = request.finish_reason

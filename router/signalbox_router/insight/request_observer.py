@@ -56,7 +56,6 @@ class Observed:
         self._request = request
 
     def ended(self, request: ActiveRequest, end: End) -> None:
-        """Records that the request succeeded."""
         duration_ns = self.age_ns
         self._metrics.of_model(self._model).observe_end(
             request,

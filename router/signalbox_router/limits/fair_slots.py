@@ -39,7 +39,6 @@ class FairSlots:
 
     @property
     def num_waiting(self) -> int:
-        """Number of callers that wait for a slot."""
         return sum(len(share.waiting) for share in self._shares.values())
 
     @asynccontextmanager

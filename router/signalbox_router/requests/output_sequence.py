@@ -69,7 +69,6 @@ class OutputSequence:
         self._unread_logprobs: list[TokenLogprobs] = []
 
     def add(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> None:
-        """Adds tokens that are not read yet."""
         if self.finished is None:
             self.token_ids += token_ids
             self._unread += token_ids
@@ -161,7 +160,6 @@ def make_branches(
     tokenizer: Tokenizer,
     kept_token_ids: frozenset[int] = frozenset(),
 ) -> list[OutputSequence]:
-    """Returns the sequences of a new request."""
     hidden = _hidden_tokens(params, tokenizer.vocabulary.special_tokens, kept_token_ids)
     patterns = compile_patterns(params.stop, hidden.values())
     return [

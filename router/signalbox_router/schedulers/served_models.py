@@ -141,7 +141,6 @@ class ServedModels:
         return [one for one in known if one.task in tasks] or known
 
     def _error_of(self, name: str) -> RpcError:
-        """Returns the error for a name that no served model has."""
         if not self._served:
             return self._no_model()
         for one in self._lost:

@@ -70,7 +70,6 @@ class ConnectionSlots:
         return slot
 
     def wait(self, slot: ConnectionSlot) -> None:
-        """Marks the connection as waiting for its client."""
         self._waiting.pop(slot, None)
         if slot in self._taken:
             self._waiting[slot] = None

@@ -115,7 +115,6 @@ class _State(ServerState):
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of each answer."""
         second = int(time.time())
         if second != self._second:
             self._second = second

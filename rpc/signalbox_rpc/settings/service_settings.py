@@ -34,7 +34,6 @@ LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidat
 
 
 def flag_name(field: str) -> str:
-    """Returns the flag of a field."""
     return "--" + field.replace("_", "-")
 
 
@@ -47,7 +46,6 @@ class SettingsGroup(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def part(self, group: type[G]) -> G:
-        """Returns the settings of one of the groups."""
         return group(**{name: getattr(self, name) for name in group.model_fields})
 
     @field_validator("*", mode="before")

@@ -60,7 +60,6 @@ class InputRecorder:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """The scheduler's clock."""
         return time.monotonic
 
     def router(self) -> RouterRecorder:

@@ -238,7 +238,6 @@ class DecodeBatch:
         return [seq for seq, token_id in pairs if token_id in stop_token_ids]
 
     def _charge(self, seqs: list[Sequence]) -> None:
-        """Charges each flow the tokens of the sequences."""
         counts = self._flows
         if len(seqs) < len(self.seqs):
             counts = Counter(seq.group.flow for seq in seqs)
@@ -307,5 +306,4 @@ def _subtract(counts: Counter[T], elements: Iterable[T]) -> None:
 
 
 def _stop_token_ids(seqs: list[Sequence]) -> Iterator[int]:
-    """Yields the stop tokens of each sequence."""
     return (token_id for seq in seqs for token_id in seq.group.params.stop_token_ids)

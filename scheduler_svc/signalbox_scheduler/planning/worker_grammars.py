@@ -75,7 +75,6 @@ class WorkerGrammars:
         self.wanted = self.wanted or group
 
     def record_use(self, group: SequenceGroup) -> None:
-        """Records that a group comes in."""
         constraint = group.params.structured_output
         if constraint is not None and constraint in self._ready:
             self._ready.move_to_end(constraint)

@@ -80,7 +80,6 @@ class Parked:
         return None
 
     def of(self, constraint: Constraint) -> list[SequenceGroup]:
-        """Returns the groups that wait for one constraint."""
         return list(self._groups.get(constraint, ()))
 
     def begin(self, group: SequenceGroup) -> None:

@@ -43,7 +43,6 @@ class DrawnTokens:
         return [self.runs[key].start for key in keys if key in self.runs]
 
     def token_ids(self, rows: list[int] | range) -> list[int]:
-        """Returns the tokens at some indices."""
         token_ids = self.result.token_ids.tolist()
         if isinstance(rows, range):
             return token_ids[rows.start : rows.stop]

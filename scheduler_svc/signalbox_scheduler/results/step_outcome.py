@@ -47,7 +47,6 @@ class StepOutcome:
 
 
 def router_updates(outcome: StepOutcome, *, now: float) -> dict[RouterSession, RequestUpdates]:
-    """Returns the message for each router that an outcome concerns."""
     updates = _token_updates(outcome)
     for group, first_position, prompt_logprobs in outcome.prompt_logprobs:
         news = updates.setdefault(group.reply_to, RequestUpdates())
@@ -84,7 +83,6 @@ def _token_updates(outcome: StepOutcome) -> dict[RouterSession, RequestUpdates]:
 
 
 def _rows_by_router(seqs: list[Sequence]) -> Mapping[RouterSession, Collection[int]]:
-    """Returns the indices of each router's sequences."""
     routers = [seq.group.reply_to for seq in seqs]
     if routers and routers.count(routers[0]) == len(routers):
         return {routers[0]: range(len(routers))}
@@ -95,7 +93,6 @@ def _rows_by_router(seqs: list[Sequence]) -> Mapping[RouterSession, Collection[i
 
 
 def finished_request(group: SequenceGroup, *, now: float) -> FinishedRequest:
-    """Returns the last update of a request."""
     return FinishedRequest(
         handle=group.request.handle,
         failure=group.failure,

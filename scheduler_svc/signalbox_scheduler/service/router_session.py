@@ -103,7 +103,6 @@ class Session:
             self._groups[request.handle] = group
 
     def refuse(self, request: Request, failure: RequestFailure, *, now: float) -> None:
-        """Ends a request that is not added."""
         group = new_group(request, reply_to=self, now=now)
         group.fail(failure)
         self.send(RequestUpdates(finished_requests=[finished_request(group, now=now)]))
@@ -123,7 +122,6 @@ class Session:
         self._put(None)
 
     def abort_all(self) -> None:
-        """Aborts what is left."""
         if self._groups:
             self.recorder.left(time.monotonic())
         for group in self._groups.values():

@@ -175,7 +175,6 @@ class PeerReads:
         return True
 
     def forget(self, other: BlockExports) -> None:
-        """Forgets a worker that is gone."""
         self._paused.pop(other, None)
 
     def leave(self, now: float) -> None:

@@ -218,5 +218,4 @@ class WriteAllowance:
         return int(self._bytes // self._block_bytes)
 
     def take(self, num_blocks: int) -> None:
-        """Counts blocks that are written."""
         self._bytes -= num_blocks * self._block_bytes

@@ -62,7 +62,6 @@ class WorkerRecords:
 
     @property
     def num_workers(self) -> int:
-        """Workers that have a record."""
         return len(self._failures)
 
     def loss_of(self, worker: str) -> Loss:

@@ -71,7 +71,6 @@ class RequestLifecycle:
         return len(self._live)
 
     async def wait_for_any(self) -> None:
-        """Returns when a request lives."""
         await self._live.exist.wait()
 
     @property

@@ -12,7 +12,6 @@ from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox list`."""
     parser.add_argument("--json", action="store_true", help="print one JSON array instead")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 

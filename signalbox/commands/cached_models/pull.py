@@ -22,7 +22,6 @@ A pull that was interrupted goes on where it ended. The path is printed.
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox pull`."""
     parser.add_argument("model", metavar="MODEL", help="hub id: org/name, org/name:Q4_K_M")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -8,7 +8,6 @@ from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `signalbox rm`."""
     parser.add_argument(
         "models", metavar="MODEL", nargs="+", help="as `signalbox list` names it; all without :TAG"
     )

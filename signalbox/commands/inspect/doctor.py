@@ -67,7 +67,6 @@ class MachineReport:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox doctor`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     rank_links.add_flags(parser)
@@ -88,7 +87,6 @@ def run(options: dict[str, Any]) -> None:
 
 
 def examine() -> MachineReport:
-    """Returns the complete report."""
     report = MachineReport()
     report.sections["machine"] = _machine()
     report.sections["compilers"] = machine_info.compilers()

@@ -15,7 +15,6 @@ from signalbox_protos.scheduler.v1 import state_pb2
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox dump`."""
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="file to write (default: standard output)"
     )

@@ -37,7 +37,6 @@ _Interval = tuple[int, int]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox explain`."""
     parser.add_argument(
         "request_id",
         metavar="REQUEST_ID",

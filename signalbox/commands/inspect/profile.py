@@ -46,7 +46,6 @@ class _Recorded(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox profile`."""
     parser.add_argument(
         "--worker", metavar="HOST:PORT", help="address of the worker, if the scheduler has several"
     )

@@ -41,7 +41,6 @@ class FoundLink:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a check of links."""
     group = parser.add_argument_group("links between the ranks of a worker")
     group.add_argument(
         "--placement",

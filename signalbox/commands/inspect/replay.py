@@ -14,7 +14,6 @@ class Differs(RuntimeError):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox replay`."""
     parser.add_argument(
         "file", metavar="FILE", help="written by `signalbox scheduler --recording-path`"
     )

@@ -27,7 +27,6 @@ MAX_REQUESTS = 30
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox top`."""
     parser.add_argument(
         "--interval",
         type=float,

@@ -19,7 +19,6 @@ _REMEDY = "--chrome-trace OUT writes what ui.perfetto.dev draws"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `signalbox trace`."""
     assert isinstance(parser, CommandParser)
     parser.remedies |= dict.fromkeys(("--html", "--svg"), _REMEDY)
     parser.add_argument(

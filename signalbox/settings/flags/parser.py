@@ -121,7 +121,6 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def group_titles(self) -> list[str]:
-        """Returns the titles of the groups of flags."""
         return [group.title or "" for group in self._action_groups if group._group_actions]
 
     def has_help_on(self, word: str) -> bool:

@@ -183,5 +183,4 @@ class WorkerSupervisor:
 
 
 def name_of(place: int) -> str:
-    """Returns the name of the worker in a place."""
     return f"worker {place}"

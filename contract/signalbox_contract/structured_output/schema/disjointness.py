@@ -157,7 +157,6 @@ class Disjointness:
         return schemas
 
     def matches(self, pattern: str, text: str) -> bool:
-        """Returns whether a pattern may match a text."""
         return not self._no_string([{"pattern": plain_pattern(pattern)}, {"enum": [text]}])
 
 
@@ -218,7 +217,6 @@ def _range_is_empty(parts: list[Schema]) -> bool:
 
 
 def _item(parts: list[Schema], position: int) -> Any:
-    """Returns the schema of one item of an array."""
     schemas = []
     for part in parts:
         prefix = part.get("prefixItems", [])

@@ -102,7 +102,6 @@ def named_types(schema: Schema) -> list[str] | None:
 
 
 def type_name(value: Any) -> str:
-    """Returns the type of a JSON value."""
     match value:
         case None:
             return "null"

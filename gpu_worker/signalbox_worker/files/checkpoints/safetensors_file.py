@@ -105,5 +105,4 @@ def read_header(
 
 
 def unreadable(path: Path, reason: str) -> ModelError:
-    """Returns the error for a file that is broken."""
     return ModelError(f"{path} cannot be read ({reason}); fetch it again")

@@ -172,7 +172,6 @@ class _Total:
         return nullcontext(self)
 
     def update(self, count: float | None = 1) -> None:
-        """Counts more bytes."""
         if self.is_ended:
             raise InterruptedError("the download has ended")
         with self._lock:
@@ -223,7 +222,6 @@ def _throttled(progress: ReportProgress) -> Callable[[float, float | None], None
 
 
 def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Returns whether an open file is still the one at its path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -64,5 +64,4 @@ class CudaDevice:
 
 
 def measured(device: torch.device) -> MeasuredDevice:
-    """Returns the measures of a device."""
     return CudaDevice(device) if device.type == "cuda" else HostDevice()

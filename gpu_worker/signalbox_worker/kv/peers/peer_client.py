@@ -85,7 +85,6 @@ class PeerChannels:
                 shared.closing = loop.call_later(idle_s, self._close, key, shared)
 
     def close(self) -> None:
-        """Closes all channels."""
         for key, shared in list(self._open.items()):
             self._close(key, shared)
 

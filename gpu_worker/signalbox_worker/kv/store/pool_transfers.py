@@ -191,7 +191,6 @@ class PoolTransfers(BlockTransfers):
                 transfer.end(CANCELLED)
 
     def _forget(self, transfer: Transfer) -> None:
-        """Forgets a transfer that has ended."""
         del self._pending[transfer.move_id]
         if (exported := self._exports.pop(transfer.move_id, None)) is not None:
             self._tickets.pop(exported.ticket, None)

@@ -93,7 +93,6 @@ class Transfer:
             self._end_if_done()
 
     def found(self, num_blocks: int) -> None:
-        """Ends a find."""
         with self._lock:
             if not self._is_ended:
                 self._num_done = num_blocks

@@ -98,7 +98,6 @@ class SequenceRows:
         self.state = state
 
     def write(self, row: int, new: NewSequence, pooling: PoolingParams = NOT_POOLED) -> None:
-        """Writes a new sequence to a row."""
         params, num_tokens, num_blocks = new.params, len(new.token_ids), len(new.block_table)
         self.rules[row] = rules = self._rules(new)
         self.grammars[row] = grammar = self._grammar(params)

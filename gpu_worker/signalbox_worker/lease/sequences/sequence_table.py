@@ -83,7 +83,6 @@ class SequenceTable:
         return seq_id in self._row_of
 
     def token_ids(self, seq_id: int) -> list[int]:
-        """Returns the known tokens of a sequence."""
         row = self._row_of[seq_id]
         known: list[int] = self._rows.tokens[row, : self._rows.state["num_tokens"][row]].tolist()
         return known

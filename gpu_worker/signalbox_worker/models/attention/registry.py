@@ -53,7 +53,6 @@ class Registered:
 
     @classmethod
     def of(cls, factory: BackendFactory) -> "Registered":
-        """Reads the attributes."""
         return cls(
             factory=factory,
             caps_scores=getattr(factory, "caps_scores", False),

@@ -53,7 +53,6 @@ class Model:
         raise NotImplementedError
 
     def load(self, directory: Path, progress: ReportProgress) -> None:
-        """Loads a checkpoint."""
         raise NotImplementedError
 
 

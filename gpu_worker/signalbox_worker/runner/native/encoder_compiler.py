@@ -116,7 +116,6 @@ class _EncoderCompiler:
         )
 
     def add_product(self, src: int, name: str) -> None:
-        """Adds a product to the residual."""
         matrix = self.weights.matrix(f"{name}.weight")
         bias = self.weights.vector_if_any(f"{name}.bias")
         self.builder.linear(src, self.residual, matrix, bias, Epilogue.ADD)

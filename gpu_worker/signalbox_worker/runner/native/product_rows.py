@@ -49,7 +49,6 @@ class ProductRows:
         return out
 
     def _written(self, matrix: Matrix) -> int:
-        """Returns the buffer that is written for a product with a matrix."""
         if stored(matrix).order is not None:
             return self.elements
         row, rounding = self._form(matrix)
@@ -72,7 +71,6 @@ class ProductRows:
         return buffers[number]
 
     def _ordered(self, row: Row) -> int:
-        """Returns the buffer of rows in the order of a matrix."""
         if row not in self._of_orders:
             self._of_orders[row] = self._builder.buffer(self.width, row=row)
         return self._of_orders[row]

@@ -66,7 +66,6 @@ class TensorShare:
         return range(num_rows)
 
     def columns(self, name: str) -> range:
-        """Returns the columns of a matrix that the rank has."""
         match _module(name):
             case "o_proj":
                 return self._heads("q")

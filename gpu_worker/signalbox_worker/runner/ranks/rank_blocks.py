@@ -96,7 +96,6 @@ class BlockCopies:
         return number
 
     def forget(self, number: int) -> None:
-        """Forgets blocks that are closed."""
         with self._lock:
             self._opening.pop(number, None)
             self._is_open.pop(number).set()

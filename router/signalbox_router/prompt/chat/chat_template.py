@@ -223,7 +223,6 @@ class ChatTemplate:
 
 
 def refused(source: str, error: TemplateFailed) -> InvalidArgument:
-    """Returns the error of a client's template."""
     return InvalidArgument("chat_template", source, f"a template that can be rendered ({error})")
 
 

@@ -156,7 +156,6 @@ for _name in ("center", "ljust", "rjust", "zfill", "translate"):
 
 
 def writers_of(text: str) -> bytes:
-    """Returns the writer of each character."""
     return text._writers if isinstance(text, Text) else CLIENT * len(text)
 
 
