@@ -47,18 +47,19 @@ class JsonCalls(ToolCallFormat):
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
         opening, end = (
-            "".join(f"{marker(text, vocabulary)} " for text in texts[:1])
-            for texts in (self.opening, (self.end,) if self.end else ())
+            "".join(f"{marker(text, vocabulary)} " for text in texts[:1] if text)
+            for texts in (self.opening, (self.end,))
         )
-        space = literal(self.space)
+        if self.is_bare:  # the marker may be left out, and its end with it
+            opening, end = f"({opening})? " if opening and not end else "", ""
+        space, separator = literal(self.space), self.separators[-1:] or ","
         if self.is_list:
-            one = f'{opening}"[" {repeated("call", ", ", is_parallel=is_parallel)} "]" {end}'
-        elif self.end:
-            one = repeated("marked", self.separators or "\n", is_parallel=is_parallel)
+            calls = f'{opening}"[" {repeated("call", ", ", is_parallel=is_parallel)} "]" {end}'
+        elif end:
+            calls = repeated("marked", "\n", is_parallel=is_parallel)
         else:
-            calls = repeated("call", f"{self.separators[-1:]} ", is_parallel=is_parallel)
-            one = f"{f'({opening})? ' if opening else ''}{calls}"
-        rules = [f"calls: {one}", f"marked: {opening}{space} call {space} {end}"]
+            calls = f"{opening}{repeated('call', f'{separator} ', is_parallel=is_parallel)}"
+        rules = [f"calls: {calls}", f"marked: {opening}{space} call {space} {end}"]
         rules.append(call_rule("call", tools, arguments_key=self.arguments_key))
         return "\n".join(rules)
 
