@@ -1,0 +1,184 @@
+"""Tool calls as calls of Python functions with named arguments: one class with parameters."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from signalbox_contract.structured_output.schema.vocabulary import SchemaError
+from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_rules import literal, marker, repeated, schema_rule
+from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
+from signalbox_router.parsers.parser_output import Parser
+from signalbox_router.parsers.raw_values import ArgumentSchemas, refused
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+_BOOLEAN = frozenset({"boolean"})
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
+_TOKEN = re.compile(
+    r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonicCalls(ToolCallFormat):
+    """Each call is `name(key=value, ...)`, with values as in Python, which JSON is too."""
+
+    end: str = ""
+    """Marker that closes calls."""
+    is_list: bool = True
+    """True if brackets are around calls, with commas between; otherwise each has a line."""
+    is_bare: bool = False
+    """True if a list is calls without a marker, if it begins with that of a known tool."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.opening, *filter(None, (self.end,)))
+
+    def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
+        return PythonicCallParser(self, tools, **options)
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
+    ) -> str:
+        calls = repeated("call", ", " if self.is_list else "\n", is_parallel=is_parallel)
+        calls = f'"[" {calls} "]"' if self.is_list else f'"\\n" {calls} "\\n"'
+        if not self.is_bare:
+            opening, end = (marker(one, vocabulary) for one in (self.opening[0], self.end))
+            calls = f"{opening} {calls} {end}"
+        rules = [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        for i, tool in enumerate(tools):
+            rules.append(f'call_{i}: {literal(f"{tool.name}(")} first_{i}_0 ")"')
+            try:
+                rules += _argument_rules(i, tool)
+            except SchemaError as error:
+                raise refused(i, tool, str(error)) from None
+        return "\n".join(rules)
+
+
+def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
+    """Yields rules for a tool's arguments: `first_P_J` are those from argument J on, and `rest_P_J`
+    too, after one that has been written."""
+    schemas = ArgumentSchemas.of(tool if tool.strict else None, is_enforced=True)
+    for j, (key, schema) in enumerate(schemas.properties.items()):
+        if not key.isidentifier():
+            raise SchemaError(f"the format of the model's calls has no argument named {key!r}")
+        here, later = f"{position}_{j}", f"{position}_{j + 1}"
+        is_required = key in schemas.required
+        for kind, separator in (("first", ""), ("rest", '", " ')):
+            others = "" if is_required else f" | {kind}_{later}"
+            yield f"{kind}_{here}: {separator}argument_{here} rest_{later}{others}"
+        yield f"argument_{here}: {literal(f'{key}=')} value_{here}"
+        if schemas.types_of(schema) == _BOOLEAN and schema.keys() <= {"type", "description"}:
+            yield f'value_{here}: "True" | "False"'
+        else:
+            yield schema_rule(f"value_{here}", schemas.document(schema))
+    last = f"{position}_{len(schemas.properties)}"
+    if schemas.others is False:
+        yield f'first_{last}: ""'
+        yield f'rest_{last}: ""'
+        return
+    yield f'first_{last}: (other_{position} (", " other_{position})*)?'
+    yield f'rest_{last}: (", " other_{position})*'
+    yield f"other_{position}: OTHER_{position} others_{position}"
+    declared = "".join(f" & ~{literal(key)}" for key in schemas.properties)
+    yield f'OTHER_{position}: (/[A-Za-z_][A-Za-z0-9_]*/{declared}) "="'
+    yield schema_rule(f"others_{position}", schemas.document(schemas.others))
+
+
+class PythonicCallParser(CallParser):
+    """Parses the calls of one sequence."""
+
+    def __init__(self, format_: PythonicCalls, tools: Sequence[Tool], **options: Any) -> None:
+        openings = (*format_.opening, *(("[",) if format_.is_bare else ()))
+        super().__init__(format_, tools, openings=openings, **options)
+        self._format = format_
+
+    def _calls(self, opening: str) -> Reader:
+        self._is_in_call = True
+        is_marked = opening in self._format.opening
+        if self._format.is_list and is_marked:
+            yield from self._literal("[", (yield from self._next_but_space()))
+        char = yield from self._next_but_space()
+        while char.isalnum() or char in "_.-":
+            yield from self._call(char, is_known=not is_marked)
+            char = yield from self._next_but_space()
+            if self._format.is_list and char == ",":
+                char = yield from self._next_but_space()
+        if not self._is_sure:
+            raise Mismatch
+        if self._format.is_list:
+            if char != "]":
+                raise Mismatch
+            self._accept()
+            if not is_marked or not self._format.end:
+                return
+            char = yield from self._next_but_space()
+        yield from self._literal(self._format.end, char)
+        self._accept()
+
+    def _call(self, name: str, *, is_known: bool) -> Reader:
+        self._is_in_call = True
+        while (char := (yield from self._chars.next())) != "(":
+            if not (char.isalnum() or char in "_.-") or len(name) == MAX_NAME_CHARS:
+                raise Mismatch
+            name += char
+        self._checked_name(name, is_known=is_known)
+        arguments = yield from self._arguments()
+        self._begin(name, json_object(f"{{{''.join(_as_json(arguments))}}}"))
+
+    def _arguments(self) -> TextReader:
+        """Reads to the bracket that closes the call; returns what stands before it."""
+        text, closers, quote, is_escaped = list[str](), [")"], "", False
+        while closers:
+            char = yield from self._chars.next()
+            text.append(char)
+            if quote:
+                quote = quote if char != quote or is_escaped else ""
+                is_escaped = char == "\\" and not is_escaped
+            elif char in "\"'":
+                quote = char
+            elif char in _CLOSERS:
+                closers.append(_CLOSERS[char])
+            elif char in ")]}" and char != closers.pop():
+                raise Mismatch
+        return "".join(text[:-1])
+
+
+def _as_json(arguments: str) -> Iterator[str]:
+    """Yields the parts of the JSON of named arguments; what is none of Python's gives no JSON."""
+    tokens = [one for one in _TOKEN.findall(arguments) if not one.isspace()]
+    depth = 0
+    for token, following in pairwise([*tokens, ")"]):
+        depth += (token in "([{") - (token in ")]}")
+        if token[0] in "\"'" and len(token) > 1:
+            yield json.dumps(_text(token[1:-1]), ensure_ascii=False)
+        elif depth == 0 and following == "=" and token.isidentifier():
+            yield json.dumps(token)
+        elif token == "=" and depth == 0:
+            yield ":"
+        elif token in "()":
+            yield "[" if token == "(" else "]"
+        elif token != "," or following not in ")]}":
+            yield _CONSTANTS.get(token, token)
+
+
+def _text(body: str) -> str:
+    """Returns the text of a string, without its quotes."""
+
+    def unescaped(found: re.Match[str]) -> str:
+        code = found[1] or found[2] or found[3]
+        if code:
+            return chr(min(int(code, 16), 0x10FFFF))
+        return _ESCAPED.get(found[4], found[4] if found[4] in "\\'\"/" else found[0])
+
+    text = _ESCAPE.sub(unescaped, body)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
