@@ -12,6 +12,7 @@ from signalbox_router.apis.openai.bodies.body_reader import BodyReader, Ids, ign
 from signalbox_router.apis.openai.callers import Callers, completed
 from signalbox_router.apis.openai.chat_response import ChatAnswer
 from signalbox_router.apis.openai.completion_response import CompletionAnswer
+from signalbox_router.apis.openai.model_cards import model_card, page_of
 from signalbox_router.apis.openai.multi_prompt import merged
 from signalbox_router.apis.openai.requests import request_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
@@ -39,8 +40,6 @@ from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.api_request import ApiRequest
 from signalbox_router.schedulers.served_models import ANY, GENERATING
 from signalbox_rpc.http.disconnection import until_disconnected
-
-OWNER = "signalbox"
 
 
 class Api:
@@ -92,19 +91,20 @@ class Api:
         """Lists what the caller may use: models under each of their names, and adapters."""
         caller = self._callers.identify(request)
         cards = [
-            self._model_card(name, model)
+            model_card(name, model, created=self._started)
             for model in self._generator.models.all()
             for name in (*model.names, *(adapter.name for adapter in model.adapters))
             if caller.may_use(*model.names_of(name))
         ]
-        return json_response({"object": "list", "data": cards})
+        return json_response(page_of(cards, request.query_params))
 
     async def model(self, request: Request) -> Response:
         """Returns a served model by one of its names, or an adapter."""
         name = request.path_params["name"]
         if not self._generator.models.knows(name):
             name = name.rstrip("/")
-        return json_response(self._model_card(name, self._usable(request, name)))
+        card = model_card(name, self._usable(request, name), created=self._started)
+        return json_response(card)
 
     def _usable(self, request: Request, name: str, tasks: frozenset[str] = ANY) -> ServedModel:
         """Returns the model of a name. Raises PermissionDenied if the caller may not use it."""
@@ -198,18 +198,6 @@ class Api:
             tokenizer=model.tokenizer,
             system_fingerprint=fingerprint(self._version, model),
         )
-
-    def _model_card(self, name: str, model: ServedModel) -> dict[str, object]:
-        adapter = model.adapter(name)
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": OWNER,
-            "root": model.name if adapter is None else adapter.path,
-            "parent": None if adapter is None else model.name,
-            "max_model_len": model.window,
-        }
 
 
 def fingerprint(version: str, model: ServedModel) -> str:
