@@ -7,6 +7,7 @@ import json
 from itertools import groupby
 from pathlib import Path
 
+from signalbox_router.apis.messages import foreign as messages
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
 
@@ -30,6 +31,13 @@ TABLES = {
     "`tools[].function` of chats": foreign_fields.FUNCTION,
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,
     "`/tokenize`": foreign_fields.TOKENIZE,
+    "Messages": messages.MESSAGES,
+    "`messages[]` of Messages": messages.MESSAGE,
+    "`text` blocks of Messages": messages.TEXT,
+    "`tool_use` and `tool_result` blocks of Messages": messages.CALL,
+    "`tools[]` of Messages": messages.TOOL,
+    "`thinking` of Messages": messages.THINKING,
+    "`output_config` of Messages": messages.OUTPUT,
     "Embeddings": foreign_fields.EMBEDDING,
     "`/pooling`": foreign_fields.ENCODED,
     "`/classify`": foreign_fields.INPUT,

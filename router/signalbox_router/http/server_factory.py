@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from signalbox_router.apis.messages.routes import MessagesApi
 from signalbox_router.apis.openai.adapter_routes import AdapterApi
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader
 from signalbox_router.apis.openai.pooling_routes import PoolingApi
@@ -46,7 +47,8 @@ def make_http_server(
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
-    apis = (api, pooling_api, adapter_api)
+    messages_api = MessagesApi(generator, tenants=tenants, bodies=bodies)
+    apis = (api, messages_api, pooling_api, adapter_api)
     app = make_app(apis, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")

@@ -119,6 +119,7 @@ def check_prompt_length(num_tokens: int, *, field: str, model: ServedModel) -> N
             f"a prompt of {counted(num_tokens, 'token')}",
             f"at most {counted(model.max_model_len - 1, 'token')}",
             window=model.max_model_len,
+            num_prompt_tokens=num_tokens,
         )
 
 

@@ -70,7 +70,9 @@ async def test_an_unserved_api_is_refused_by_name_with_what_to_use(http: Http) -
         for method in ("GET", "POST"):
             answer = await http.raw.request(method, path, json={})
             error = answer.json()["error"]
-            assert (answer.status_code, error["code"]) == (404, "unknown_url")
+            assert answer.status_code == 404
+            if not path.startswith("/v1/messages"):  # errors have no code there
+                assert error["code"] == "unknown_url"
             assert error["message"].startswith(f"{method} {path.rstrip('/')}: not served; ")
     advised = " ".join(NOT_SERVED.values())
     schema = (await http.raw.get("/openapi.json")).json()

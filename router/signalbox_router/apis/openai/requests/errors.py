@@ -40,6 +40,7 @@ _MESSAGES = {
     "list_type": "Input should be a valid array",
     "dict_type": "Input should be an object",
     "model_type": "Input should be an object",
+    "union_tag_not_found": "Input should be an object with a type",
 }
 """Replacements for pydantic's messages that use Python's terms, by type of error."""
 UNSUPPORTED_CODE = "unsupported_parameter"
@@ -175,6 +176,8 @@ def _message(alternatives: Sequence[ErrorDetails]) -> str:
     for one in alternatives:
         if one["type"] == "literal_error" and isinstance(one["input"], str):
             return f"{one['ctx']['expected']} is served, and not {_cut(one['input'])!r}"
+        if one["type"] == "union_tag_invalid":
+            return f"{one['ctx']['expected_tags']} is served, and not {_cut(one['ctx']['tag'])!r}"
     first, *others = dict.fromkeys(_MESSAGES.get(one["type"], one["msg"]) for one in alternatives)
     return " or ".join([first, *(other.removeprefix("Input should be ") for other in others)])
 
