@@ -86,7 +86,7 @@ class TaggedCalls(ToolCallFormat):
         options: dict[str, Any] = {
             "is_free": not tool.strict,
             "end": written(end, self.markers, vocabulary),
-            "stop": "" if vocabulary.ids_of(end.split()[:1]) else end.split()[0],
+            "stop": "" if vocabulary.tokens_of(end.split()[:1]) else end.split()[0],
         }
         names, rules = [], []
         for j, (key, schema) in enumerate(schemas.properties.items()):
