@@ -125,6 +125,7 @@ class PeerClient(BlockReader):
         self._channels = PeerChannels(tls)
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[Transfer, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -133,9 +134,12 @@ class PeerClient(BlockReader):
         self._loop.call_soon_threadsafe(self._start, transfer, source)
 
     def stop_ended(self) -> None:
+        if self._is_closed:  # pools may outlive the event loop
+            return
         self._loop.call_soon_threadsafe(self._stop, lambda transfer: transfer.is_ended)
 
     def close(self) -> None:
+        self._is_closed = True
         self._stop(lambda transfer: True)
         self._channels.close()
 

@@ -1,5 +1,6 @@
 """A worker reads what another exports, over gRPC: the right bytes or none, whatever goes wrong."""
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +37,7 @@ from signalbox_worker.runner.simulated.simulated_executor import POISON
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.service import worker as worker_module
 from signalbox_worker.service.worker import NO_EPOCH, Worker
-from tests.gpu_worker.served_worker import EPOCH, init_cache
+from tests.gpu_worker.served_worker import EPOCH, init_cache, make_worker
 from tests.integration.insight.test_metrics import value
 from tests.rpc.certificates import Authority
 from tests.waiting import EVENT_S, eventually
@@ -484,3 +485,16 @@ async def test_a_pool_without_blocks_takes_part_in_nothing() -> None:
     assert runner.profile().block_format == ""
     assert SimulatedRunner(CONFIG).profile().block_format
     assert POISON not in runner.cpu_kv
+
+
+def test_pools_may_be_made_anew_after_the_event_loop_has_closed() -> None:
+    runner = SimulatedRunner(CONFIG)
+
+    async def serve() -> None:
+        worker = await make_worker(runner)
+        await init_cache(worker)
+        worker.close()
+
+    asyncio.run(serve())
+    runner.init_cache_engine(num_gpu_blocks=2, num_cpu_blocks=1)
+    assert (runner.gpu_kv == POISON).all()
