@@ -11,9 +11,9 @@ from signalbox_router.apis.openai.route import JSON, Route
 from signalbox_router.limits.api_keys import PLAIN_HEADER
 
 ABOUT = (
-    "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, and Cohere's for"
-    " rerankers and embeddings. A model generates, or makes embeddings, or classifies. Requests"
-    " mean what they mean over gRPC. Closing the connection ends a request."
+    "A model over HTTP: OpenAI's API, with the extra fields of vLLM's server, Anthropic's Messages"
+    " API, and Cohere's for rerankers and embeddings. A model generates, or makes embeddings, or"
+    " classifies. Requests mean what they mean over gRPC. Closing the connection ends a request."
 )
 _REASONS = {
     400: "A field is not valid, not served, or not known; `param` names it.",

@@ -289,6 +289,13 @@ BODIES = {
         "stop": ["zz"],
         "stream": True,
     },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": "Hello"}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+        "max_tokens": 3,
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+    },
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [72, 105]},
 }

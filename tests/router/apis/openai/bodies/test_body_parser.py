@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from signalbox_router.apis.messages.types import CountTokensBody
 from signalbox_router.apis.openai.bodies import body_parser, json_values
 from signalbox_router.apis.openai.bodies.body_parser import parse
 from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody
@@ -39,7 +40,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "unknown": st.recursive(st.none() | TEXTS, lambda inner: st.lists(inner, max_size=3)),
 }
 BODIES = st.fixed_dictionaries({}, optional=FIELDS)
-KINDS = st.sampled_from([CompletionBody, ChatBody, DetokenizeBody])
+KINDS = st.sampled_from([CompletionBody, ChatBody, CountTokensBody, DetokenizeBody])
 
 
 @pytest.fixture

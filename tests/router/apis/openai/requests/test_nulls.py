@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from signalbox_router.apis.messages import types as messages
 from signalbox_router.apis.openai.requests.chat_types import (
     ChatBody,
     ChatMessage,
@@ -42,7 +43,32 @@ CHAT: dict[str, Any] = {
     "tool_choice": "none",
     "response_format": {"type": "json_schema", "json_schema": {**nulls(JsonSchema), **SCHEMA}},
 }
+USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+MESSAGES: dict[str, Any] = {
+    **nulls(messages.MessagesBody),
+    "max_tokens": 5,
+    "messages": [
+        {**nulls(messages.MessageParam), **HI[0]},
+        {"role": "assistant", "content": [{**nulls(messages.ToolUseBlock), **USE}]},
+        {
+            "role": "user",
+            "content": [
+                {**nulls(messages.ToolResultBlock), "type": "tool_result", "tool_use_id": "a"},
+                {**nulls(messages.TextBlock), "type": "text", "text": "Hi"},
+            ],
+        },
+    ],
+    "tools": [
+        {**nulls(messages.CustomTool), "name": "f", "input_schema": {}},
+        {**nulls(messages.ClientTool), "name": "bash", "type": "bash_20250124"},
+    ],
+    "tool_choice": {**nulls(messages.ToolChoice), "type": "auto"},
+    "thinking": {**nulls(messages.Thinking), "type": "adaptive"},
+    "output_config": nulls(messages.OutputConfig),
+    "metadata": nulls(messages.Metadata),
+}
 BODIES = {
+    "/v1/messages": MESSAGES,
     "/v1/completions": {**nulls(CompletionBody), "prompt": "Hi"},
     "/v1/chat/completions": CHAT,
     "/tokenize": {**nulls(TokenizeBody), "prompt": "Hi"},
