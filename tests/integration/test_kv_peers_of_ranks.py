@@ -95,7 +95,7 @@ async def pair(owner: Callable[[], Runner], reader: Callable[[], Runner]) -> Asy
         steering.setattr(loops[0].scheduler.state.selection, "next_group", lambda: None)
         async with running_worker(scheduler.address, reader) as second:
             await eventually(lambda: len(loops) == 2)
-            if isinstance(connector := loops[0].scheduler.connector, TransferConnector):
+            if isinstance(connector := loops[0].scheduler.state.connector, TransferConnector):
                 steering.setattr(connector.peer.reads, "find", lambda *_: None)
             yield Pair(scheduler, client, (first, second), expected, steering)
             await assert_idle(scheduler)
@@ -115,7 +115,7 @@ async def test_a_worker_of_other_sizes_reads_nothing(model: Path, sizes: tuple[i
     async with pair(loading(model), loading(model, *sizes)) as two:
         _, num_cached = await two.ask(2)
         assert num_cached == 0
-        assert not isinstance(two.reader.connector, TransferConnector)
+        assert not isinstance(two.reader.state.connector, TransferConnector)
 
 
 @pytest.mark.parametrize("is_owner", [True, False])

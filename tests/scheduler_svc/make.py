@@ -126,13 +126,13 @@ def make_scheduler(
 
 def transfers(scheduler: Scheduler) -> TransferConnector:
     """Returns the connector of a worker that has a store or peers."""
-    assert isinstance(scheduler.connector, TransferConnector)
-    return scheduler.connector
+    assert isinstance(scheduler.state.connector, TransferConnector)
+    return scheduler.state.connector
 
 
 def is_moving(scheduler: Scheduler) -> bool:
     """Says whether something moves between the worker and a store or a peer."""
-    return scheduler.connector.next_poll_at < math.inf
+    return scheduler.state.connector.next_poll_at < math.inf
 
 
 class NoRouter:
@@ -285,7 +285,7 @@ class Loop:
         """Waits until a step is due that asks for the ends of moves, if any are under way."""
         if not is_moving(self.scheduler):
             return False
-        self.now = max(self.now, self.scheduler.connector.next_poll_at)
+        self.now = max(self.now, self.scheduler.state.connector.next_poll_at)
         return True
 
     def check_content(self, content: dict[bytes, Block], *, knows_all: bool = True) -> None:
@@ -302,7 +302,7 @@ class Loop:
 def retract(loop: Loop, seq: Sequence) -> None:
     """Lets a sequence turn out wrong, as a step's result says it."""
     loop.scheduler.blocks.retract(seq)
-    loop.scheduler.connector.step_answered(loop.now)
+    loop.scheduler.state.connector.step_answered(loop.now)
 
 
 def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:

@@ -223,7 +223,7 @@ class EngineCore:
         while self._answers:  # steps of ended requests
             self.complete_step()
         is_reset = self.scheduler.reset_prefix_cache()
-        while is_reset and self.scheduler.connector.next_poll_at < math.inf:
+        while is_reset and self.scheduler.state.connector.next_poll_at < math.inf:
             self._ask_for_moves()  # until the store is empty
             self.complete_step()
         return is_reset

@@ -552,16 +552,16 @@ def test_a_pool_of_which_no_block_may_be_exported_takes_part_in_nothing(
 def test_a_worker_alone_moves_nothing_until_another_joins() -> None:
     workers = made(num=1)
     (alone,) = workers.loops
-    assert type(alone.scheduler.connector) is KVConnector
+    assert type(alone.scheduler.state.connector) is KVConnector
     assert not alone.scheduler.blocks.records_events
     workers.loops.append(workers.join(1))
     group = workers.add()
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
-    connector, reader = alone.scheduler.connector, workers.loops.pop()
+    connector, reader = alone.scheduler.state.connector, workers.loops.pop()
     workers.peers.leave(reader.scheduler.state, workers.now)
     workers.run_on(0, PROMPT[::-1])
-    assert alone.scheduler.connector is connector, "what it exported may be stored somewhere"
+    assert alone.scheduler.state.connector is connector, "what it exported may be stored somewhere"
     assert_all_free(alone)
 
 

@@ -315,10 +315,12 @@ def test_a_fetch_that_comes_late_keeps_its_blocks_until_it_has_ended() -> None:
     assert group.num_cached_tokens == 0
     pool = server.scheduler.blocks.cpu
     assert pool.num_free == pool.num_blocks - 5
-    assert server.scheduler.connector.overdue_at == pytest.approx(server.loop.now + 10.0, abs=1)
+    assert server.scheduler.state.connector.overdue_at == pytest.approx(
+        server.loop.now + 10.0, abs=1
+    )
     server.store.end(fetch)
     server.finish()
-    assert server.scheduler.connector.overdue_at == math.inf
+    assert server.scheduler.state.connector.overdue_at == math.inf
 
 
 @pytest.mark.parametrize("most", [0, 3])
@@ -584,7 +586,7 @@ def test_no_more_is_written_than_a_second_allows() -> None:
 def test_a_worker_whose_pool_caches_nothing_uses_no_store() -> None:
     for fields in ({"num_cpu_blocks": 0}, {"cpu_prefix_cache": False}, {"prefix_caching": False}):
         scheduler = make_scheduler(store=STORE, **{"num_cpu_blocks": 4, **fields})  # type: ignore[arg-type]
-        assert not isinstance(scheduler.connector, TransferConnector)
+        assert not isinstance(scheduler.state.connector, TransferConnector)
 
 
 def test_a_clear_reaches_requests_that_run_load_and_have_loaded() -> None:

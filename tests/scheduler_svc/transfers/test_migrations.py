@@ -115,7 +115,11 @@ class Pair(Workers):
 
 def is_busy(loop: Loop) -> bool:
     scheduler = loop.scheduler
-    return scheduler.has_unfinished or is_moving(scheduler) or scheduler.connector.exchanges_groups
+    return (
+        scheduler.has_unfinished
+        or is_moving(scheduler)
+        or scheduler.state.connector.exchanges_groups
+    )
 
 
 def num_recomputed(group: SequenceGroup) -> int:

@@ -140,7 +140,7 @@ class Pool:
         for _, loop in self.workers.values():
             assert_all_free(loop)
             assert not is_moving(loop.scheduler)
-            assert not loop.scheduler.connector.exchanges_groups
+            assert not loop.scheduler.state.connector.exchanges_groups
         assert ended_at - began_at < 0.002 * MOST_TURNS * max(1, len(self.workers)), "it waited"
         for group in self.groups:
             if group.failure is None:

@@ -18,7 +18,7 @@ from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import WorkerConfig
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.planning.connector import KVConnector, OnCleared, nothing_waits
+from signalbox_scheduler.planning.connector import OnCleared, nothing_waits
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.planner import Planner
 from signalbox_scheduler.planning.preemption import Preemption
@@ -85,11 +85,6 @@ class Scheduler:
     def num_steps(self) -> int:
         """Steps that have been planned."""
         return self.in_flight.num_planned
-
-    @property
-    def connector(self) -> KVConnector:
-        """Moves KV of the worker; see connector.py."""
-        return self.state.connector
 
     def pop_failed(self) -> list[SequenceGroup]:
         """Returns the groups that planning had to end, each once."""
@@ -161,7 +156,7 @@ class Scheduler:
             return False
         if not self.blocks.reset_prefix_cache():
             return False
-        self.connector.clear(None, nothing_waits)
+        self.state.connector.clear(None, nothing_waits)
         return True
 
     def clear_prefix_cache(
@@ -178,19 +173,19 @@ class Scheduler:
             mark: a store that has made this clear is left as it is.
         """
         self.blocks.forget_prefixes([*self._queues.running, *self._queues.swapped])
-        self.connector.clear(tenant, on_cleared, mark)
+        self.state.connector.clear(tenant, on_cleared, mark)
 
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""
         self._queues.drain()
-        self.connector.drain()
+        self.state.connector.drain()
 
     def set_role(self, role: WorkerRole) -> None:
         """Says which part of the work is this worker's from now on; what runs stays, or moves."""
         self._queues.only_decodes = role is WorkerRole.DECODE
         if self._queues.only_decodes:
             self.admission.release(self._queues)
-        self.connector.set_role(role)
+        self.state.connector.set_role(role)
 
     def evacuate(self) -> list[SequenceGroup]:
         """Takes everything out that had not ended: the worker is gone, and its KV with it.
@@ -199,7 +194,7 @@ class Scheduler:
         """
         self.state.decode_batch.release_all()
         self.grammars.leave()
-        self.connector.close()
+        self.state.connector.close()
         groups = self._queues.remove_all()
         for group in groups:
             for seq in group.sequences:
@@ -218,7 +213,7 @@ class Scheduler:
         yield from self.blocks.samples(cache_dtype=numerics.kv_cache_dtype if numerics else "")
         for part in (self.output_processor, self.preemption, self.planner, self.steps, self.cost):
             yield from part.samples()
-        yield from self.connector.samples()
+        yield from self.state.connector.samples()
 
     @property
     def has_enough_in_flight(self) -> bool:
@@ -289,7 +284,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
-        self.connector.check()
+        self.state.connector.check()
         self.state.decode_batch.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
         self.blocks.check(queued | self.state.sequence_release.draining)

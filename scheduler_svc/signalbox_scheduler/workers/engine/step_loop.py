@@ -122,7 +122,7 @@ class StepLoop:
 
         So does a move that was called off and does not end. Infinite if there is neither.
         """
-        left_s = self.scheduler.connector.overdue_at - now
+        left_s = self.scheduler.state.connector.overdue_at - now
         if self.scheduler.in_flight:
             left_s = min(left_s, self._oldest_due_at - now)
         return left_s
@@ -140,7 +140,7 @@ class StepLoop:
 
         Infinite while a step is in flight, and if nothing moves to or from the worker's store.
         """
-        return math.inf if self.scheduler.in_flight else self.scheduler.connector.next_poll_at
+        return math.inf if self.scheduler.in_flight else self.scheduler.state.connector.next_poll_at
 
     @property
     def oldest_limit_s(self) -> float:
