@@ -166,7 +166,7 @@ class PoolTransfers(BlockTransfers):
 
     def _end_overdue(self) -> None:
         """Ends what a store that does not answer, or a reader, takes too long for."""
-        if not self.store.answer:
+        if not self.store.check_answers():
             for transfer in self._pending.values():
                 if not transfer.with_peer:
                     transfer.end(STALLED)

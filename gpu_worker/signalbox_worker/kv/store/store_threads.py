@@ -98,10 +98,12 @@ class StoreThreads:
         """False while the store finds and keeps nothing yet."""
         return self.store.is_open
 
-    @property
-    def answer(self) -> bool:
-        """False while a call to the store takes longer than `stall_s`, or a clear longer than
-        `CLEAR_STALL_S`, which the log says, and after `close`."""
+    def check_answers(self) -> bool:
+        """Says whether the store answers, and logs when that has changed.
+
+        It does not while a call takes longer than `stall_s`, or a clear longer than
+        `CLEAR_STALL_S`, and after `close`.
+        """
         oldest = min(self._readers.oldest_start, self._writer.oldest_start)
         is_stalled = self._clock() - oldest > self._stall_s
         if is_stalled and not self._said_stalled:

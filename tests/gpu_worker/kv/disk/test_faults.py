@@ -307,7 +307,7 @@ def test_a_read_that_hangs_is_a_miss_and_the_store_is_used_again(tmp_path: Path)
     finally:
         calls.fails = False
         released.set()
-    while not threads.answer:
+    while not threads.check_answers():
         time.sleep(0)
     assert not pool.any()
     transfers.begin(StoreMoves(fetches=[Fetch(2, keys_of(0), [0])]))

@@ -277,7 +277,7 @@ def test_a_read_that_hangs_ends_all_moves_and_is_said_once(
         store.release()
         assert (first.failed, second.failed) == (STALLED, STALLED)
         deadline = time.monotonic() + 60
-        while not moves.threads.answer:
+        while not moves.threads.check_answers():
             assert time.monotonic() < deadline
         moves.find(3, keys_of(1))
         (third,) = moves.await_ended()
