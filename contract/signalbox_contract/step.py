@@ -97,7 +97,7 @@ class Step:
 
     @property
     def has_sections(self) -> bool:
-        """True if a section is present that a stage of the lease applies."""
+        """True if a section is present that a handler of the lease applies."""
         return self.block_moves is not NO_MOVES or self.store_moves is not None
 
     @property

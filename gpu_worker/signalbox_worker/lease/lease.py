@@ -19,7 +19,11 @@ from signalbox_worker.device.device_errors import is_device_lost
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
 from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.failure_isolation import Fault, execute_parts, fault_of
-from signalbox_worker.lease.section_stages import BlockMoveStage, SectionStage, TransferStage
+from signalbox_worker.lease.section_handlers import (
+    BlockMoveHandler,
+    SectionHandler,
+    TransferHandler,
+)
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.lease.step_log import NUM_KEPT_ANSWERS, StepLog
 from signalbox_worker.lease.step_pipeline import FinishResult, OnError, StepInFlight, StepPipeline
@@ -55,9 +59,9 @@ class Lease:
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._transfers: BlockTransfers = runner.transfers
-        self._stages: tuple[SectionStage, ...] = (
-            BlockMoveStage(runner, **pools),
-            TransferStage(runner.transfers, num_cpu_blocks=num_cpu_blocks),
+        self._handlers: tuple[SectionHandler, ...] = (
+            BlockMoveHandler(runner, **pools),
+            TransferHandler(runner.transfers, num_cpu_blocks=num_cpu_blocks),
         )
         self._runner = runner
         pooling = runner.model.pooling
@@ -99,9 +103,9 @@ class Lease:
     def _execute(
         self, step: Step, span: StepSpan | None, *, wait_ns: int
     ) -> StepResult | Unfinished[StepResult]:
-        stages = self._stages if step.has_sections else ()
-        for stage in stages:
-            stage.check(step)
+        handlers = self._handlers if step.has_sections else ()
+        for handler in handlers:
+            handler.check(step)
         batch = self.table.apply(step)
         self._num_executed = step.step_id
         try:

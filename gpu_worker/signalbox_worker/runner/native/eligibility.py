@@ -42,7 +42,7 @@ def native_unsupported_reason(
     device_config: DeviceConfig,
     parallel: ParallelConfig,
 ) -> str | None:
-    """Says what keeps a rank's share of a model from running natively; None if it can, and is to.
+    """Says what keeps a rank's shard of a model from running natively; None if it can, and is to.
 
     Raises ValueError if it must, or if SIGNALBOX_ISA names no instruction set; ModelError if there
     are neither native kernels nor PyTorch.

@@ -26,10 +26,11 @@ from signalbox_contract.step import Step
 from signalbox_rpc.lifetime.stop_signals import STOP_SIGNALS, take_stop_signals
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.ranks.rank_adapters import RankAdapters
 from signalbox_worker.runner.ranks.rank_blocks import RankBlocks
 from signalbox_worker.runner.ranks.rank_network import JOIN_S, RankNetwork
-from signalbox_worker.runner.ranks.rank_shard import RankShard, describe_rank, load_shard
+from signalbox_worker.runner.ranks.rank_shard import describe_rank, load_shard
 from signalbox_worker.runner.ranks.rank_starts import versions
 from signalbox_worker.runner.ranks.rank_status import RankStatus
 from signalbox_worker.runner.ranks.service.rank_client import (
@@ -225,7 +226,7 @@ class Follower:
         stage.execute(batch, command=self._num_commands, arrived_ns=self._arrived_ns)
 
 
-def _calls_of(shard: RankShard, start: Start) -> Calls:
+def _calls_of(shard: LocalRunner, start: Start) -> Calls:
     description, transfers = describe_rank(start, shard.executor.layers), shard.transfers
 
     def profile(_: ProfileRun) -> WorkerCapacity:
@@ -251,7 +252,7 @@ def _calls_of(shard: RankShard, start: Start) -> Calls:
     }
 
 
-def _adapter_calls(shard: RankShard, adapters: RankAdapters) -> Calls:
+def _adapter_calls(shard: LocalRunner, adapters: RankAdapters) -> Calls:
     return {
         AddAdapter: lambda added: shard.add_adapter(adapters.take(added.number)),
         RemoveAdapter: lambda one: shard.remove_adapter(Adapter(**one._asdict())),
@@ -259,7 +260,7 @@ def _adapter_calls(shard: RankShard, adapters: RankAdapters) -> Calls:
     }
 
 
-def _block_calls(shard: RankShard, blocks: RankBlocks) -> Calls:
+def _block_calls(shard: LocalRunner, blocks: RankBlocks) -> Calls:
     return {
         OpenBlocks: lambda opened: blocks.open(opened, shard.transfers),
         CloseBlocks: blocks.close_blocks,

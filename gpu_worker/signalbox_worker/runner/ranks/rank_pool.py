@@ -56,7 +56,7 @@ _LEAVE_S = 1.0
 R = TypeVar("R", bound=Report)
 
 
-class _Follower:
+class _StartedFollower:
     """A rank that was started, its stream once it has joined, and its reports."""
 
     def __init__(self, rank: int, started: StartedRank) -> None:
@@ -90,10 +90,10 @@ class RankPool:
         """Reports of the ranks on their stores."""
         self._launcher, self.tls = launcher, launcher.tls
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
-        self._all: list[_Follower] = []
+        self._all: list[_StartedFollower] = []
         try:  # a rank that runs removes the folder if this one is killed: ranks come first
             for rank in range(1, num_ranks):
-                self._all.append(_Follower(rank, launcher.start(rank)))
+                self._all.append(_StartedFollower(rank, launcher.start(rank)))
             self._server = RankServer(
                 self.servicer,
                 launcher.address,
@@ -263,7 +263,7 @@ class RankPool:
         threading.Thread(target=self._listen, args=(follower,), name=name, daemon=True).start()
         return None
 
-    def _answer(self, follower: _Follower, within_s: float | None) -> Report:
+    def _answer(self, follower: _StartedFollower, within_s: float | None) -> Report:
         """Returns the report on the last command; reports on earlier ones are dropped."""
         while True:
             try:
@@ -278,7 +278,7 @@ class RankPool:
             if command == self.num_commands:
                 return report
 
-    def _listen(self, follower: _Follower) -> None:
+    def _listen(self, follower: _StartedFollower) -> None:
         for command, report in follower.joined.result().reports():
             if isinstance(report, LogLine):
                 rank_logger = logging.getLogger(report.logger)
@@ -293,15 +293,15 @@ class RankPool:
                 self._hear(follower, command, report)
         self._end(follower)
 
-    def _watch(self, follower: _Follower) -> None:
+    def _watch(self, follower: _StartedFollower) -> None:
         follower.started.wait()
         self._end(follower)
 
-    def _end(self, follower: _Follower) -> None:
+    def _end(self, follower: _StartedFollower) -> None:
         self.lose(f"rank {follower.rank} {follower.started.how_it_ended()}")
         follower.answers.put(None)
 
-    def _hear(self, follower: _Follower, command: int, report: Report) -> None:
+    def _hear(self, follower: _StartedFollower, command: int, report: Report) -> None:
         """Queues a report; ends the group later if rank 0 does not fail at the same command."""
         follower.answers.put((command, report))
         if not isinstance(report, Failure):

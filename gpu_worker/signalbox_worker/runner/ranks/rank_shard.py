@@ -32,13 +32,10 @@ from signalbox_worker.runner.ranks.service.rank_messages import Start
 from signalbox_worker.runner.ranks.startup_checks import check_pytorch, check_store
 from signalbox_worker.runner.served_model import CheckpointModel
 
-RankShard = LocalRunner
-"""A runner of a rank's shard of a model."""
-
 
 def load_shard(
     config: RunnerConfig, keys: Keys | None = None, progress: ReportProgress = ignore_progress
-) -> RankShard:
+) -> LocalRunner:
     """Loads what a rank holds, which may be all, and opens its store.
 
     Args:
@@ -53,7 +50,7 @@ def load_shard(
         executor = _load_executor(opened, config, keys, progress)
     served = CheckpointModel(executor, opened, config, progress)
     store = _open_store(config, served) if _has_store(config) else no_store()
-    return RankShard(executor, served, PoolTransfers(store))
+    return LocalRunner(executor, served, PoolTransfers(store))
 
 
 def _load_executor(

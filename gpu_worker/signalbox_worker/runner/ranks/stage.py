@@ -10,7 +10,7 @@ import time
 from signalbox_contract.step_result import Stages, StageTimings
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost
-from signalbox_worker.runner.ranks.rank_shard import RankShard
+from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.ranks.service import rank_codec
 from signalbox_worker.runner.ranks.service.rank_client import NextRank, NoNextRank
 from signalbox_worker.runner.ranks.service.rank_messages import FailedStates, Failure, PassedStates
@@ -52,7 +52,7 @@ class Stage:
 
     def __init__(
         self,
-        runner: RankShard,
+        runner: LocalRunner,
         before: StatesBefore | NoStatesBefore,
         next_rank: NextRank | NoNextRank,
     ) -> None:

@@ -1,6 +1,6 @@
-"""The stages of a lease: each owns one section of a step, and applies it before the step computes.
+"""The handlers of a lease: each owns one section of a step, and applies it before the step computes.
 
-The lease calls its stages for the steps of which `Step.has_sections` is true.
+The lease calls its handlers for the steps of which `Step.has_sections` is true.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from signalbox_worker.lease.sequences.step_validation import check_range
 from signalbox_worker.runner.runner import Runner
 
 
-class SectionStage(Protocol):
+class SectionHandler(Protocol):
     """Checks and applies a section, before the step computes anything."""
 
     def check(self, step: Step) -> None:
@@ -33,8 +33,8 @@ class SectionStage(Protocol):
         ...
 
 
-class BlockMoveStage:
-    """Implements `SectionStage` for the pools of one lease."""
+class BlockMoveHandler:
+    """Implements `SectionHandler` for the pools of one lease."""
 
     def __init__(self, runner: Runner, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
         self._runner = runner
@@ -89,8 +89,8 @@ def _first_repeated(values: NDArray[np.int32]) -> int:
 _WHERE = "store_moves"
 
 
-class TransferStage:
-    """Implements `SectionStage`; comes after the stage whose block moves a store follows."""
+class TransferHandler:
+    """Implements `SectionHandler`; comes after the one whose block moves a store follows."""
 
     def __init__(self, transfers: BlockTransfers, *, num_cpu_blocks: int) -> None:
         self._transfers = transfers
