@@ -110,8 +110,8 @@ class Lease:
         self._num_executed = step.step_id
         try:
             swap_ns = 0
-            for stage in stages:
-                swap_ns += stage.apply(step)
+            for handler in handlers:
+                swap_ns += handler.apply(step)
             finish_result = partial(
                 self._finish_result, span=span, wait_ns=wait_ns, swap_ns=swap_ns
             )

@@ -1,4 +1,4 @@
-"""The handlers of a lease: each owns one section of a step, and applies it before the step computes.
+"""The handlers of a lease: each checks and applies one section of a step before that computes.
 
 The lease calls its handlers for the steps of which `Step.has_sections` is true.
 """
