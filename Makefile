@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -91,6 +91,11 @@ test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other pro
 
 test-agents: $(INSTALLED) tests/agents/node_modules/.installed ## command lines of agents, where there is no network; AGENTS="PACKAGE PACKAGE"
 	@unshare --net --map-root-user sh -c 'ip link set lo up; exec $(BIN)/python -m tests.agents.run $(AGENTS)'
+
+test-templates: $(INSTALLED) ## tool formats against the published chat templates of their models; downloads 77 MB
+	@$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest build \
+		-r tests/router/parsers/templates.txt
+	@TEMPLATES=$$(ls build/llama_cpp_python-*.tar.gz) $(BIN)/python -m pytest tests/router/parsers/test_published_templates.py
 
 check: lint types protos-fresh test test-system test-docs ## test, test-system and test-docs, ruff, mypy --strict, buf, fresh generated code
 

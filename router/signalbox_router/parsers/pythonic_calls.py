@@ -1,10 +1,7 @@
 """Tool calls as calls of Python functions with named arguments: one class with parameters."""
 
-import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
@@ -12,20 +9,14 @@ from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
 from signalbox_router.parsers.call_rules import literal, marker, repeated, schema_rule
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import Parser
+from signalbox_router.parsers.python_values import json_of_python
 from signalbox_router.parsers.raw_values import ArgumentSchemas, refused
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _BOOLEAN = frozenset({"boolean"})
-_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
-_TOKEN = re.compile(
-    r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""",
-    re.DOTALL,
-)
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +124,7 @@ class PythonicCallParser(CallParser):
             name += char
         self._checked_name(name, is_known=is_known)
         arguments = yield from self._arguments()
-        self._begin(name, json_object(f"{{{''.join(_as_json(arguments))}}}"))
+        self._begin(name, json_object(f"{{{json_of_python(arguments)}}}"))
 
     def _arguments(self) -> TextReader:
         """Reads to the bracket that closes the call; returns what stands before it."""
@@ -151,34 +142,3 @@ class PythonicCallParser(CallParser):
             elif char in ")]}" and char != closers.pop():
                 raise Mismatch
         return "".join(text[:-1])
-
-
-def _as_json(arguments: str) -> Iterator[str]:
-    """Yields the parts of the JSON of named arguments; what is none of Python's gives no JSON."""
-    tokens = [one for one in _TOKEN.findall(arguments) if not one.isspace()]
-    depth = 0
-    for token, following in pairwise([*tokens, ")"]):
-        depth += (token in "([{") - (token in ")]}")
-        if token[0] in "\"'" and len(token) > 1:
-            yield json.dumps(_text(token[1:-1]), ensure_ascii=False)
-        elif depth == 0 and following == "=" and token.isidentifier():
-            yield json.dumps(token)
-        elif token == "=" and depth == 0:
-            yield ":"
-        elif token in "()":
-            yield "[" if token == "(" else "]"
-        elif token != "," or following not in ")]}":
-            yield _CONSTANTS.get(token, token)
-
-
-def _text(body: str) -> str:
-    """Returns the text of a string, without its quotes."""
-
-    def unescaped(found: re.Match[str]) -> str:
-        code = found[1] or found[2] or found[3]
-        if code:
-            return chr(min(int(code, 16), 0x10FFFF))
-        return _ESCAPED.get(found[4], found[4] if found[4] in "\\'\"/" else found[0])
-
-    text = _ESCAPE.sub(unescaped, body)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -24,12 +24,11 @@ from signalbox_contract.structured_output.schema.vocabulary import (
     values_of,
 )
 from signalbox_router.parsers.call_rules import literal, schema_rule
+from signalbox_router.parsers.python_values import CONSTANTS, json_of_python
 from signalbox_router.prompt.chat.conversation import Tool
 
 TEXT = frozenset({"string"})
 _MAX_STEPS = 1000
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Values as templates write them that leave them to Python."""
 _NOT_IN_TEXT = ("not", "if")
 """Keywords that no regular expression of ours says."""
 _OF_ALL_ARGUMENTS = (
@@ -162,7 +161,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
     """Returns the JSON of an argument's text."""
     if types != TEXT:
         plain = text.strip()
-        for one in (plain, _PYTHON.get(plain, "")):
+        is_pythons = "string" not in types or plain in CONSTANTS
+        for one in (plain, json_of_python(plain)) if is_pythons else (plain,):
             try:
                 value = json.loads(one, strict=False, parse_constant=_no_constant)
             except (ValueError, RecursionError):

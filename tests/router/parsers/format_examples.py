@@ -5,6 +5,8 @@
     texts        texts without a call
     named        true if a call of an unknown tool is text
     templates    chat templates, or the texts in them that matter
+    published    names of templates of its models, see test_published_templates.py
+    detected     names of those that cannot show calls, or not to the router
 
 Every format is of the tools of `TOOLS`; `PARIS` and `ADD` are the arguments of the two calls.
 """
@@ -63,6 +65,8 @@ class Examples(NamedTuple):
     texts: list[str]
     named: bool
     templates: list[str]
+    published: list[str]
+    detected: list[str]
 
     def all(self) -> list[Example]:
         paris, add = ("get_weather", PARIS), ("add", ADD)
@@ -98,4 +102,6 @@ def examples(name: str) -> Examples:
         file.get("texts", []),
         file.get("named", False),
         file.get("templates", []),
+        file.get("published", []),
+        file.get("detected", []),
     )

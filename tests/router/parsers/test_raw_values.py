@@ -101,6 +101,8 @@ ARGUMENTS: list[tuple[Any, str, Any]] = [
     ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/X"}]}, "12", 12),
     ({"enum": ["1", "2"]}, "1", "1"),
     ({}, "NaN", "NaN"),
+    ({}, "('a',)", "('a',)"),
+    ({"type": "array"}, "('a', None)", ["a", None]),
     ({}, '{"a": "é"}', {"a": "é"}),
     (5, "1", 1),
 ]

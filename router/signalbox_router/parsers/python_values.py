@@ -1,0 +1,52 @@
+"""Values as Python writes them, as models do whose templates leave values to Python."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_TOKEN = re.compile(
+    r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
+
+
+def json_of_python(text: str) -> str:
+    """Returns the JSON of a value, or of named arguments without the brackets around them.
+
+    What is none of Python's, nor of JSON's, gives no JSON.
+    """
+    return "".join(_as_json(text))
+
+
+def _as_json(text: str) -> Iterator[str]:
+    tokens = [one for one in _TOKEN.findall(text) if not one.isspace()]
+    depth = 0
+    for token, following in pairwise([*tokens, ")"]):
+        depth += (token in "([{") - (token in ")]}")
+        if token[0] in "\"'" and len(token) > 1:
+            yield json.dumps(_text(token[1:-1]), ensure_ascii=False)
+        elif depth == 0 and following == "=" and token.isidentifier():
+            yield json.dumps(token)
+        elif token == "=" and depth == 0:
+            yield ":"
+        elif token in "()":
+            yield "[" if token == "(" else "]"
+        elif token != "," or following not in ")]}":
+            yield CONSTANTS.get(token, token)
+
+
+def _text(body: str) -> str:
+    """Returns the text of a string, without its quotes."""
+
+    def unescaped(found: re.Match[str]) -> str:
+        code = found[1] or found[2] or found[3]
+        if code:
+            return chr(min(int(code, 16), 0x10FFFF))
+        return _ESCAPED.get(found[4], found[4] if found[4] in "\\'\"/" else found[0])
+
+    text = _ESCAPE.sub(unescaped, body)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

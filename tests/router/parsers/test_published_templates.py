@@ -1,0 +1,83 @@
+"""Calls as the published templates of a format's models write them, which the format reads back.
+
+The templates are no part of this repository: TEMPLATES names the sdist that has them, which
+`make test-templates` downloads.
+"""
+
+import os
+import tarfile
+from functools import cache
+from pathlib import PurePath
+
+import pytest
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_router.parsers import tool_call_formats
+from signalbox_router.prompt.chat.chat_template import ChatTemplate
+from signalbox_router.prompt.chat.conversation import Conversation, Message, ToolCall
+from signalbox_router.prompt.chat.provenance import plain
+from tests.router.parsers.format_examples import ADD, NAMES, PARIS, TOOLS, examples
+from tests.router.parsers.test_formats import make_parser, read, tokenizer_of
+
+SDIST = os.environ.get("TEMPLATES", "")
+ASKED = "What is it?"
+CALLS = [("get_weather", PARIS), ("add", ADD)]
+DESCRIBED = [
+    tool._replace(description="It helps.", parameters=tool.parameters or {"properties": {}})
+    for tool in TOOLS
+]
+"""Some templates take no tool without a description and parameters."""
+PUBLISHED = [(name, template) for name in NAMES for template in examples(name).published]
+DETECTED = [(name, template) for name in NAMES for template in examples(name).detected]
+pytestmark = pytest.mark.skipif(not SDIST, reason="TEMPLATES names no sdist; make test-templates")
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Returns the templates by their file names."""
+    with tarfile.open(SDIST) as archive:
+        members = [one for one in archive if one.name.endswith(".jinja")]
+        texts = {PurePath(one.name).stem: archive.extractfile(one) for one in members}
+        return {name: file.read().decode() for name, file in texts.items() if file is not None}
+
+
+def rendered(template: ChatTemplate, num_calls: int) -> str:
+    calls = [ToolCall(f"abcdefg{i:02}", *call) for i, call in enumerate(CALLS[:num_calls])]
+    messages = [Message("user", ASKED), Message("assistant", "", calls)]
+    messages += [Message("tool", "3", tool_call_id=call.id, name=call.name) for call in calls]
+    conversation = Conversation(messages=messages, tools=DESCRIBED)
+    return plain(template.render(conversation, max_bytes=1 << 20)).rpartition(ASKED)[2]
+
+
+@pytest.mark.parametrize(("name", "template"), PUBLISHED)
+def test_calls_of_a_published_template_are_read_back(name: str, template: str) -> None:
+    source = sources()[template]
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    by_template = ChatTemplate(source, special_tokens=tokens)
+    try:
+        num_calls, text = 2, rendered(by_template, 2)
+    except InvalidArgument:  # some take one call in a message
+        num_calls, text = 1, rendered(by_template, 1)
+    finally:
+        by_template.close()
+    for cut in range(len(text)):
+        pieces = [text[:cut], text[cut:]]
+        _, calls = read(make_parser(examples(name).format_), pieces)
+        assert calls == CALLS[:num_calls], text
+
+
+@pytest.mark.parametrize(("name", "template"), PUBLISHED + DETECTED)
+def test_a_published_template_tells_the_format(name: str, template: str) -> None:
+    vocabulary, _ = tokenizer_of(name, has_markers=True)
+    assert tool_call_formats.detect(sources()[template], vocabulary) is examples(name).format_
+
+
+def test_a_template_without_a_format_of_its_own_is_none_of_another() -> None:
+    vocabulary, _ = tokenizer_of("json", has_markers=False)
+    known = {template for _, template in PUBLISHED + DETECTED}
+    chosen = {
+        name: tool_call_formats.detect(source, vocabulary)
+        for name, source in sources().items()
+        if "tools" in source and name not in known
+    }
+    assert [name for name, format_ in chosen.items() if not format_.is_generic] == []
