@@ -41,7 +41,7 @@ demo: $(SERVES) $(MODEL) ## installs what serving on a CPU needs, starts router,
 
 # The kernels of all sets of this machine are built before, since a test's time is limited. Groups
 # start in the order of the folders, not the ones with most tests first.
-TEST = $(BIN)/python -c 'from signalbox_kernels import native; native.available_isas()' 2>/dev/null || true; \
+TEST = $(BIN)/python -c 'from tests.native_kernels import available_isas; available_isas()' 2>/dev/null || true; \
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0

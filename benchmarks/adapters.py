@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.serving import vocab_size
 from signalbox.bench.measurements import percentile_ms
-from signalbox.bench.workload import random_prompts
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running

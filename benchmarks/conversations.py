@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.harness.closed_loop import WrongTokenCount
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.kv_disk import drop_pages
 from benchmarks.peers.conversing import (
     Answer,
@@ -35,7 +36,6 @@ from benchmarks.peers.conversing import (
 )
 from benchmarks.peers.process import PeerUnavailable
 from signalbox.bench.measurements import percentile_ms
-from signalbox.bench.workload import random_prompts
 
 _ELEMENT_BYTES = 2
 FLAGS = "--dtype bfloat16 --quantization none --kv-cache-dtype bfloat16"

@@ -23,10 +23,10 @@ from statistics import median
 
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.harness.model_pool import ModelAnswer, ModelPool, model_pool
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
 from signalbox.bench.measurements import percentile_ms
-from signalbox.bench.workload import random_prompts
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import SchedulerConfig
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from benchmarks.harness.answers import Asked
 from benchmarks.harness.model_pool import ModelAnswer, ModelPool, ModelWorker, model_pool
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, SimulatedPool
 from benchmarks.simulated_time.step_costs import PROFILES, StepCosts
-from signalbox.bench.workload import random_prompts
 
 LOOK_S = 0.05
 """Simulated seconds between two looks at how far the streams are."""

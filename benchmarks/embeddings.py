@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.comparison.embedding_report import Load, Turn, report
 from benchmarks.comparison.turns import in_turns
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.harness.random_encoder import save_encoder
 from benchmarks.memory.memory_pressure import VOCAB_SIZE
 from benchmarks.peers.embedding_servers import (
@@ -37,7 +38,7 @@ from benchmarks.peers.signalbox_server import SignalboxServer
 from signalbox.bench.http_target import HttpTarget
 from signalbox.bench.load_loops import closed_loop
 from signalbox.bench.measurements import Measured, observe
-from signalbox.bench.workload import BenchRequest, SyntheticTexts, random_prompts
+from signalbox.bench.workload import BenchRequest, SyntheticTexts
 from signalbox.client.connection import PLAIN
 from signalbox_worker.batch.arrays import FloatArray
 

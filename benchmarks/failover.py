@@ -35,7 +35,7 @@ from benchmarks.harness.model_pool import (
     ModelWorker,
     model_pool,
 )
-from signalbox.bench.workload import random_prompts
+from benchmarks.harness.prompts import random_prompts
 from signalbox.stack.processes.child_processes import Child
 from signalbox.stack.stack_addresses import free_port
 

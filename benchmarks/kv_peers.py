@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 
 import grpc
 
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.serving import vocab_size
-from signalbox.bench.workload import random_prompts
 from signalbox.settings.loading import load
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.local_stack import running

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import grpc
 
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.memory.memory_pressure import SIMULATED_VOCAB_SIZE
 from benchmarks.peers.signalbox_server import SignalboxServer
 from signalbox.bench.measurements import percentile_ms
-from signalbox.bench.workload import random_prompts
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.interceptors.status import retry_after_s

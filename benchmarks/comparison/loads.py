@@ -15,7 +15,7 @@ from hashlib import sha256
 from itertools import islice
 from typing import Self
 
-from signalbox.bench.workload import random_prompts
+from benchmarks.harness.prompts import random_prompts
 
 
 class Kind(Enum):

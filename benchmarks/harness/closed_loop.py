@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from benchmarks.harness.prompts import random_prompts
 from signalbox.bench.measurements import Measured, observe
-from signalbox.bench.workload import random_prompts
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from itertools import islice
 
 from benchmarks.comparison.turns import Servers, in_turns, parser, table
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.memory.memory_pressure import SIMULATED_VOCAB_SIZE, VOCAB_SIZE
 from benchmarks.peers.process import ServerProcess, finding_nothing
 from signalbox.bench.measurements import Measured, observe
-from signalbox.bench.workload import random_prompts
 
 
 async def measure(

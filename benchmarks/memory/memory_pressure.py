@@ -20,9 +20,9 @@ from benchmarks.comparison.turns import (
     table,
 )
 from benchmarks.harness.closed_loop import drive
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.peers.process import ServerProcess, finding_nothing
 from signalbox.bench.measurements import Measured
-from signalbox.bench.workload import random_prompts
 
 MODES = ("swap", "recompute", "auto")
 VOCAB_SIZE = 32_000

@@ -8,10 +8,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.peers.builds import version
-from benchmarks.peers.process import HOST, PeerProcess, PeerUnavailable, existing
+from benchmarks.peers.process import HOST, PeerProcess, PeerUnavailable, existing, is_healthy
 from benchmarks.peers.signalbox_server import our_build, service_name
 from benchmarks.peers.vllm_server import vllm_build, vllm_environment
-from signalbox.bench.http_stream import is_healthy
 
 _SCRIPT = Path(__file__).parent / "scripts/run_sentence_transformers.py"
 

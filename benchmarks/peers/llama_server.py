@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.peers.builds import instruction_sets, version
-from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing
-from signalbox.bench.http_stream import HttpAddress, is_healthy, post_for_events
+from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing, is_healthy
+from signalbox.bench.http_stream import HttpAddress, post_for_events
 
 SLOTS = 32
 TOKENS_PER_SLOT = 2304

@@ -19,6 +19,7 @@ from typing import ClassVar
 import psutil
 
 from benchmarks.harness.process_usage import Usage, tree, usage_of
+from signalbox.bench.http_stream import HttpAddress, HttpStatusError, get
 from signalbox.stack.stack_addresses import free_port
 
 HOST = "127.0.0.1"
@@ -186,3 +187,12 @@ def finding_nothing(server: ServerProcess) -> Iterator[None]:
     yield
     if server.num_found:
         raise FoundInCache(f"{server.num_found} prompt tokens were found in its prefix cache")
+
+
+async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
+    """Returns whether a GET of `path` is answered with 200."""
+    try:
+        await get(HttpAddress(host=host, port=port), path, as_json=False)
+    except (OSError, HttpStatusError, asyncio.IncompleteReadError, ValueError):
+        return False
+    return True

@@ -15,8 +15,8 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 
 from benchmarks.peers.builds import instruction_sets, version
-from benchmarks.peers.process import HOST, ServerProcess, existing
-from signalbox.bench.http_stream import HttpAddress, is_healthy, post, post_for_events
+from benchmarks.peers.process import HOST, ServerProcess, existing, is_healthy
+from signalbox.bench.http_stream import HttpAddress, post, post_for_events
 from signalbox_rpc.transport.channel import open_channel
 
 COMPLETIONS = "/v1/completions"

@@ -6,7 +6,6 @@ import os
 from ctypes import POINTER, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from enum import IntEnum
 from functools import cache
-from pathlib import Path
 
 from signalbox_kernels import build
 from signalbox_kernels.compilation import (
@@ -147,21 +146,6 @@ def _machine_sets() -> list[Isa]:
     """Returns the sets that the machine has, the lowest first."""
     sets = [Isa[name.upper()] for name in flags_of_sets(machine())]
     return [isa for isa in sets if library().sb_machine_has(isa)]
-
-
-def available_isas() -> list[Isa]:
-    """Builds the sets that the machine has, up to `isa_limit`; returns them, the lowest first.
-
-    One that the compiler cannot build is left out. Raises NativeUnavailable, and ValueError as
-    `isa_limit` does.
-    """
-    limit = isa_limit()
-    sets = [isa for isa in _machine_sets() if isa <= limit]
-    try:
-        found = build.find_or_build(*(isa.name.lower() for isa in sets))
-    except BuildError as error:
-        raise NativeUnavailable(str(error)) from None
-    return [isa for isa in sets if isinstance(found[isa.name.lower()], Path)]
 
 
 def best_isa() -> Isa:

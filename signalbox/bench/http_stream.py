@@ -48,15 +48,6 @@ class HttpAddress:
         return f"{line} HTTP/1.1\r\n{host}{headers}{extra}\r\n".encode()
 
 
-async def is_healthy(host: str, port: int, *, path: str = "/health") -> bool:
-    """Returns whether a GET of `path` is answered with 200."""
-    try:
-        await get(HttpAddress(host=host, port=port), path, as_json=False)
-    except (OSError, HttpStatusError, asyncio.IncompleteReadError, ValueError):
-        return False
-    return True
-
-
 async def get(endpoint: HttpAddress, path: str, *, as_json: bool = True) -> Any:
     """Returns the JSON answer of a GET. Raises HttpStatusError, OSError or ValueError."""
     return await _whole(endpoint, endpoint.head(f"GET {path}"), as_json=as_json)

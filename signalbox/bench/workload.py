@@ -1,6 +1,5 @@
 """Content and times of requests: random prompts, with or without shared prefixes, and texts."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,16 +101,6 @@ class SyntheticTexts:
     def _ask(self, rng: np.random.Generator) -> BenchRequest:
         lengths = rng.integers(1, self.max_words, self.texts_per_request, endpoint=True)
         return BenchRequest(texts=tuple(" ".join(rng.choice(WORDS, length)) for length in lengths))
-
-
-def random_prompts(*, vocab_size: int, num_tokens: int, seed: int = 0) -> Iterator[list[int]]:
-    """Yields prompts of one length for ever; those of another seed or length are others.
-
-    So a short prompt is not the beginning of a long one.
-    """
-    rng = np.random.default_rng((seed, num_tokens))
-    while True:
-        yield rng.integers(0, vocab_size, num_tokens).tolist()
 
 
 def poisson(rate: float, count: int, *, seed: int = 0) -> list[float]:

@@ -51,11 +51,6 @@ class InProcessSettings(EngineSettings, SchedulingSettings, RequestSettings):
     """Settings of the services in the caller's process."""
 
 
-def engine_fields() -> list[str]:
-    """Returns the names of the settings that say how a worker and a scheduler compute."""
-    return [*EngineSettings.model_fields, *SchedulingSettings.model_fields]
-
-
 def option(setting: str, **changes: Any) -> Any:
     """Returns the dataclass field of an option that is a setting.
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.harness.closed_loop import WrongTokenCount, drive
-from signalbox.bench.workload import random_prompts
+from benchmarks.harness.prompts import random_prompts
 
 
 async def pairs(token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from benchmarks.harness.prompts import random_prompts
 from benchmarks.overload import PROMPT_TOKENS, Offered, ask
-from signalbox.bench.workload import random_prompts
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.harness.closed_loop import drive
 from benchmarks.peers.llama_server import LlamaServer
-from benchmarks.peers.process import HOST, PeerUnavailable
+from benchmarks.peers.process import HOST, PeerUnavailable, is_healthy
 from benchmarks.peers.signalbox_server import SignalboxServer
-from signalbox.bench.http_stream import HttpAddress, HttpStatusError, is_healthy, post_for_events
+from signalbox.bench.http_stream import HttpAddress, HttpStatusError, post_for_events
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -25,6 +25,7 @@ from signalbox.version import VERSION
 from signalbox_kernels import build, native
 from signalbox_kernels.compilation import COMMON, flags_of_sets, machine
 from signalbox_kernels.native import ISA_VARIABLE, Isa
+from tests.native_kernels import available_isas
 from tests.packaging.kernel_checks.checks import (
     ARM_COMPILER,
     assert_all_passed,
@@ -296,5 +297,5 @@ def test_both_compilers_builds_give_the_same_bits(
     wheel = unpacked(machine(), tmp_path)
     monkeypatch.delenv(ISA_VARIABLE, raising=False)
     of_wheel, of_checkout = numbers_of(wheel.installed), numbers_of(ROOT / "kernels")
-    assert set(of_wheel) == set(of_checkout) == {isa.name for isa in native.available_isas()}
+    assert set(of_wheel) == set(of_checkout) == {isa.name for isa in available_isas()}
     assert of_wheel == of_checkout

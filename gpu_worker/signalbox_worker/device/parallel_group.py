@@ -85,13 +85,6 @@ class ParallelGroup:
         first = first_kv_head(num_kv_heads, self.size, self.rank)
         return range(first, first + kv_heads_per_rank(num_kv_heads, self.size))
 
-    def shard(self, tensor: Tensor, dim: int) -> Tensor:
-        """Returns this rank's slice of `tensor`."""
-        if self.size == 1:
-            return tensor
-        length = tensor.shape[dim] // self.size
-        return tensor.narrow(dim, self.rank * length, length)
-
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sums a tensor over the ranks, in place."""
         if self.size > 1:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_kernels import native
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.sampling import NativeSampler
 from signalbox_worker.batch.batch import BatchOutput
@@ -24,9 +23,10 @@ from signalbox_worker.sampling.sampler_factory import NativeTensorSampler
 from signalbox_worker.sampling.torch_sampler import TorchSampler
 from tests.gpu_worker.generation import make_rows
 from tests.gpu_worker.sampling.draws import assert_same, make_history, make_logits, random_params
+from tests.native_kernels import available_isas
 
 try:
-    ISAS = native.available_isas()
+    ISAS = available_isas()
 except NativeUnavailable:
     ISAS = ()
 

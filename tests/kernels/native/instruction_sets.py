@@ -12,6 +12,7 @@ import pytest
 from signalbox_kernels import build, native
 from signalbox_kernels.compilation import Toolchain, machine
 from signalbox_kernels.native import Isa, NativeUnavailable, library
+from tests.native_kernels import available_isas
 
 
 def add_avx2_vnni() -> list[Isa]:
@@ -37,6 +38,6 @@ def add_avx2_vnni() -> list[Isa]:
 
 
 try:
-    ISAS = native.available_isas() + add_avx2_vnni()
+    ISAS = available_isas() + add_avx2_vnni()
 except (NativeUnavailable, build.BuildError):
     pytest.skip("no C++ compiler, and no library that was built before", allow_module_level=True)

@@ -28,6 +28,7 @@ from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Storage, quantise
 from signalbox_kernels.structs import AttentionArrays, Element, Epilogue, Row, StepArrays
 from tests.kernels.native.matrices import make_floats, make_stored, values_of
 from tests.kernels.native.reference import linear, rms_norm, rotate, silu_and_mul, wide
+from tests.native_kernels import available_isas
 
 HIDDEN, HEADS, HEAD_SIZE, VOCAB, BLOCK_SIZE = 256, 3, 16, 97, 16
 QUERIES = HEADS * HEAD_SIZE
@@ -309,7 +310,7 @@ def hashes_of(isa: Isa) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sets = native.available_isas()
+    sets = available_isas()
     names = [isa.name.lower() for isa in sets]
     libraries = build.find_or_build(build.COMMON, *names)
     result = {

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from signalbox import LLM, EngineArgs, SamplingParams
-from signalbox.llm.engine_options import SERVICE_ONLY, engine_fields
+from signalbox.llm.engine_options import SERVICE_ONLY
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox_scheduler.config import SchedulingSettings
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
+from signalbox_worker.service.worker_settings import EngineSettings
 from tests.signalbox.llm.make import GREEDY, assert_at_rest, make_llm
 
 
@@ -197,8 +198,9 @@ def test_an_unknown_option_is_refused() -> None:
 def test_each_setting_of_worker_and_scheduler_is_an_option_or_has_a_reason() -> None:
     refused = set(SERVICE_ONLY)
     options = {one.metadata.get("setting", one.name) for one in fields(EngineArgs)}
-    assert set(engine_fields()) - refused - options == set()
-    assert refused <= set(engine_fields())
+    settings = EngineSettings.model_fields.keys() | SchedulingSettings.model_fields.keys()
+    assert settings - refused - options == set()
+    assert refused <= settings
     assert not refused & {one.name for one in fields(EngineArgs)}
     for name in refused | {"worker_wait", "tls_key", "http_port"}:
         with pytest.raises(TypeError, match=f"LLM has no option '{name}': "):

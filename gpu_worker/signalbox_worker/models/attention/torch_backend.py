@@ -233,10 +233,6 @@ class TorchAttention:
         self._rows = [rows[layer * self._rows_per_layer :] for layer in range(num_layers)]
         self._caches = self._shape.caches(pool)
 
-    def layer_view(self, layer: int) -> Tensor:
-        """Returns a layer's [num_blocks, 2, block_size, num_kv_heads, head_size], a view."""
-        return self._caches[layer].kv.transpose(2, 3)
-
     def plan(self, batch: Batch) -> _Plan:
         self._clear_opened_blocks(batch)
         size = self._shape.block_size

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import torch
 
-from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas
+from signalbox_kernels.native import ISA_VARIABLE, Isa
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
 from signalbox_worker.device.device_choice import dtype_for_half
 from signalbox_worker.runner.local_runner import LocalRunner
@@ -21,7 +21,7 @@ from tests.gpu_worker.model_runners import WEIGHTS, make_prompts, make_runner, r
 from tests.gpu_worker.quantised_models import in_awq, save_quantised
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
-from tests.native_kernels import skip_without_native_kernels
+from tests.native_kernels import available_isas, skip_without_native_kernels
 
 pytestmark = pytest.mark.slow
 

@@ -42,7 +42,7 @@ class DeviceAttention(TorchAttention):
     """Satisfies `DevicePlanning` besides."""
 
     def plan_on_device(self, inputs: StepInputs) -> "_Plan":
-        caches = [self.layer_view(layer) for layer in range(self._shape.num_layers)]
+        caches = [layer.kv.transpose(2, 3) for layer in self._caches]
         return _Plan(self._shape, caches, inputs)
 
 

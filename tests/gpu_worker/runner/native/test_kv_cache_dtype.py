@@ -10,12 +10,12 @@ from pydantic import ValidationError
 
 from signalbox_contract.model import Numerics
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_kernels.native import ISA_VARIABLE, Isa, available_isas, multiplies_bfloat16
+from signalbox_kernels.native import ISA_VARIABLE, Isa, multiplies_bfloat16
 from signalbox_worker.config import CacheConfig
 from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.generation import Driver, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
-from tests.native_kernels import skip_without_native_kernels
+from tests.native_kernels import available_isas, skip_without_native_kernels
 
 pytestmark = pytest.mark.slow
 
