@@ -1,6 +1,9 @@
 """Model and capacity of a worker, with the fields of common.v1."""
 
 from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from google.protobuf.message import Message
 
 from signalbox_contract import pooling, sampling_defaults
 from signalbox_contract.pooling import PoolingModel
@@ -196,117 +199,57 @@ def check_adapter_name(name: str) -> None:
 
 
 def encode_adapter(adapter: Adapter) -> pb.Adapter:
-    return pb.Adapter(
-        name=adapter.name,
-        sha256=adapter.sha256,
-        path=adapter.path,
-        loaded_at_ns=adapter.loaded_at_ns,
-        is_leaving=adapter.is_leaving,
-    )
+    return pb.Adapter(**asdict(adapter))
 
 
 def decode_adapter(message: pb.Adapter) -> Adapter:
-    return Adapter(
-        name=message.name,
-        sha256=message.sha256,
-        path=message.path,
-        loaded_at_ns=message.loaded_at_ns,
-        is_leaving=message.is_leaving,
-    )
+    return Adapter(**_shared(message, Adapter, message))
 
 
 def encode_model(model: ModelInfo) -> pb.ModelInfo:
-    return pb.ModelInfo(
-        name=model.name,
-        architecture=model.architecture,
-        dtype=model.dtype,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        tokenizer_sha256=model.tokenizer_sha256,
-        sampling_defaults=sampling_defaults.encode(model.sampling_defaults),
-        fingerprint=model.fingerprint,
-        numerics=_encode_numerics(model.numerics),
-        adapters=map(encode_adapter, model.adapters),
-        pooling=None if model.pooling is None else pooling.encode_model(model.pooling),
-        started_as=model.started_as,
-    )
+    own = {
+        "sampling_defaults": sampling_defaults.encode(model.sampling_defaults),
+        "numerics": model.numerics and pb.Numerics(**asdict(model.numerics)),
+        "adapters": map(encode_adapter, model.adapters),
+        "pooling": model.pooling and pooling.encode_model(model.pooling),
+    }
+    return pb.ModelInfo(**_shared(model, ModelInfo, pb.ModelInfo) | own)
 
 
 def decode_model(message: pb.ModelInfo) -> ModelInfo:
-    return ModelInfo(
-        name=message.name,
-        architecture=message.architecture,
-        dtype=message.dtype,
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        eos_token_ids=tuple(message.eos_token_ids),
-        tokenizer_sha256=message.tokenizer_sha256,
-        sampling_defaults=sampling_defaults.decode(message.sampling_defaults),
-        fingerprint=message.fingerprint,
-        numerics=_decode_numerics(message.numerics) if message.HasField("numerics") else None,
-        adapters=tuple(map(decode_adapter, message.adapters)),
-        pooling=pooling.decode_model(message.pooling) if message.HasField("pooling") else None,
-        started_as=tuple(message.started_as),
-    )
-
-
-def _encode_numerics(numerics: Numerics | None) -> pb.Numerics | None:
-    if numerics is None:
-        return None
-    return pb.Numerics(
-        factors=numerics.factors,
-        kernels=numerics.kernels,
-        kv_cache_dtype=numerics.kv_cache_dtype,
-    )
-
-
-def _decode_numerics(message: pb.Numerics) -> Numerics:
-    return Numerics(
-        factors=message.factors,
-        kernels=message.kernels,
-        kv_cache_dtype=message.kv_cache_dtype,
-    )
+    numerics = _shared(message.numerics, Numerics, pb.Numerics)
+    own = {
+        "eos_token_ids": tuple(message.eos_token_ids),
+        "sampling_defaults": sampling_defaults.decode(message.sampling_defaults),
+        "numerics": Numerics(**numerics) if message.HasField("numerics") else None,
+        "adapters": tuple(map(decode_adapter, message.adapters)),
+        "pooling": pooling.decode_model(message.pooling) if message.HasField("pooling") else None,
+        "started_as": tuple(message.started_as),
+    }
+    return ModelInfo(**_shared(message, ModelInfo, message) | own)
 
 
 def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
-    return pb.WorkerCapacity(
-        block_size=capacity.block_size,
-        num_gpu_blocks=capacity.num_gpu_blocks,
-        num_cpu_blocks=capacity.num_cpu_blocks,
-        block_bytes=capacity.block_bytes,
-        max_num_seqs=capacity.max_num_seqs,
-        max_num_batched_tokens=capacity.max_num_batched_tokens,
-        copy_bytes_per_second=int(capacity.copy_bytes_per_s),
-        prefill_tokens_per_second=int(capacity.prefill_tokens_per_s),
-        tensor_parallel_size=capacity.tensor_parallel_size,
-        pipeline_parallel_size=capacity.pipeline_parallel_size,
-        grammar_bytes=capacity.grammar_bytes,
-        max_steps_in_flight=capacity.max_steps_in_flight,
-        ranks=map(encode_rank, capacity.ranks),
-        store=None if capacity.store is None else _encode_store(capacity.store),
-        block_format=capacity.block_format,
-    )
+    own = {
+        "copy_bytes_per_second": int(capacity.copy_bytes_per_s),
+        "prefill_tokens_per_second": int(capacity.prefill_tokens_per_s),
+        "ranks": map(encode_rank, capacity.ranks),
+        "store": capacity.store and _encode_store(capacity.store),
+    }
+    return pb.WorkerCapacity(**_shared(capacity, WorkerCapacity, pb.WorkerCapacity) | own)
 
 
 def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
-    return WorkerCapacity(
-        block_size=message.block_size,
-        num_gpu_blocks=message.num_gpu_blocks,
-        num_cpu_blocks=message.num_cpu_blocks,
-        block_bytes=message.block_bytes,
-        max_num_seqs=message.max_num_seqs,
-        max_num_batched_tokens=message.max_num_batched_tokens,
-        copy_bytes_per_s=message.copy_bytes_per_second,
-        prefill_tokens_per_s=message.prefill_tokens_per_second,
-        tensor_parallel_size=message.tensor_parallel_size or 1,
-        pipeline_parallel_size=message.pipeline_parallel_size or 1,
-        grammar_bytes=message.grammar_bytes,
-        max_steps_in_flight=message.max_steps_in_flight or 1,
-        ranks=tuple(map(_decode_rank, message.ranks)),
-        store=_decode_store(message.store) if message.HasField("store") else None,
-        block_format=message.block_format,
-    )
+    own = {
+        "copy_bytes_per_s": message.copy_bytes_per_second,
+        "prefill_tokens_per_s": message.prefill_tokens_per_second,
+        "tensor_parallel_size": message.tensor_parallel_size or 1,
+        "pipeline_parallel_size": message.pipeline_parallel_size or 1,
+        "max_steps_in_flight": message.max_steps_in_flight or 1,
+        "ranks": tuple(WorkerRank(**_shared(one, WorkerRank, one)) for one in message.ranks),
+        "store": _decode_store(message.store) if message.HasField("store") else None,
+    }
+    return WorkerCapacity(**_shared(message, WorkerCapacity, message) | own)
 
 
 def _encode_store(store: StoreCapacity) -> pb.BlockStore:
@@ -331,13 +274,7 @@ def encode_rank(rank: WorkerRank) -> pb.WorkerRank:
     return pb.WorkerRank(**asdict(rank))
 
 
-def _decode_rank(message: pb.WorkerRank) -> WorkerRank:
-    return WorkerRank(
-        rank=message.rank,
-        stage=message.stage,
-        tensor_parallel_rank=message.tensor_parallel_rank,
-        host=message.host,
-        address=message.address,
-        first_layer=message.first_layer,
-        num_layers=message.num_layers,
-    )
+def _shared(source: object, of: type, message: Message | type[Message]) -> dict[str, Any]:
+    """Returns the values of the fields that a dataclass and a message both have."""
+    names = message.DESCRIPTOR.fields_by_name
+    return {one.name: getattr(source, one.name) for one in fields(of) if one.name in names}

@@ -1,6 +1,6 @@
 """Types of pooling: a prompt gives one vector, instead of tokens that continue it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -35,14 +35,7 @@ class PoolingParams(NamedTuple):
 
 
 def encode_model(model: PoolingModel) -> pb.PoolingModel:
-    return pb.PoolingModel(
-        task=model.task,
-        num_outputs=model.num_outputs,
-        is_bidirectional=model.is_bidirectional,
-        reads_all_tokens=model.reads_all_tokens,
-        activation=model.activation,
-        dimensions=model.dimensions,
-    )
+    return pb.PoolingModel(**asdict(model))
 
 
 def decode_model(message: pb.PoolingModel) -> PoolingModel:

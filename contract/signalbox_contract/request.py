@@ -1,6 +1,6 @@
 """A request from a router to a scheduler: one generation, with its codec."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from signalbox_contract import pooling, sampling_codec
@@ -90,28 +90,22 @@ class Request:
     """Parameters of pooling; None if the prompt is continued."""
 
 
+_FIELDS = pb.Request.DESCRIPTOR.fields_by_name
+_SAME = [
+    one.name
+    for one in fields(Request)
+    if one.name in _FIELDS and _FIELDS[one.name].message_type is None
+]
+"""Fields that the message has as they are."""
+
+
 def encode(request: Request) -> pb.Request:
     message = pb.Request(
-        handle=request.handle,
-        request_id=request.request_id,
-        prompt_token_ids=request.prompt_token_ids,
+        **{name: getattr(request, name) for name in _SAME},
         sampling_params=sampling_codec.encode(request.params),
-        max_tokens=request.max_tokens,
-        max_tokens_is_default=request.max_tokens_is_default,
-        num_sequences=request.num_sequences,
-        timeout_ns=request.timeout_ns,
-        tenant=request.tenant,
-        payer=request.payer,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        adapter=request.adapter,
         trace_context=common_pb2.TraceContext(
             traceparent=request.traceparent, tracestate=request.tracestate
         ),
-        nonce=request.nonce,
-        attempt=request.attempt,
-        age_ns=request.age_ns,
-        num_delivered_prompt_logprobs=request.num_delivered_prompt_logprobs,
     )
     if request.pooling is not None:
         message.pooling.CopyFrom(pooling.encode(request.pooling))
@@ -135,30 +129,18 @@ def decode(message: pb.Request) -> Request:
         if not getattr(message, name):
             raise InvalidArgument(name, 0, "at least 1")
     has_timeout, has_search = message.HasField("timeout_ns"), message.HasField("beam_search")
-    return Request(
-        handle=message.handle,
-        request_id=message.request_id,
-        prompt_token_ids=list(message.prompt_token_ids),
-        params=sampling_codec.decode(message.sampling_params),
-        max_tokens=message.max_tokens,
-        max_tokens_is_default=message.max_tokens_is_default,
-        num_sequences=message.num_sequences,
-        beam_search=_decode_beam_search(message.beam_search) if has_search else None,
-        timeout_ns=min(message.timeout_ns, MAX_AGE_S * 10**9) if has_timeout else None,
-        tenant=message.tenant,
-        payer=message.payer,
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-        adapter=message.adapter,
-        traceparent=message.trace_context.traceparent,
-        tracestate=message.trace_context.tracestate,
-        nonce=message.nonce,
-        attempt=message.attempt,
-        age_ns=min(message.age_ns, MAX_AGE_S * 10**9),
-        delivered=tuple(_decode_delivered(sequence) for sequence in message.delivered),
-        num_delivered_prompt_logprobs=message.num_delivered_prompt_logprobs,
-        pooling=pooling.decode(message.pooling) if message.HasField("pooling") else None,
-    )
+    own = {
+        "prompt_token_ids": list(message.prompt_token_ids),
+        "params": sampling_codec.decode(message.sampling_params),
+        "beam_search": _decode_beam_search(message.beam_search) if has_search else None,
+        "timeout_ns": min(message.timeout_ns, MAX_AGE_S * 10**9) if has_timeout else None,
+        "traceparent": message.trace_context.traceparent,
+        "tracestate": message.trace_context.tracestate,
+        "age_ns": min(message.age_ns, MAX_AGE_S * 10**9),
+        "delivered": tuple(_decode_delivered(sequence) for sequence in message.delivered),
+        "pooling": pooling.decode(message.pooling) if message.HasField("pooling") else None,
+    }
+    return Request(**{name: getattr(message, name) for name in _SAME} | own)
 
 
 def _decode_beam_search(message: pb.BeamSearchParams) -> BeamSearchParams:

@@ -29,6 +29,7 @@ FULL = Request(
     payer="p",
     priority=-3,
     cache_salt="s",
+    adapter="ad",
     traceparent="tp",
     tracestate="ts",
     nonce=(1 << 64) - 1,
