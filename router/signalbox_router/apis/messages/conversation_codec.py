@@ -173,17 +173,24 @@ def _texts(content: str | Iterable[TextBlock]) -> tuple[str, ...]:
 
 def _joined(messages: Iterable[Message]) -> list[Message]:
     """Returns the messages with neighbours of one author as one turn, as the API has it."""
-    joined: list[Message] = []
+    turns: list[list[Message]] = []
     for message in messages:
-        if joined and message.role == joined[-1].role and message.role in ("user", "assistant"):
-            before = joined.pop()
-            message = before._replace(
-                content=(*before.parts, *message.parts),
-                tool_calls=(*before.tool_calls, *message.tool_calls),
-                reasoning="\n".join(filter(None, (before.reasoning, message.reasoning))),
-            )
-        joined.append(message)
-    return joined
+        if turns and message.role == turns[-1][0].role and message.role in ("user", "assistant"):
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [_turn(one) for one in turns]
+
+
+def _turn(messages: Sequence[Message]) -> Message:
+    first, *others = messages
+    if not others:
+        return first
+    return first._replace(
+        content=tuple(part for one in messages for part in one.parts),
+        tool_calls=tuple(call for one in messages for call in one.tool_calls),
+        reasoning="\n".join(one.reasoning for one in messages if one.reasoning),
+    )
 
 
 def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:

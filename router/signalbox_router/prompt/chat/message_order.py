@@ -7,7 +7,7 @@ are the prefix that requests share. A template that refuses or moves it gets it 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from signalbox_router.prompt.chat.conversation import Conversation, Message
@@ -59,9 +59,10 @@ def orders_of(
 def _joined(messages: Sequence[Message], role: str = "system") -> list[Message]:
     """Returns the messages with neighbours of the role as one message, part by part."""
     joined: list[Message] = []
-    for message in messages:
-        if joined and message.role == joined[-1].role == role:
-            before = joined.pop()
-            message = before._replace(content=(*before.parts, *message.parts))
-        joined.append(message)
+    for is_joined, run in groupby(messages, key=lambda message: message.role == role):
+        first, *others = run
+        if is_joined and others:
+            parts = tuple(part for one in (first, *others) for part in one.parts)
+            first, others = first._replace(content=parts), []
+        joined += (first, *others)
     return joined

@@ -15,11 +15,12 @@ from typing_extensions import get_type_hints
 
 from signalbox_router.apis.agents import OMITTED_HEADER, encode_reasoning
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS
-from signalbox_router.apis.messages.conversation_codec import HOSTED
-from signalbox_router.apis.messages.types import family_of
+from signalbox_router.apis.messages.conversation_codec import HOSTED, conversation_of
+from signalbox_router.apis.messages.types import CountTokensBody, MessageParam, family_of
 from tests.router.apis.inference.test_chat import TEMPLATE
 from tests.router.apis.messages.clients import HI, SCHEMA, WEATHER, make_messages
 from tests.router.fakes import make_files
+from tests.router.prompt.chat.test_message_order import copies_of_parts
 
 REASONING = (
     "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}|{{ m.content }}{% endfor %}"
@@ -78,6 +79,13 @@ def system(content: Any, **fields: Any) -> dict[str, Any]:
 async def test_blocks_are_messages_in_their_order(fields: dict[str, Any], prompt: str) -> None:
     async with make_messages() as messages:
         assert await messages.prompt(**fields) == prompt
+
+
+def test_the_parts_of_one_turn_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = copies_of_parts(monkeypatch)
+    body = CountTokensBody(messages=[MessageParam(**HI[0])] * 50)
+    assert [len(one.parts) for one in conversation_of(body).conversation.messages] == [50]
+    assert copies == [50]
 
 
 async def test_reasoning_comes_back_by_its_signature_and_what_does_not_decode_is_named() -> None:

@@ -1,10 +1,13 @@
 """System messages behind the start of a conversation, by templates that take them or do not."""
 
+from typing import Any
+
 import pytest
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_router.prompt.chat.chat_template import ChatTemplate
 from signalbox_router.prompt.chat.conversation import Conversation, Message
+from signalbox_router.prompt.chat.message_order import orders_of
 from tests.router.fakes import CHATML
 from tests.router.prompt.chat.test_tool_prompt import ADD, PLAIN, STRICT
 
@@ -60,6 +63,27 @@ def test_users_in_a_row_are_one_where_roles_must_alternate() -> None:
     users = [Message("user", "a"), Message("user", ("b", "c"))]
     assert render(STRICT, users) == "[user]a\nb\nc"
     assert render(PLAIN, users) == "[user]a[user]b\nc"
+
+
+def copies_of_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list to which the number of parts is added each time that a message gets them."""
+    copies: list[int] = []
+
+    def noted(message: Message, **fields: Any) -> Message:
+        copies.append(len(fields.get("content", ())))
+        return Message(**message._asdict() | fields)
+
+    monkeypatch.setattr(Message, "_replace", noted)
+    return copies
+
+
+def test_the_parts_of_a_run_of_messages_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy for each message would take a time that is quadratic in the messages."""
+    copies = copies_of_parts(monkeypatch)
+    messages = [Message("system", "a")] * 50 + [Message("user", "a")] * 50
+    *_, merged = orders_of(Conversation(messages=messages), lambda: True)
+    assert [(one.role, len(one.parts)) for one in merged.messages] == [("system", 50), ("user", 50)]
+    assert copies == [50, 50]
 
 
 def test_a_refused_conversation_is_refused_with_the_first_reason() -> None:
