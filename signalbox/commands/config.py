@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser(
         "show",
         help="show the settings of a command, each with its source",
-        description="Shows each setting of a command with its source: flag, environment, file or"
+        description="Show each setting of a command with its source: flag, environment, file or"
         " default. The output is YAML that --config takes; in it, defaults and secrets are"
         " comments.",
     )
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser(
         "check",
         help="check a file for --config",
-        description="Checks a file for --config: unknown settings, values out of range, and"
+        description="Check a file for --config: unknown settings, values out of range, and"
         " settings that contradict each other. Without COMMAND, the file is for serve, or for"
         " router, scheduler and worker.",
     )

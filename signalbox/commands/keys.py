@@ -38,7 +38,7 @@ _STANDARD_OUTPUT = Path("/proc/self/fd/1")
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="make a key", description="Makes a key.")
+    create = actions.add_parser("create", help="make a key", description="Make a key.")
     create.add_argument("name", metavar="NAME", help="client that the key is for")
     create.add_argument("--tenant", help="tenant that owns the key's requests (default: NAME)")
     create.add_argument(
@@ -47,9 +47,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for limit, text in _LIMITS.items():
         flag = "--" + limit.replace("_", "-")
         create.add_argument(flag, type=int, metavar="N", help=f"{text} (default: any)")
-    listing = actions.add_parser("list", help="show the keys", description="Shows the keys.")
+    listing = actions.add_parser("list", help="show the keys", description="Show the keys.")
     listing.add_argument("--json", action="store_true", help="print one JSON array instead")
-    revoke = actions.add_parser("revoke", help="take a key back", description="Takes a key back.")
+    revoke = actions.add_parser("revoke", help="take a key back", description="Take a key back.")
     revoke.add_argument("name", metavar="NAME", help="name of the key")
     for action in (create, listing, revoke):
         without = " (default: standard output)" if action is create else ""
