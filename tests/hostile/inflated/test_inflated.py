@@ -65,6 +65,8 @@ RANKED = {"query": "Hello", "documents": ["Hello"]}
 HTTP_BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": HELLO},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [72, 105]},
     "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "sql"},

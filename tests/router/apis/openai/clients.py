@@ -9,6 +9,7 @@ import httpx2
 import openai
 from pydantic import BaseModel
 
+from signalbox_router.apis.messages.routes import MessagesApi
 from signalbox_router.apis.openai.adapter_routes import AdapterApi
 from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
@@ -22,7 +23,7 @@ MODEL = "tiny"
 JSON_TYPE = {"content-type": "application/json"}
 BODIES = {
     route.path: route.body
-    for api in (Api, PoolingApi, AdapterApi)
+    for api in (Api, MessagesApi, PoolingApi, AdapterApi)
     for route in api.ROUTES
     if route.body is not None
 }
