@@ -19,7 +19,7 @@ ROLES = st.sampled_from(
 )
 NO_ENUM = st.integers(5, INT32) | st.integers(-INT32 - 1, -1) | st.just(0)
 NO_OBJECT = st.sampled_from(["[]", "1", "null", '"a"', "{", "{'a': 1}", "[" * 5000, '{"a"'])
-NO_TOOL_NAME = st.sampled_from(["", "a b", "ä", "a" * 65]) | unprintable()
+NO_TOOL_NAME = st.sampled_from(["", "a b", "ä", "a" * 129]) | unprintable()
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),

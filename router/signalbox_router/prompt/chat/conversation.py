@@ -28,7 +28,7 @@ MAX_PARTS = 16_384
 """Most parts of one message's content, and most calls in it."""
 MAX_TOOLS = 128
 MAX_TEMPLATE_BYTES = 64 << 10
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
 _OUR_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -293,7 +293,7 @@ class Conversation:
         names = [tool.name for tool in self.tools]
         for i, name in enumerate(names):
             if not _TOOL_NAME.fullmatch(name) or name in names[:i]:
-                allowed = "1 to 64 of a-z, A-Z, 0-9, _, . and -, each name once"
+                allowed = "1 to 128 of a-z, A-Z, 0-9, _, . and -, each name once"
                 raise InvalidArgument(f"tools[{i}].name", name, allowed)
         choice = self.tool_choice
         if choice.tool and choice.tool not in names:

@@ -130,11 +130,12 @@ async def test_hosted_tools_are_left_out_and_named() -> None:
 async def test_tools_of_the_client_that_the_api_defines_are_told_to_the_model() -> None:
     bash = {"type": "bash_20250124", "name": "bash", "cache_control": {"type": "ephemeral"}}
     example = {"city": "Rome"}
-    custom = WEATHER | {"type": "custom", "input_examples": [example], "defer_loading": False}
+    long = "mcp__server__" + "a" * 115  # as long as this API allows
+    custom = WEATHER | {"type": "custom", "input_examples": [example], "name": long}
     async with make_messages() as messages:
         prompt = await messages.prompt(tools=[bash, custom])
     tools = json.loads(prompt.partition("<tool_call> ")[2].partition("\n")[0])
-    assert [tool["function"]["name"] for tool in tools] == ["bash", "get_weather"]
+    assert [tool["function"]["name"] for tool in tools] == ["bash", long]
     assert set(tools[0]["function"]["parameters"]["properties"]) == {"command", "restart"}
     assert tools[1]["function"]["parameters"] == SCHEMA | {"examples": [example]}
 
