@@ -80,7 +80,6 @@ class Router:
             self.schedulers.models,
             self.live,
             tool_call_parser=config.tool_call_parser,
-            reasoning_parser=config.reasoning_parser,
             first_use=self._first_use,
             observer=Observer(metrics, RequestLog(config.log_requests)),
         )

@@ -30,7 +30,7 @@ EVERYTHING = SamplingParams(
     allowed_token_ids=(1, 4, 9),
     bad_words=((3,), (5, 6)),
     num_prompt_logprobs=2,
-    structured_output=("or_calls", "calls: A", "choice", "yes", "no"),
+    structured_output=("rules", "start: @answer | A", "choice", "yes", "no"),
     grammar_cost=GrammarCost(cpu_ns=1_200_000_000, peak_bytes=90 << 20),
     constraint_scope=Scope(
         is_open=True,

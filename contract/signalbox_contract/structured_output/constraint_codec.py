@@ -2,7 +2,7 @@
 
 The value is the kind, as the proto names it, and then its texts: ("regex", "a+"), ("json_object",),
 ("choice", "yes", "no"). It is immutable and hashable, and every service passes it on unchanged. If
-tool calls may take its place, the router puts "or_calls" and the rules of these calls before it.
+it is a part of the text, the router puts "rules" and the rules in Lark of the whole before it.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ def read(params: Any) -> StructuredOutput | None:
 def decode(message: Any) -> StructuredOutput:
     """Returns the value of a StructuredOutput; ("",) if its constraint is not set."""
     value = _constraint(message)
-    calls = getattr(message, "or_calls", "")  # of the services' contract alone
-    return ("or_calls", calls, *value) if calls else value
+    rules = getattr(message, "rules", "")  # of the services' contract alone
+    return ("rules", rules, *filter(None, value)) if rules else value
 
 
 def _constraint(message: Any) -> StructuredOutput:
@@ -43,9 +43,10 @@ def write(params: Any, value: StructuredOutput | None) -> None:
 def encode(message: Any, value: StructuredOutput) -> None:
     kind, *texts = value
     match kind:
-        case "or_calls":
-            message.or_calls = texts[0]
-            encode(message, tuple(texts[1:]))
+        case "rules":
+            message.rules, *rest = texts
+            if rest:
+                encode(message, tuple(rest))
         case "json_object":
             message.json_object.SetInParent()
         case "choice":

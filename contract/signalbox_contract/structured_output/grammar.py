@@ -10,8 +10,9 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -107,21 +108,21 @@ def _grammar(constraint: tuple[str, ...], empty: Collection[str] = ()) -> str:
             return grammar_from("regex", texts[0])
         case "grammar":
             return _of_rules(texts[0])
-        case "or_calls":
-            return _or_calls(_rewritten(texts[0], empty), *texts[1:])
+        case "rules":
+            return _whole(_rewritten(texts[0], empty), *texts[1:])
         case "calls":
             return grammar_from("lark", f"start: calls\n{_rewritten(texts[0], empty)}")
     raise GrammarError(f"{kind!r} is no kind of structured output")
 
 
-def _or_calls(calls: str, *answer: str) -> str:
-    """Returns the grammar of what conforms to a constraint, or to the rule `calls` of some rules in
-    Lark."""
+def _whole(rules: str, *answer: str) -> str:
+    """Returns the grammar of rules in Lark, in which `@answer` is a constraint, if there is one."""
+    if not answer:
+        return grammar_from("lark", rules)
     grammar = _grammar(answer)
     is_lark = not grammar.startswith("{")
     one = {"lark_grammar": grammar} if is_lark else json.loads(grammar)["grammars"][0]
-    start = {"lark_grammar": f"start: @answer | calls\n{calls}"}
-    return json.dumps({"grammars": [start, {**one, "name": "answer"}]})
+    return json.dumps({"grammars": [{"lark_grammar": rules}, {**one, "name": "answer"}]})
 
 
 def _rewritten(rules: str, empty: Collection[str]) -> str:
@@ -191,35 +192,70 @@ def _one_line(reason: str) -> str:
 
 
 class _Bytes:
-    """A vocabulary of the bytes: enough to tell whether something compiles."""
+    """A vocabulary of the bytes and of some special tokens: enough to tell whether something
+    compiles."""
 
-    eos_token_id = 256
     bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
-    special_token_ids = (256,)
+
+    def __init__(self, special_tokens: Mapping[int, str] = MappingProxyType({})) -> None:
+        """`special_tokens` keep their ids; where one has that of a byte, the byte has another."""
+        num_ids = max(max(special_tokens, default=0) + 1, 257 + len(special_tokens))
+        self.tokens = [b""] * num_ids
+        for token_id, text in special_tokens.items():
+            self.tokens[token_id] = text.encode()
+        free = (token_id for token_id in range(num_ids) if token_id not in special_tokens)
+        for byte, token_id in zip(range(256), free, strict=False):
+            self.tokens[token_id] = bytes([byte])
+        self.eos_token_id = next(free)
+        self.tokens[self.eos_token_id] = b"<eos>"
+        self.special_token_ids = [self.eos_token_id, *special_tokens]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
 
-def find_fault(constraint: tuple[str, ...]) -> str | None:
-    """Says in one line why a constraint cannot be compiled; None if it can be."""
+def find_fault(
+    constraint: tuple[str, ...], special_tokens: tuple[tuple[int, str], ...] = ()
+) -> str | None:
+    """Says in one line why a constraint cannot be compiled; None if it can be.
+
+    Args:
+        special_tokens: those that the constraint names, with their ids.
+    """
+    return _fault(constraint, _tokenizer(special_tokens))
+
+
+def _tokenizer(special_tokens: Iterable[tuple[int, str]]) -> LLTokenizer:
+    vocabulary = _Bytes(dict(special_tokens))
+    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens))
+
+
+def _fault(constraint: tuple[str, ...], tokenizer: LLTokenizer) -> str | None:
     try:
-        compile_grammar(constraint, LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257))
+        compile_grammar(constraint, tokenizer)
     except GrammarError as error:
         return str(error)
     return None
 
 
 def faulty_definition(constraint: tuple[str, ...]) -> str:
-    """Returns the first definition of a schema that cannot be compiled even alone, or ""."""
+    """Returns the first definition of a schema, or of one in rules, that cannot be compiled even
+    alone, or ""."""
     kind, *texts = constraint
+    schemas = [texts[0]] if kind == "json_schema" else []
+    if kind == "rules":
+        schemas += [rule[2] for rule in _SCHEMA_RULE.finditer(texts[0])]
+    end_ns = time.thread_time_ns() + _MAX_SEARCH_NS
+    found = (_faulty_definition(schema, end_ns) for schema in schemas)
+    return next(filter(None, found), "")
+
+
+def _faulty_definition(schema: str, end_ns: int) -> str:
     try:
-        document = json.loads(texts[0]) if kind == "json_schema" else None
+        document = json.loads(schema)
     except (ValueError, RecursionError):
         return ""
     definitions = document.get("$defs") if isinstance(document, dict) else None
-    end_ns = time.thread_time_ns() + _MAX_SEARCH_NS
     for name in definitions if isinstance(definitions, dict) else ():
         pointer = quote(name.replace("~", "~0").replace("/", "~1"))
         alone = {"$ref": f"#/$defs/{pointer}", "$defs": definitions}
@@ -230,10 +266,13 @@ def faulty_definition(constraint: tuple[str, ...]) -> str:
     return ""
 
 
-def _try_out(constraint: tuple[str, ...]) -> dict[str, Any]:
+def _try_out(
+    constraint: tuple[str, ...], special_tokens: Iterable[tuple[int, str]]
+) -> dict[str, Any]:
     """Compiles a constraint; returns its fault, and the CPU time and peak memory that it takes."""
+    tokenizer = _tokenizer(special_tokens)
     start_ns, held = time.thread_time_ns(), _status_bytes("VmRSS")
-    fault = find_fault(constraint)
+    fault = _fault(constraint, tokenizer)
     return {
         "fault": fault,
         "definition": "" if fault is None else faulty_definition(constraint),
@@ -252,5 +291,6 @@ def _status_bytes(name: str) -> int:
 
 
 def main() -> None:
-    """Reads a constraint and writes its outcome, in JSON."""
-    sys.stdout.write(json.dumps(_try_out(tuple(json.load(sys.stdin)))))
+    """Reads a constraint and the special tokens that it names, and writes its outcome, in JSON."""
+    constraint, special_tokens = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(_try_out(tuple(constraint), special_tokens)))

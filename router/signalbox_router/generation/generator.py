@@ -16,11 +16,7 @@ from signalbox_router.insight.request_observer import Observed, Observer
 from signalbox_router.insight.request_span import RequestSpan
 from signalbox_router.limits.key_quota import Account, KeyLimits
 from signalbox_router.limits.tenants import Caller
-from signalbox_router.parsers.reasoning_reader import (
-    ReasoningReader,
-    reasoning_of,
-    reasoning_reader,
-)
+from signalbox_router.parsers.reasoning_reader import ReasoningReader, reasoning_reader
 from signalbox_router.parsers.tool_call_reader import ToolCallReader, reader_of
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.served_model import ServedModel
@@ -85,7 +81,6 @@ class Generator:
         live: RequestSlots,
         *,
         tool_call_parser: str,
-        reasoning_parser: str,
         first_use: FirstUse | None = None,
         observer: Observer | None = None,
     ) -> None:
@@ -93,13 +88,11 @@ class Generator:
 
         Args:
             tool_call_parser: one of `tool_call_formats.CHOICES`.
-            reasoning_parser: one of `reasoning_formats.CHOICES`.
             first_use: loads adapters that requests name; None loads none.
         """
         self.admission = admission
         self.models = models
         self._tool_call_parser = tool_call_parser
-        self._reasoning_parser = reasoning_parser
         self._first_use = first_use
         self._key_limits = KeyLimits()
         self.live = live
@@ -244,11 +237,7 @@ class Generator:
             setting=self._tool_call_parser,
             takes_tools=prompt.takes_tools,
         )
-        reasoning = None
-        if "structured_output" not in api_request.sampling:
-            reasoning = reasoning_of(
-                conversation, model, prompt.opening, setting=self._reasoning_parser
-            )
+        reasoning = prompt.reasoning
         readers: list[OutputReader] = [] if tool_calls is None else [tool_calls]
         if reasoning is not None:
             openings = () if tool_calls is None else tool_calls.openings

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.pooling import PoolingParams
+from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_router.config import RouterConfig
 from signalbox_router.generation.call_context import CallContext
 from signalbox_router.generation.pooling.prompt_encoder import (
@@ -22,9 +23,16 @@ from signalbox_router.limits.payers import Payer
 from signalbox_router.params import params_validation
 from signalbox_router.params.generation_params import POOLED, GenerationParams, SharedFields
 from signalbox_router.params.request_seeds import RequestSeeds
-from signalbox_router.params.structured_output_check import GrammarChecker, Prepared
+from signalbox_router.params.structured_output_check import (
+    Constraint,
+    GrammarChecker,
+    Prepared,
+)
 from signalbox_router.params.token_validation import check_token_ids
-from signalbox_router.parsers.tool_call_grammar import with_calls
+from signalbox_router.parsers.answer_constraint import answer_constraint
+from signalbox_router.parsers.reasoning_reader import Reasoning, reasoning_of
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_reader import format_of
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
 from signalbox_router.prompt.served_model import ServedModel
@@ -53,8 +61,12 @@ class EncodedPrompt(NamedTuple):
     """True if the conversation's template renders tools."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    reasoning: Reasoning | None = None
+    """Reasoning of a conversation's answer."""
     structured_output: Prepared | None = None
     """Constraint in the form that the worker compiles."""
+    constraint_scope: Scope = WHOLE
+    """Part of the answer that the constraint applies to."""
     pooling: PoolingParams | None = None
     """Pooling of the prompt; None continues it."""
 
@@ -106,38 +118,56 @@ class Admission:
                 api_request, model, max_bytes=self.max_text_bytes, payer=payer
             )
             return EncodedPrompt(token_ids, field, pooling=params)
-        constraint, prepared = api_request.sampling.get("structured_output"), None
-        if constraint is not None:
-            prepared = await self._grammars.prepare(constraint, payer=payer)
         encoded = await self._tokenize(api_request, model, payer)
         token_ids = encoded.token_ids
         params_validation.check_prompt_length(len(token_ids), field=encoded.field, model=model)
-        if prepared is not None and isinstance(api_request.prompt, Conversation):
-            takes_tools = encoded.takes_tools
-            prepared = self._with_calls(prepared, api_request.prompt, model, takes_tools)
+        encoded = await self._constrain(encoded, api_request, model, payer)
         return encoded._replace(
             echo=await self._echo(api_request, model, token_ids, payer)
             if api_request.delivery.echo
             else None,
             bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
-            structured_output=prepared,
         )
 
-    def _with_calls(
-        self,
-        prepared: Prepared,
-        conversation: Conversation,
-        model: ServedModel,
-        takes_tools: bool,
-    ) -> Prepared:
-        constraint = with_calls(
-            prepared.constraint,
-            conversation,
-            model,
-            setting=self._config.tool_call_parser,
-            takes_tools=takes_tools,
+    async def _constrain(
+        self, encoded: EncodedPrompt, api_request: ApiRequest, model: ServedModel, payer: Payer
+    ) -> EncodedPrompt:
+        """Adds the reasoning of a conversation's answer, and what constrains the answer."""
+        constraint: Constraint = api_request.sampling.get("structured_output") or ()
+        conversation, vocabulary = api_request.prompt, model.tokenizer.vocabulary
+        rules, scope, reasoning = "", WHOLE, None
+        if isinstance(conversation, Conversation):
+            reasoning = reasoning_of(
+                conversation, model, encoded.opening, setting=self._config.reasoning_parser
+            )
+            rules, scope = answer_constraint(
+                conversation,
+                vocabulary,
+                reasoning,
+                self._format(conversation, model, encoded),
+                is_constrained=bool(constraint),
+            )
+        if (rules or scope is not WHOLE) and "beam_search" in api_request.sampling:
+            allowed = "none beside strict tools or a bound on the reasoning"
+            raise InvalidArgument("beam_search", "a search", allowed)
+        if not (constraint or rules):
+            return encoded._replace(reasoning=reasoning, constraint_scope=scope)
+        return encoded._replace(
+            reasoning=reasoning,
+            structured_output=await self._grammars.prepare(
+                constraint, rules=rules, vocabulary=vocabulary, payer=payer
+            ),
+            constraint_scope=scope,
         )
-        return prepared._replace(constraint=constraint)
+
+    def _format(
+        self, conversation: Conversation, model: ServedModel, encoded: EncodedPrompt
+    ) -> ToolCallFormat | None:
+        """Returns the format of the calls that the answer may have, if any."""
+        if not conversation.offered_tools:
+            return None
+        setting, takes_tools = self._config.tool_call_parser, encoded.takes_tools
+        return format_of(conversation, model, setting=setting, takes_tools=takes_tools)
 
     async def _echo(
         self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer
@@ -204,6 +234,8 @@ class Admission:
         sampling = dict(api_request.sampling)
         if prompt.structured_output is not None:
             sampling["structured_output"], sampling["grammar_cost"] = prompt.structured_output
+        if prompt.constraint_scope is not WHOLE:
+            sampling["constraint_scope"] = prompt.constraint_scope
         if self._seeds is not None and "seed" not in sampling:
             sampling["seed"] = self._seeds.next(prompt.token_ids)
         return params_validation.resolve_params(

@@ -20,6 +20,7 @@ from signalbox_contract.sampling_params import (
     SamplingParams,
 )
 from signalbox_contract.structured_output.grammar_cost import UNMEASURED
+from signalbox_contract.structured_output.scope import WHOLE
 from signalbox_contract.wording import counted
 from signalbox_router.params.branch_validation import beam_search, check_sequences
 from signalbox_router.params.generation_params import GenerationParams
@@ -199,6 +200,7 @@ def _resolve_sampling(
         bad_words=bad_words,
         structured_output=fields.get("structured_output"),
         grammar_cost=fields.get("grammar_cost", UNMEASURED),
+        constraint_scope=fields.get("constraint_scope", WHOLE),
         num_prompt_logprobs=_at_most(fields.get("prompt_logprobs"), model.vocab_size),
         num_logprobs=_at_most(num_logprobs, model.vocab_size),
         logprob_token_ids=tuple(fields.get("logprob_token_ids", ())),

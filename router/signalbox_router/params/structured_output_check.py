@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
@@ -19,6 +20,7 @@ from signalbox_router.limits.fair_slots import FairSlots
 from signalbox_router.limits.payers import ANYONE, Payer
 from signalbox_router.limits.sandbox_process import OUT_OF_TIME, run_limited
 from signalbox_router.params.closed_schema import close_schema
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from signalbox_rpc.lifetime.limited_program import ProgramLimits
 
 MAX_BYTES = 64 << 10
@@ -39,7 +41,11 @@ _FIELD = "sampling_params.structured_output"
 
 _DEFINITION_OF_TOOL = re.compile(r"tools\.(\d+)\.parameters")
 
+_TOKEN_IN_RULES = re.compile(r"<[^<>\s]+>")
+_NUMBER = re.compile(r"\d{1,9}")
 Constraint = tuple[str, ...]
+SpecialTokens = tuple[tuple[int, str], ...]
+"""Ids and texts."""
 
 
 def check_structured_output(constraint: Constraint) -> None:
@@ -76,7 +82,8 @@ def cannot_compile(constraint: Constraint, fault: str, definition: str = "") -> 
         of_tool = _DEFINITION_OF_TOOL.fullmatch(definition)
         if of_tool is not None:
             field = f"tools[{of_tool[1]}].parameters"
-            parameters = json.loads(value)["$defs"][definition]
+            of_schema = json.loads(value).get("$defs", {}) if kind == "json_schema" else {}
+            parameters = of_schema.get(definition, {})
             value = json.dumps({k: v for k, v in parameters.items() if v != definition})
         else:
             reason = f"{reason}, in the definition {definition!r}"
@@ -115,8 +122,32 @@ class _Fault(NamedTuple):
     definition: str = ""
 
 
-def _num_chars(constraint: Constraint, outcome: _Outcome) -> int:
-    return sum(map(len, (*constraint, *outcome.prepared)))
+class _Asked(NamedTuple):
+    """A constraint, the rules around it, and the special tokens that both name."""
+
+    constraint: Constraint
+    rules: str
+    special_tokens: SpecialTokens
+
+
+def _num_chars(asked: _Asked, outcome: _Outcome) -> int:
+    return sum(map(len, (*asked.constraint, asked.rules, *outcome.prepared)))
+
+
+def named_tokens(texts: Iterable[str], vocabulary: Vocabulary) -> SpecialTokens:
+    """Returns the tokens that a grammar may mean: by name, or by number in brackets."""
+    names, ids = set[str](), set[int]()
+    for text in texts:
+        for name in _TOKEN_IN_RULES.findall(text):
+            names.add(name)
+            ids.update(map(int, _NUMBER.findall(name)) if name.startswith("<[") else ())
+    if not names:
+        return ()
+    special = vocabulary.special_tokens
+    found = {token_id: text for token_id, text in special.items() if text in names}
+    for token_id in (one for one in ids if one <= vocabulary.max_token_id):
+        found[token_id] = special.get(token_id, f"<[{token_id}]>")
+    return tuple(sorted(found.items()))
 
 
 class GrammarChecker:
@@ -138,49 +169,66 @@ class GrammarChecker:
         self._max_cpu_s = max_cpu_s
         self._max_memory_bytes = max_memory_bytes
         self._processes = FairSlots(MAX_PROCESSES)
-        self._outcomes: OrderedDict[Constraint, _Outcome] = OrderedDict()
+        self._outcomes: OrderedDict[_Asked, _Outcome] = OrderedDict()
         self._num_chars = 0
 
-    async def prepare(self, constraint: Constraint, *, payer: Payer = ANYONE) -> Prepared:
+    async def prepare(
+        self,
+        constraint: Constraint,
+        *,
+        rules: str = "",
+        vocabulary: Vocabulary | None = None,
+        payer: Payer = ANYONE,
+    ) -> Prepared:
         """Returns the constraint for the worker. A trial waits for its turn among the payers.
 
         Raises InvalidArgument for a constraint that fails or takes too much time or memory.
+
+        Args:
+            constraint: empty if the rules have all.
+            rules: those of the whole text, in which `@answer` is the constraint.
+            vocabulary: the model's, whose special tokens the constraint may name.
         """
-        if constraint in self._outcomes:
-            self._outcomes.move_to_end(constraint)
+        tokens = () if vocabulary is None else named_tokens((*constraint, rules), vocabulary)
+        asked = _Asked(constraint, rules, tokens)
+        if asked in self._outcomes:
+            self._outcomes.move_to_end(asked)
         else:
             async with self._processes.slot(payer):
                 # Another request may have tried it meanwhile.
-                if constraint not in self._outcomes:
-                    self._remember(constraint, await self._find_outcome(constraint))
-        prepared, fault, cost = self._outcomes[constraint]
+                if asked not in self._outcomes:
+                    self._remember(asked, await self._find_outcome(asked))
+        prepared, fault, cost = self._outcomes[asked]
         if fault is not None:
-            raise cannot_compile(constraint, *fault)
+            raise cannot_compile(constraint or ("rules", rules), *fault)
         return Prepared(prepared, cost)
 
-    def _remember(self, constraint: Constraint, outcome: _Outcome) -> None:
+    def _remember(self, asked: _Asked, outcome: _Outcome) -> None:
         """Stores an outcome, and drops the oldest beyond the bounds."""
-        if constraint in self._outcomes:  # two requests have tried it
+        if asked in self._outcomes:  # two requests have tried it
             return
-        self._outcomes[constraint] = outcome
-        self._num_chars += _num_chars(constraint, outcome)
+        self._outcomes[asked] = outcome
+        self._num_chars += _num_chars(asked, outcome)
         while len(self._outcomes) > _MAX_REMEMBERED or self._num_chars > MAX_REMEMBERED_CHARS:
             self._num_chars -= _num_chars(*self._outcomes.popitem(last=False))
 
-    async def _find_outcome(self, constraint: Constraint) -> _Outcome:
-        closed = await asyncio.to_thread(
+    async def _find_outcome(self, asked: _Asked) -> _Outcome:
+        closed = asked.constraint and await asyncio.to_thread(
             closed_form,
-            constraint,
+            asked.constraint,
             disable_additional_properties=self._disable_additional_properties,
         )
-        return _Outcome(closed, *await self._try(closed))
+        whole = ("rules", asked.rules, *closed) if asked.rules else closed
+        return _Outcome(whole, *await self._try(whole, asked.special_tokens))
 
-    async def _try(self, constraint: Constraint) -> tuple[_Fault | None, GrammarCost]:
+    async def _try(
+        self, constraint: Constraint, special_tokens: SpecialTokens
+    ) -> tuple[_Fault | None, GrammarCost]:
         """Returns the fault of a constraint, or None, and the cost of compiling it."""
         limits = ProgramLimits(
             cpu_s=math.ceil(self._max_cpu_s), memory_bytes=self._max_memory_bytes + _PROCESS_BYTES
         )
-        answer = await run_limited(grammar.__name__, constraint, limits)
+        answer = await run_limited(grammar.__name__, [constraint, special_tokens], limits)
         if "error" in answer:
             is_late = answer["error"] == OUT_OF_TIME
             return _Fault(self._too_much_time if is_late else self._too_much_memory), UNMEASURED

@@ -38,6 +38,7 @@ class ParamsResolver:
             if "structured_output" in fields:
                 fields["structured_output"] = prepare(
                     fields["structured_output"],
+                    self._model.tokenizer.vocabulary,
                     disable_additional_properties=self._config.disable_additional_properties,
                 )
             return params_validation.resolve_params(

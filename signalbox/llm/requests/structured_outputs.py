@@ -9,6 +9,7 @@ from typing import Any
 from signalbox_contract.structured_output.grammar import faulty_definition, find_fault
 from signalbox_router.apis.openai.requests.foreign_fields import STRUCTURED_OUTPUTS
 from signalbox_router.params import structured_output_check
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _UNSERVED = {name: row for name, row in STRUCTURED_OUTPUTS.items() if not name.startswith("_")}
 """Options of vLLM's that are not served; it sets those with an underscore itself."""
@@ -73,7 +74,9 @@ def _schema(schema: str | dict[str, Any] | type) -> str:
     return json_module.dumps(schema if make is None else make())
 
 
-def prepare(constraint: tuple[str, ...], *, disable_additional_properties: bool) -> tuple[str, ...]:
+def prepare(
+    constraint: tuple[str, ...], vocabulary: Vocabulary, *, disable_additional_properties: bool
+) -> tuple[str, ...]:
     """Returns the constraint for the worker. Raises InvalidArgument if it cannot be compiled.
 
     It compiles in this process, because the constraint is the caller's own.
@@ -81,7 +84,8 @@ def prepare(constraint: tuple[str, ...], *, disable_additional_properties: bool)
     closed = structured_output_check.closed_form(
         constraint, disable_additional_properties=disable_additional_properties
     )
-    if (fault := _find_fault(closed)) is not None:
+    special_tokens = structured_output_check.named_tokens(closed, vocabulary)
+    if (fault := _find_fault(closed, special_tokens)) is not None:
         definition = faulty_definition(closed)
         raise structured_output_check.cannot_compile(constraint, fault, definition)
     return closed

@@ -18,6 +18,9 @@ from signalbox_router.params.structured_output_check import (
     GrammarChecker,
     check_structured_output,
 )
+from signalbox_router.parsers.call_rules import call_rule
+from signalbox_router.prompt.chat.conversation import Tool
+from tests.router.fakes import IM_END, make_tokenizer, token
 
 NESTED = '{"type":"array","items":' * 2000 + "{}" + "}" * 2000
 SELF = json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})
@@ -123,7 +126,7 @@ async def test_an_answer_is_remembered() -> None:
 async def test_what_is_remembered_has_a_bound_in_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def no_fault(constraint: tuple[str, ...]) -> tuple[None, GrammarCost]:
+    async def no_fault(constraint: tuple[str, ...], _: object) -> tuple[None, GrammarCost]:
         asked.append(constraint)
         return None, UNMEASURED
 
@@ -184,3 +187,32 @@ async def test_constraints_as_large_as_may_be_are_within_the_bounds(
 def make_multiple_of(divisor: int) -> str:
     """A schema of a few bytes that takes time and memory in proportion to the divisor."""
     return json.dumps({"type": "integer", "multipleOf": divisor})
+
+
+@pytest.mark.parametrize(
+    ("rules", "fault"),
+    [
+        (f'start: "x" {IM_END}', None),
+        (f'start: "x" <[{token(IM_END)}]>', None),
+        (f'start: "x" <[0-{token(IM_END)}]> "y"', None),
+        ('start: "x" <|unheard_of|>', "unknown special token"),
+        ('start: "x" <[999999]>', "too large"),
+    ],
+)
+async def test_a_grammar_may_name_the_special_tokens_of_the_model(
+    rules: str, fault: str | None
+) -> None:
+    vocabulary = make_tokenizer().vocabulary
+    tried = GrammarChecker().prepare(("grammar", rules), vocabulary=vocabulary)
+    if fault is None:
+        assert (await tried).constraint == ("grammar", rules)
+        return
+    with pytest.raises(InvalidArgument, match=fault):
+        await tried
+
+
+async def test_a_tools_schema_within_rules_is_named() -> None:
+    tool = Tool("f", "", {"properties": {"a": {"type": "string", "pattern": "(a"}}}, strict=True)
+    rules = f"start: calls\ncalls: call\n{call_rule('call', [Tool('g'), tool], arguments_key='a')}"
+    with pytest.raises(InvalidArgument, match=r"tools\[1\]\.parameters"):
+        await GrammarChecker().prepare((), rules=rules)

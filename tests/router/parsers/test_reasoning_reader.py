@@ -173,9 +173,13 @@ def test_a_marker_that_is_a_token_counts_as_its_token_alone(
         assert "".join(one.text for one in found) == content
 
 
-async def test_a_forced_call_has_no_reasoning() -> None:
+async def test_what_is_constrained_follows_reasoning() -> None:
+    text = 'Well.\n</think>{"city": "a"}'
     chat = make_chat(tools=[WEATHER], tool_choice=pb.ToolChoice(tool="get_weather"))
-    assert await split_of('{"city": "a"}', chat, template=OPENS) == ("", "", ["get_weather"])
+    assert await split_of(text, chat, template=OPENS) == ("Well.", "", ["get_weather"])
+    params = pb.SamplingParams(structured_output={"json_object": {}})  # type: ignore[arg-type]
+    chat = make_chat(sampling_params=params)
+    assert await split_of(text, chat, template=OPENS) == ("Well.", '{"city": "a"}', [])
 
 
 async def test_a_prompt_that_closes_reasoning_has_none() -> None:

@@ -108,7 +108,7 @@ async def test_a_call_may_take_the_place_of_a_structured_output() -> None:
         await ask(stack, make_chat(sampling_params=params))
         first, second = (one.sampling_params.structured_output for one in stack.scheduler.added)
         assert first.HasField("json_object") and second.HasField("json_object")
-        assert "<tool_call>" in first.or_calls and not second.or_calls
+        assert "<tool_call>" in first.rules and not second.rules
 
 
 async def test_the_setting_none_leaves_calls_in_the_text() -> None:

@@ -1,0 +1,137 @@
+"""What constrains an answer beside its structured output, and where that applies.
+
+Reasoning before an answer is free, calls may take the place of a structured output, and those of
+strict tools conform to their schemas from their marker on. Where a marker is a token of the model,
+the worker looks for it and free text costs nothing. Where it is a text, free text is a part of the
+grammar.
+"""
+
+import re
+from dataclasses import replace
+from typing import NamedTuple
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output.scope import WHOLE, Scope
+from signalbox_router.parsers.call_rules import literal, marker
+from signalbox_router.parsers.reasoning_reader import Reasoning
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+
+class AnswerConstraint(NamedTuple):
+    """Rules in Lark of the text that is constrained, and where it is."""
+
+    rules: str = ""
+    """They begin at `start`; `@answer` is the structured output. Empty: that alone, if any."""
+    scope: Scope = WHOLE
+
+
+NOTHING_MORE = AnswerConstraint()
+
+
+def answer_constraint(
+    conversation: Conversation,
+    vocabulary: Vocabulary,
+    reasoning: Reasoning | None,
+    format_: ToolCallFormat | None,
+    *,
+    is_constrained: bool,
+) -> AnswerConstraint:
+    """Returns what constrains the answer of a conversation. Raises InvalidArgument for a budget
+    that cannot be kept.
+
+    Args:
+        format_: that of calls; None if they are not read.
+        is_constrained: True if the answer has a structured output.
+    """
+    tools = conversation.callable_tools if conversation.tool_choice.mode is ToolMode.AUTO else ()
+    tools = tools if format_ is not None else ()
+    is_strict = any(tool.strict for tool in tools)
+    budget = conversation.thinking.budget
+    if not is_constrained and not is_strict and budget is None:
+        return NOTHING_MORE
+    calls = ""
+    if format_ is not None and tools and (is_constrained or is_strict):
+        is_parallel = conversation.parallel_tool_calls
+        calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
+    openings = format_.opening if format_ is not None and calls else ()
+    markers = tuple(
+        token_id
+        for token_id in vocabulary.tokens_of(openings).values()
+        if f"<[{token_id}]>" in calls
+    )
+    scope: Scope | None = WHOLE
+    if reasoning is not None:
+        scope = _scope(reasoning, vocabulary, budget, markers)
+    if is_constrained:
+        return _of_answer(calls, reasoning, scope, vocabulary)
+    if scope is None:
+        return NOTHING_MORE
+    if markers:
+        scope = replace(scope, marker_token_ids=markers, is_repeated=True, is_required=False)
+        return AnswerConstraint(f"start: calls\n{calls}", scope)
+    if calls and (rules := _after_text(calls, openings, vocabulary)):
+        return AnswerConstraint(rules, scope)
+    return AnswerConstraint(scope=scope)
+
+
+def _scope(
+    reasoning: Reasoning, vocabulary: Vocabulary, budget: int | None, markers: tuple[int, ...]
+) -> Scope | None:
+    """Returns a scope after the reasoning; None if that cannot be told by its tokens."""
+    format_ = reasoning.format_
+    start, end = vocabulary.token_id(format_.start), vocabulary.token_id(format_.end)
+    if end is None or (start is None and reasoning.may_begin):
+        if budget is not None:
+            allowed = "no budget, since no token of the model begins or ends its reasoning"
+            raise InvalidArgument("thinking.budget", budget, allowed)
+        return None
+    return Scope(
+        is_open=reasoning.is_open,
+        opening_token_ids=() if start is None or not reasoning.may_begin else (start,),
+        closing_token_ids=(end,),
+        max_reasoning_tokens=budget,
+        marker_token_ids=markers,
+    )
+
+
+def _of_answer(
+    calls: str, reasoning: Reasoning | None, scope: Scope | None, vocabulary: Vocabulary
+) -> AnswerConstraint:
+    """Returns what is around a structured output: calls in its place, and reasoning before."""
+    answer = "(@answer | calls)" if calls else "@answer"
+    if scope is not None:
+        return AnswerConstraint(f"start: {answer}\n{calls}" if calls else "", scope)
+    assert reasoning is not None
+    start, end = reasoning.format_.start, reasoning.format_.end
+    if (end_token := vocabulary.token_id(end)) is not None:
+        thought = f"thought: ANY* <[{end_token}]>\nANY: /(?s:.+)/"
+    else:
+        thought = f"thought[suffix={literal(end)}]: /(?s:.*)/"
+    before = "thought" if reasoning.is_open else ""
+    if reasoning.may_begin:
+        before = f"({marker(start, vocabulary)} thought)?"
+    return AnswerConstraint(f"start: {before} {answer}\n{thought}\n{calls}", WHOLE)
+
+
+def _after_text(calls: str, openings: tuple[str, ...], vocabulary: Vocabulary) -> str:
+    """Returns rules of free text with calls whose one opening is a text; "" if none can be made."""
+    if len(openings) != 1 or any(one in openings[0] for one in vocabulary.special_tokens.values()):
+        return ""
+    opening = literal(openings[0])
+    lines = [
+        line if ": %json " in line else line.replace(opening, "opened")
+        for line in calls.splitlines()
+    ]
+    if not any("opened" in line for line in lines):
+        return ""
+    excluded = re.escape(openings[0]).replace("/", r"\/")
+    return "\n".join(
+        (
+            "start: calls* REST?",
+            f"opened[suffix={opening}]: /(?s:.*)/",
+            f"REST: /(?s:.+)/ & ~/(?s:.*){excluded}(?s:.*)/",
+            *lines,
+        )
+    )

@@ -1,0 +1,219 @@
+"""What conforms beside tools and after reasoning, and calls as their parsers read them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output.grammar import compile_grammar
+from signalbox_contract.structured_output.scope import WHOLE, Scope
+from signalbox_router.parsers.answer_constraint import NOTHING_MORE, answer_constraint
+from signalbox_router.parsers.reasoning_formats import THINK, ReasoningFormat
+from signalbox_router.parsers.reasoning_reader import Reasoning
+from signalbox_router.parsers.tool_call_formats import HERMES, NONE
+from signalbox_router.parsers.tool_call_reader import format_of
+from signalbox_router.prompt.chat.conversation import (
+    Conversation,
+    Message,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolMode,
+)
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
+from tests.router.fakes import BOS, EOS, POOL, make_files, make_model, token
+
+TOOLS = (Tool("get_weather"), Tool("add"))
+CONSTRAINTS = {
+    (
+        "json_schema",
+        '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}',
+    ): '{"a": 1}',
+    ("json_object",): '{"name": "nobody"}',
+    ("regex", "[0-9]+"): "12",
+    ("choice", "yes", "<tool"): "<tool",
+    ("grammar", 'root ::= "[" "x"* "]"'): "[xx]",
+    ("grammar", '%ignore / +/\nstart: "f" ("," "f")*'): "f, f",
+}
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+PARAMETERS = CALL.replace("arguments", "parameters")
+CALLS = {
+    HERMES: [f"<tool_call>\n{CALL}\n</tool_call>"],
+    "mistral": [f"[TOOL_CALLS][{CALL}]"],
+    "llama3_json": [
+        PARAMETERS,
+        f"{PARAMETERS}; {PARAMETERS}",
+        f"<|python_tag|>{PARAMETERS}",
+    ],
+    "json": [CALL],
+}
+NO_CALLS = [
+    "Let me see.",
+    '{"name": "other", "arguments": {}}',
+    '{"name": "add", "x": 1}',
+    "<tool_",
+]
+MARKERS = {BOS: "<|python_tag|>", EOS: EOS, "<|im_start|>": "[TOOL_CALLS]", "<|im_end|>": "[ARGS]"}
+"""Special tokens of the test, by their names in the tokenizer of other tests."""
+TEMPLATE = "{{ tools }}{{ messages }}"
+
+
+@cache
+def model_of(*, has_markers: bool) -> ServedModel:
+    files = make_files(chat_template=TEMPLATE)
+    text = files["tokenizer.json"].decode()
+    for name, marker in MARKERS.items() if has_markers else ():
+        text = text.replace(json.dumps(name)[1:-1], marker)
+    files["tokenizer.json"] = text.encode()
+    model = make_model()
+    return make_model(tokenizer=Tokenizer(files, vocab_size=model.vocab_size, pool=POOL))
+
+
+def conversation(mode: ToolMode = ToolMode.AUTO, **fields: Any) -> Conversation:
+    fields = {"tools": TOOLS, "tool_choice": ToolChoice(mode)} | fields
+    return Conversation(messages=[Message("user", "Hi")], **fields)
+
+
+OPEN, MAY_REASON = Reasoning(THINK, True, False, False), Reasoning(THINK, False, False, True)
+
+
+def constrain(
+    model: ServedModel,
+    asked: Conversation,
+    constraint: tuple[str, ...] = (),
+    *,
+    setting: str = HERMES,
+    reasoning: Reasoning | None = None,
+) -> tuple[tuple[str, ...], Scope]:
+    """Returns the constraint of the worker, and its scope."""
+    format_ = format_of(asked, model, setting=setting, takes_tools=True)
+    rules, scope = answer_constraint(
+        asked, model.tokenizer.vocabulary, reasoning, format_, is_constrained=bool(constraint)
+    )
+    return ("rules", rules, *constraint) if rules else constraint, scope
+
+
+def matching(model: ServedModel, constraint: tuple[str, ...]) -> Callable[[str], bool]:
+    """Returns whether a text conforms."""
+    text = model.tokenizer.files["tokenizer.json"].decode()
+    matcher = compile_grammar(constraint, LLTokenizer(text, eos_token=token(EOS)))
+
+    def conforms(text: str) -> bool:
+        ids = model.tokenizer.encode_blocking(text, add_special_tokens=False)
+        copy = matcher.deep_copy()
+        return bool(
+            copy.validate_tokens(ids) == len(ids)
+            and copy.consume_tokens(ids)
+            and copy.is_accepting()
+        )
+
+    return conforms
+
+
+@pytest.mark.parametrize("has_markers", [False, True])
+@pytest.mark.parametrize("setting", CALLS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_an_answer_conforms_or_calls(
+    constraint: tuple[str, ...], setting: str, has_markers: bool
+) -> None:
+    model = model_of(has_markers=has_markers)
+    wrapped, scope = constrain(model, conversation(), constraint, setting=setting)
+    assert scope == WHOLE
+    conforms = matching(model, wrapped)
+    assert conforms(CONSTRAINTS[constraint])
+    for text in CALLS[setting]:
+        assert conforms(text)
+        format_ = format_of(conversation(), model, setting=setting, takes_tools=True)
+        assert format_ is not None
+        parser = format_.parser(TOOLS)
+        assert parser.push(text).text + parser.flush().text == ""
+        assert parser.num_calls == text.count("add")
+    assert [text for text in NO_CALLS if conforms(text) and constraint != ("json_object",)] == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting"),
+    [(ToolMode.REQUIRED, HERMES), (ToolMode.NONE, HERMES), (ToolMode.AUTO, NONE)],
+)
+def test_a_constraint_stays_where_no_call_may_take_its_place(mode: ToolMode, setting: str) -> None:
+    constraint = ("json_object",)
+    found = constrain(model_of(has_markers=False), conversation(mode), constraint, setting=setting)
+    assert found == (constraint, WHOLE)
+
+
+@pytest.mark.parametrize("with_tools", [False, True])
+@pytest.mark.parametrize(
+    ("reasoning", "before"),
+    [
+        (OPEN, ["Well.</think>", "</think>"]),
+        (MAY_REASON, ["", "<think>Is it {} or <tool_call>?</think>"]),
+    ],
+)
+def test_reasoning_without_tokens_of_its_own_is_a_part_of_the_grammar(
+    reasoning: Reasoning, before: list[str], with_tools: bool
+) -> None:
+    model = model_of(has_markers=False)
+    asked = conversation(ToolMode.AUTO if with_tools else ToolMode.NONE)
+    wrapped, scope = constrain(model, asked, ("regex", "[0-9]+"), reasoning=reasoning)
+    assert scope == WHOLE
+    conforms = matching(model, wrapped)
+    assert all(conforms(f"{one}12") for one in before)
+    assert all(conforms(before[-1] + one) is with_tools for one in CALLS[HERMES])
+    assert not any(conforms(f"{one}x") for one in (*before, "<think>"))
+    budget = conversation(thinking=Thinking(budget=5))
+    with pytest.raises(InvalidArgument, match=r"thinking\.budget"):
+        constrain(model, budget, reasoning=reasoning)
+
+
+def test_reasoning_with_tokens_of_its_own_is_left_out() -> None:
+    """The tokens <|im_start|> and <|im_end|> play the markers."""
+    model = make_model()
+    start, end = token("<|im_start|>"), token("<|im_end|>")
+    format_ = ReasoningFormat(start="<|im_start|>", end="<|im_end|>")
+    asked, constraint = conversation(ToolMode.NONE), ("json_object",)
+    for reasoning in (OPEN, MAY_REASON):
+        found, scope = constrain(
+            model, asked, constraint, reasoning=reasoning._replace(format_=format_)
+        )
+        assert found == constraint
+        opening = (start,) if reasoning.may_begin else ()
+        assert scope == Scope(
+            is_open=reasoning.is_open, opening_token_ids=opening, closing_token_ids=(end,)
+        )
+    bounded = replace(asked, thinking=Thinking(budget=7))
+    nothing, scope = constrain(model, bounded, reasoning=OPEN._replace(format_=format_))
+    assert nothing == ()
+    assert scope == Scope(is_open=True, closing_token_ids=(end,), max_reasoning_tokens=7)
+    assert constrain(model, bounded) == ((), WHOLE)  # a model that does not reason
+
+
+STRICT = (Tool("add", "", {"properties": {"a": {"type": "integer"}}}, strict=True), Tool("now"))
+
+
+def test_strict_calls_conform_from_their_marker_on() -> None:
+    model = model_of(has_markers=True)
+    asked = conversation(tools=STRICT)
+    wrapped, scope = constrain(model, asked, setting="mistral")
+    marker = model.tokenizer.vocabulary.token_id("[TOOL_CALLS]")
+    assert scope == Scope(marker_token_ids=(marker,), is_repeated=True, is_required=False)
+    conforms = matching(model, wrapped)
+    call = CALLS["mistral"][0]
+    assert conforms(call) and not conforms(call.replace("1", "true")) and not conforms("Well.")
+    loose = constrain(model, conversation(), setting="mistral")
+    assert loose == ((), NOTHING_MORE.scope)
+
+
+def test_strict_calls_whose_marker_is_no_token_conform_within_free_text() -> None:
+    wrapped, scope = constrain(model_of(has_markers=False), conversation(tools=STRICT))
+    assert scope == WHOLE
+    conforms = matching(model_of(has_markers=False), wrapped)
+    (call,) = CALLS[HERMES]
+    for text in ("", "Well, <tool_", call, f"I call. {call}", f"{call} and\n{call}\nDone. {{"):
+        assert conforms(text), text
+        assert conforms(text.replace("1", "true")) is ("1" not in text), text
