@@ -131,8 +131,8 @@ class CommandParser(argparse.ArgumentParser):
             for action in group._group_actions
         )
 
-    def flags_about(self, word: str) -> Iterator[str]:
-        """Returns the flags of all commands that are about a word, as "serve: --port"."""
+    def flags_about(self, word: str) -> Iterator[tuple[str, str]]:
+        """Yields the flags of all commands that are about a word, each with its command."""
         for action in self._actions:
             for name, command in _commands(action).items():
                 command.fill_once()
@@ -140,8 +140,8 @@ class CommandParser(argparse.ArgumentParser):
                     for one in group._group_actions:
                         is_flag = one.option_strings and not isinstance(one, _Help)
                         if is_flag and _is_about(one, group.title or "", word):
-                            yield f"{name}: {min(one.option_strings, key=_is_short)}"
-                yield from (f"{name} {line}" for line in command.flags_about(word))
+                            yield min(one.option_strings, key=_is_short), name
+                yield from ((flag, f"{name} {of}") for flag, of in command.flags_about(word))
 
     def fill_once(self) -> None:
         """Adds the flags unless that is done."""
@@ -257,12 +257,15 @@ class _Help(argparse.Action):
         if word == ALL:
             parser.unlisted = set()
             word = ""
-        flags = list(parser.flags_about(word)) if word else []
+        flags: dict[str, list[str]] = {}
+        for flag, command in parser.flags_about(word) if word else ():
+            flags.setdefault(flag, []).append(command)
         if word and not flags and not parser.has_help_on(word):
             parser.exit(2, f"{parser.prog}: no flag is about {word!r}\n")
         print(parser.format_help(word), end="")
         if flags:
-            print("\nflags of commands:", *flags, sep="\n  ")
+            lines = (f"{flag}: {', '.join(_outermost(of))}" for flag, of in flags.items())
+            print("\nflags of commands:", *lines, sep="\n  ")
         sys.stdout.flush()  # a reader that has left is an error here, not when the process ends
         parser.exit()
 
@@ -271,6 +274,11 @@ def _commands(action: argparse.Action) -> dict[str, CommandParser]:
     """Returns the parsers of an action's commands, by name."""
     is_choice = isinstance(action, argparse._SubParsersAction)
     return dict(action.choices) if is_choice else {}  # type: ignore[arg-type]
+
+
+def _outermost(commands: list[str]) -> list[str]:
+    """Leaves out `config show serve` where `serve` is, whose flags it takes."""
+    return [one for one in commands if " " not in one or one.split()[-1] not in commands]
 
 
 def _is_short(flag: str) -> bool:
