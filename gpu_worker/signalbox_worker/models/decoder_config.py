@@ -32,6 +32,10 @@ FUSED_PROJECTIONS = {
 """Matrices of a layer that Phi-3's checkpoints have instead of several, in the order of rows."""
 
 
+GATES = ("silu", "gelu_pytorch_tanh")
+"""Functions of the gate of a layer, by their names in config.json."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Shapes and flags of a decoder; whole numbers of the model, not of a shard."""
@@ -69,9 +73,9 @@ class DecoderConfig:
     has_fused_projections: bool = False
     """True if checkpoints have FUSED_PROJECTIONS."""
     activation: str = "silu"
-    """Function of the gate, as config.json names it."""
+    """Function of the gate; one of `GATES`."""
     norm_offset: float = 0.0
-    """Number that all norms add to their weights."""
+    """Number that all norms add to their weights: 1, of RMSNorms alone, or 0."""
     norm_is_centred: bool = False
     """True if all norms but those of Q and K are LayerNorms, which subtract the mean."""
     norm_parts: tuple[str, ...] = ("weight",)
@@ -84,6 +88,16 @@ class DecoderConfig:
     """False of a model whose hidden states are pooled, and make no logits."""
     is_bidirectional: bool = False
     """True if tokens see those behind them too, by a window as wide on both sides."""
+
+    def __post_init__(self) -> None:
+        """Raises ModelError for a value that no layer computes."""
+        allowed = (0.0,) if self.norm_is_centred else (0.0, 1.0)
+        for name, values in (("activation", GATES), ("norm_offset", allowed)):
+            if (value := getattr(self, name)) not in values:
+                wanted = " or ".join(map(str, values))
+                raise ModelError(
+                    f"{self.architecture} with {name} {value!r} is not supported; use {wanted}"
+                )
 
     @property
     def usual_length(self) -> int:

@@ -4,10 +4,12 @@ import json
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.models import (
@@ -17,9 +19,15 @@ from signalbox_worker.models import (
     register_model,
     registry,
 )
+from signalbox_worker.models.decoder_config import llama_config
 from signalbox_worker.models.llama import Decoder
 from signalbox_worker.runner.local_runner import LocalRunner
-from tests.gpu_worker.model_runners import assert_greedy, make_prompts, make_runner
+from tests.gpu_worker.model_runners import (
+    assert_greedy,
+    log_probabilities,
+    make_prompts,
+    make_runner,
+)
 from tests.gpu_worker.tiny_models import OUTSIDE, make_model
 
 PACKAGE = Path(__file__).parent / "example_package"
@@ -83,6 +91,42 @@ def test_relative_of_llama_with_other_norms_is_a_configuration(
     runner = make_runner(tmp_path, cpu_backend=cpu_backend, num_gpu_blocks=64)
     assert runner.backends[0].backend == ("torch" if cpu_backend == "torch" else "native")
     assert_greedy(runner, reference, make_prompts(1, 18, 40), 12, chunks=[13])
+
+
+@pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
+def test_relative_of_llama_may_cap_its_logits(cpu_backend: str, tmp_path: Path) -> None:
+    reference, prompt = make_model(tmp_path, "llama3", **HEADS), *make_prompts(18)
+    register_relative(logit_soft_cap=2.0)
+    runner = make_runner(tmp_path, cpu_backend=cpu_backend, num_gpu_blocks=64)
+    logits = 2.0 * torch.tanh(reference(torch.tensor([prompt])).logits[0, :-1] / 2.0)
+    expected = logits.log_softmax(1)[range(len(prompt) - 1), prompt[1:]]
+    torch.testing.assert_close(log_probabilities(runner, prompt), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"activation": "relu"}, "activation 'relu' is not supported; use silu or gelu_pytorch"),
+        ({"norm_offset": 0.5}, "norm_offset 0.5 is not supported; use 0.0 or 1.0"),
+        ({"norm_offset": 1.0, "norm_is_centred": True}, "norm_offset 1.0 is not .*; use 0.0"),
+    ],
+)
+def test_relative_of_llama_that_no_layer_computes_is_refused(
+    values: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "llama3", **HEADS)
+    register_relative(**values)
+    with pytest.raises(ModelError, match=f"LlamaForCausalLM with {reason}"):
+        make_runner(tmp_path, model_impl="signalbox")
+
+
+def register_relative(**values: Any) -> None:
+    """Registers a relative that differs from Llama in some values of its configuration."""
+
+    def read(config: Mapping[str, Any]) -> DecoderConfig:
+        return replace(llama_config(config), **values)
+
+    register_model(ModelSpec("LlamaForCausalLM", read, Decoder, has_stages=True, is_llama=True))
 
 
 def test_model_by_the_old_interface_is_served_with_a_warning(
