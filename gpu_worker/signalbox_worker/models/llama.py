@@ -318,13 +318,13 @@ class Decoder(DecoderStack[DecoderLayer]):
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         angles = self.rotary(positions)
+        is_alike = self.sliding_rotary is self.rotary
+        sliding_angles = angles if is_alike else self.sliding_rotary(positions)
         residual = self._embedded(token_ids) if self.stage.is_first else context.hidden_before
         if len(residual) <= self.fused_rows and not context.adapters:
             for layer in self.layers:
-                layer.add_to(residual, angles, context)
+                layer.add_to(residual, sliding_angles if layer.is_sliding else angles, context)
             return residual
-        is_alike = self.sliding_rotary is self.rotary
-        sliding_angles = angles if is_alike else self.sliding_rotary(positions)
         x = self.layers[0].input_norm(residual)
         for index, layer in enumerate(self.layers):
             if index:

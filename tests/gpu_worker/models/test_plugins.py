@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from signalbox_kernels.torch import linear
 from signalbox_worker.config import ModelError
 from signalbox_worker.models import (
     DecoderConfig,
@@ -21,6 +22,7 @@ from signalbox_worker.models import (
 )
 from signalbox_worker.models.decoder_config import llama_config
 from signalbox_worker.models.llama import Decoder
+from signalbox_worker.models.rope import RopeConfig
 from signalbox_worker.runner.local_runner import LocalRunner
 from tests.gpu_worker.model_runners import (
     assert_greedy,
@@ -101,6 +103,20 @@ def test_relative_of_llama_may_cap_its_logits(cpu_backend: str, tmp_path: Path) 
     logits = 2.0 * torch.tanh(reference(torch.tensor([prompt])).logits[0, :-1] / 2.0)
     expected = logits.log_softmax(1)[range(len(prompt) - 1), prompt[1:]]
     torch.testing.assert_close(log_probabilities(runner, prompt), expected, atol=1e-4, rtol=0)
+
+
+def test_relative_of_llama_with_a_rotation_of_its_windows_is_one_in_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "_can_pack", lambda weight: False)  # as on a GPU
+    make_model(tmp_path, "llama3", **HEADS)
+    register_relative(sliding_windows=(5, None, 5), sliding_rope=RopeConfig(theta=10.0))
+    prompt, found = make_prompts(14)[0], []
+    for fused_rows in (0, 16):
+        runner = make_runner(tmp_path, cpu_backend="torch", num_gpu_blocks=64)
+        runner.executor.loaded.model.fused_rows = fused_rows
+        found.append(log_probabilities(runner, prompt))
+    torch.testing.assert_close(*found, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
