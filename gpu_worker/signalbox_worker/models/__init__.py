@@ -34,11 +34,6 @@ __all__ = [
     "register_model",
 ]
 
-_OF_MODELS = ("Encoder", "TakesAdapters")
-_OF_SHAPES = (
-    "HasSinks", "Pooled", "ServedConfig", "SoftCapped", "Staged", "Stretched", "Tied",
-)  # fmt: skip
-
 
 class _Protocol:
     """Stands for a protocol that is gone, where a package derives from it or names it as a type."""
@@ -50,12 +45,11 @@ def __getattr__(name: str) -> Any:
         from signalbox_worker.models import layers
 
         return layers.Model
-    if name not in _OF_MODELS and name not in _OF_SHAPES:
+    if name != "ServedConfig":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = "Model" if name in _OF_MODELS else "ModelShape"
     warnings.warn(
-        f"signalbox_worker.models.{name} goes with the next release; see {new}, which has its "
-        "attributes, with defaults",
+        "signalbox_worker.models.ServedConfig goes with the next release; see ModelShape, which has"
+        " its attributes, with defaults",
         DeprecationWarning,
         stacklevel=2,
     )
