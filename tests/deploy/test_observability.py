@@ -158,16 +158,12 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_num_requests_waiting_by_reason",
         "signalbox_request_inference_time_seconds",
         "signalbox_migration_bytes_total",
-        "signalbox_handover_bytes_total",  # old names
-        "signalbox_handover_pause_seconds",
-        "signalbox_handovers_total",
         "signalbox_request_num_preemptions",
         "signalbox_request_params_max_tokens",
         "signalbox_request_params_n",
         "signalbox_num_numerics_changes_total",
         "signalbox_copy_bytes_per_second",
         "signalbox_kv_store_bytes_per_second",
-        "signalbox_kv_store_late_loads_total",  # an old name
         "signalbox_prefill_tokens_per_second",
         "signalbox_prefill_tokens_total",
         "signalbox_step_phase_seconds_total",

@@ -63,13 +63,6 @@ def durations(name: str, meaning: str, values_ns: Histogram, **labels: str) -> S
     return Sample("histogram", name, meaning, values_ns, labels, PER_NS)
 
 
-def also_named(old_name: str, sample: Sample, **old_labels: str) -> tuple[Sample, Sample]:
-    """Returns a sample also under the name, and the labels, that it had in the release before."""
-    meaning = f"Old name of {sample.name}, for one release."
-    labels = sample.labels | old_labels
-    return sample, sample._replace(name=old_name, meaning=meaning, labels=labels)
-
-
 def labelled(samples: Iterable[Sample], **labels: str) -> Iterator[Sample]:
     """Yields samples with labels of the whole that the part belongs to."""
     for sample in samples:

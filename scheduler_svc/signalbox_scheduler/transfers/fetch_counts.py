@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
-from signalbox_rpc.metrics.sample import Sample, also_named, counter, counters
+from signalbox_rpc.metrics.sample import Sample, counter, counters
 from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 
@@ -35,8 +35,7 @@ class FetchCounts:
         ):
             yield counter(name, meaning, number, tier=tier)
         meaning = "Lookups and fetches that took too long."
-        late = counter("kv_transfer_timeouts", meaning, self.num_late, tier=tier)
-        yield from also_named("kv_store_late_loads", late)
+        yield counter("kv_transfer_timeouts", meaning, self.num_late, tier=tier)
         yield from counters(
             "kv_store_bytes",
             "Bytes that came from the tier, and went there.",

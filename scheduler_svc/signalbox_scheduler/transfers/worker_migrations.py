@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
-from signalbox_rpc.metrics.sample import Sample, also_named, counter, durations
+from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -60,19 +60,16 @@ class WorkerMigrations(MigrationEnd):
         return any(map(self._group_selection.can_ever_run, self.queues.candidates))
 
     def samples(self) -> Iterator[Sample]:
-        for result, old_result, number in (
-            ("out", "handed_over", self.num_out),
-            ("in", "taken_over", self.num_in),
-            ("aborted", "given_up", self.num_aborted),
-        ):
-            meaning = "Running requests that left a worker, came to it, or stayed after all."
-            migrations = counter("migrations", meaning, number, result=result)
-            yield from also_named("handovers", migrations, result=old_result)
+        yield from counters(
+            "migrations",
+            "Running requests that left a worker, came to it, or stayed after all.",
+            {"out": self.num_out, "in": self.num_in, "aborted": self.num_aborted},
+            by="result",
+        )
         meaning = "Bytes of KV that came to a worker with requests."
-        yield from also_named("handover_bytes", counter("migration_bytes", meaning, self.num_bytes))
+        yield counter("migration_bytes", meaning, self.num_bytes)
         meaning = "From the pause of a request at the other worker to its first step at this one."
-        pauses = durations("migration_pause_seconds", meaning, self.pause_ns)
-        yield from also_named("handover_pause_seconds", pauses)
+        yield durations("migration_pause_seconds", meaning, self.pause_ns)
 
     # Reserving
 
