@@ -44,6 +44,8 @@ _DEFINITION = re.compile(
 the name."""
 _SCHEMA_RULE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
 """A rule of a tool format that is a JSON schema; its JSON has no line breaks."""
+_LARK_RULE = re.compile(r'^(\w+: %lark )(".*")$', re.MULTILINE)
+"""A rule of a tool format that is a grammar of a client's, as a string of JSON."""
 _LARK_LITERAL = re.compile(
     r"//.*|#.*|\"(?:\\.|[^\"\\])*\"|/(?:\\.|[^/\\])+/|'(?P<single>(?:\\.|[^'\\])*)'"
 )
@@ -126,22 +128,26 @@ def _whole(rules: str, *answer: str) -> str:
 
 
 def _rewritten(rules: str, empty: Collection[str]) -> str:
-    """Returns rules in Lark with the schemas rewritten that stand in rules of their own."""
-    return _SCHEMA_RULE.sub(lambda rule: f"{rule[1]}{json.dumps(_schema(rule[2], empty))}", rules)
+    """Returns rules in Lark with what stands in rules of its own as llguidance takes it: schemas,
+    and grammars of clients."""
+    rules = _SCHEMA_RULE.sub(lambda rule: f"{rule[1]}{json.dumps(_schema(rule[2], empty))}", rules)
+    return _LARK_RULE.sub(lambda rule: f"{rule[1]}{{\n{_lark(json.loads(rule[2]))}\n}}", rules)
 
 
 def _of_rules(text: str) -> str:
-    """Returns the rules in Lark; the first definition tells Lark from GBNF, which is converted.
-
-    As in vLLM, Lark without a rule `start` starts with its first one, and single quotes are double
-    ones.
-    """
+    """Returns the rules in Lark; the first definition tells Lark from GBNF, which is converted."""
     definitions = _DEFINITION.findall(text)
     if not definitions or definitions[0][1] == "::=":
         return grammar_from("gbnf", text)
+    return grammar_from("lark", _lark(text))
+
+
+def _lark(text: str) -> str:
+    """Returns a client's rules as llguidance takes them: as in vLLM, those without a rule `start`
+    start with their first one, and single quotes are double ones."""
+    names = [name for name, _ in _DEFINITION.findall(text)] or ["start"]
     text = _LARK_LITERAL.sub(_double_quoted, text)
-    names = [name for name, _ in definitions]
-    return grammar_from("lark", text if "start" in names else f"start: {names[0]}\n{text}")
+    return text if "start" in names else f"start: {names[0]}\n{text}"
 
 
 def _double_quoted(literal: re.Match[str]) -> str:

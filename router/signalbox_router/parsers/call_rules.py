@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.schema.vocabulary import reference_to
 from signalbox_router.params.structured_output_check import definition_of_tool
 from signalbox_router.prompt.chat.conversation import Tool
@@ -46,6 +47,25 @@ def schema_rule(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}: %json {json.dumps(schema)}"
 
 
+def lark_rule(name: str, definition: str) -> str:
+    """Returns a rule for a text of a client's grammar in Lark."""
+    return f"{name}: %lark {json.dumps(definition)}"
+
+
+def lark_of(tool: Tool) -> str:
+    """Returns the grammar in Lark of a custom tool's input, or ""."""
+    free_text = tool.free_text
+    return free_text.definition if free_text is not None and free_text.syntax == "lark" else ""
+
+
+def check_is_json(position: int, tool: Tool) -> None:
+    """Raises InvalidArgument for a custom tool whose input a format that writes JSON cannot
+    force."""
+    if lark_of(tool):
+        reason = "the model writes arguments as JSON, which a Lark grammar is not for; a regex is"
+        raise InvalidArgument(f"tools[{position}].format", tool.name, reason=reason)
+
+
 def arguments_rule(name: str, position: int, tool: Tool) -> str:
     """Returns a rule for a tool's arguments as a JSON object; see `arguments_schema`."""
     return schema_rule(name, arguments_schema(position, tool))
@@ -80,6 +100,7 @@ def arguments_schema(position: int, tool: Tool) -> dict[str, Any]:
     """
     if not tool.strict:
         return {"type": "object"}
+    check_is_json(position, tool)
     definition = definition_of_tool(position)
     reference = {"$ref": reference_to(definition)}
     return {"type": "object", **reference, "$defs": {definition: root_schema(definition, tool)}}

@@ -6,7 +6,13 @@ from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
 from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
-from signalbox_router.parsers.call_rules import literal, marker, repeated, schema_rule
+from signalbox_router.parsers.call_rules import (
+    check_is_json,
+    literal,
+    marker,
+    repeated,
+    schema_rule,
+)
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.python_values import json_of_python
@@ -58,6 +64,7 @@ class PythonicCalls(ToolCallFormat):
 def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
     """Yields rules for a tool's arguments: `first_P_J` are those from argument J on, and `rest_P_J`
     too, after one that has been written."""
+    check_is_json(position, tool)
     schemas = ArgumentSchemas.of(tool if tool.strict else None, is_enforced=True)
     for j, (key, schema) in enumerate(schemas.properties.items()):
         if not key.isidentifier():

@@ -23,7 +23,7 @@ from signalbox_contract.structured_output.schema.vocabulary import (
     types_of,
     values_of,
 )
-from signalbox_router.parsers.call_rules import literal, schema_rule
+from signalbox_router.parsers.call_rules import lark_rule, literal, schema_rule
 from signalbox_router.parsers.python_values import CONSTANTS, json_of_python
 from signalbox_router.prompt.chat.conversation import Tool
 
@@ -183,6 +183,7 @@ def value_rules(
     schema: Any,
     *,
     is_free: bool,
+    lark: str,
     end: Sequence[str],
     stop: str,
 ) -> list[str]:
@@ -190,9 +191,12 @@ def value_rules(
 
     Args:
         is_free: True for any text.
+        lark: a client's grammar of the text, if there is one.
         end: the texts and tokens that end the value, in Lark.
         stop: the text that may not be in a value that is text; "" if the end is a token.
     """
+    if lark:
+        return [f"{name}: {name}_lark {' '.join(end)}", lark_rule(f"{name}_lark", lark)]
     if not is_free and schemas.types_of(schema) != TEXT:
         rule = schema_rule(f"{name}_json", schemas.document(schema))
         return [f"{name}: {name}_json {' '.join(end)}", rule]

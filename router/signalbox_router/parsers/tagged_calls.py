@@ -7,7 +7,7 @@ from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
 from signalbox_router.parsers.call_parser import CallParser
-from signalbox_router.parsers.call_rules import literal, repeated, written
+from signalbox_router.parsers.call_rules import lark_of, literal, repeated, written
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.raw_values import (
@@ -59,13 +59,12 @@ class TaggedCalls(ToolCallFormat):
         def tags(text: str) -> str:
             return " ".join(written(text, self.markers, vocabulary))
 
-        opening, end = f"{self.opening[0]}{self.space}", f"{self.space}{self.end}"
+        opening = f"{tags(self.opening[0])} {tags(self.space)}"
+        end = f"{tags(self.space)} {tags(self.end)}"
         before, after, end_of_call = self.call
         calls = repeated("call", self.space, is_parallel=is_parallel)
         if self.is_group:
-            calls = f"{tags(opening)} {calls} {tags(end)}"
-        else:
-            before, end_of_call = opening + before, end_of_call + end
+            calls, opening, end = f"{opening} {calls} {end}", "", ""
         rules = [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
         for i, tool in enumerate(tools):
             try:
@@ -73,7 +72,7 @@ class TaggedCalls(ToolCallFormat):
             except SchemaError as error:
                 raise refused(i, tool, str(error)) from None
             name = tags(f"{before}{tool.name}{after}")
-            rules += [f"call_{i}: {name} {arguments} {tags(end_of_call)}", *parts]
+            rules += [f"call_{i}: {opening} {name} {arguments} {tags(end_of_call)} {end}", *parts]
         return "\n".join(rules)
 
     def _arguments(
@@ -85,8 +84,9 @@ class TaggedCalls(ToolCallFormat):
         schemas = ArgumentSchemas.of(known, is_enforced=True)
         options: dict[str, Any] = {
             "is_free": not tool.strict,
+            "lark": lark_of(tool) if tool.strict else "",
             "end": written(end, self.markers, vocabulary),
-            "stop": "" if vocabulary.tokens_of(end.split()[:1]) else end.split()[0],
+            "stop": end.split()[0] if vocabulary.token_id(end.split()[0]) is None else "",
         }
         names, rules = [], []
         for j, (key, schema) in enumerate(schemas.properties.items()):

@@ -7,7 +7,7 @@ import pytest
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_router.parsers.tool_call_formats import named
-from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.chat.conversation import INPUT, FreeText, Tool, custom_tool
 from tests.contract.structured_output.matching import admits
 from tests.router.parsers.test_formats import read, tokenizer_of
 
@@ -88,6 +88,31 @@ def test_what_a_call_cannot_conform_to_is_refused_by_name(parameters: Any, reaso
     assert caught.value.field == "tools[1].parameters"
     assert reason in caught.value.description
     assert is_admitted(parameters, {"any": "thing"}, strict=False)
+
+
+LARK = "begin: 'patch' NL line+\nline: /[+-][^\\n]*/ NL\nNL: /\\n/\n%ignore /#/"
+
+
+def test_a_custom_tool_has_its_own_grammar_where_its_input_is_raw_text() -> None:
+    tools = [Tool("other"), custom_tool("tool", "", FreeText("lark", LARK))]
+    constraint = ("calls", SEED.grammar(tools, vocabulary=VOCABULARY))
+    for text, is_legal in {"patch\n+ <a>\n#-\n": True, "patch\n": False, "begin": False}.items():
+        assert admits(constraint, text_of({INPUT: text})) is is_legal
+    for name in ("json", "llama4_pythonic"):
+        with pytest.raises(InvalidArgument) as caught:
+            named(name).grammar(tools, vocabulary=VOCABULARY)
+        assert caught.value.field == "tools[1].format"
+        assert "a regex is" in caught.value.description
+
+
+def test_a_custom_tool_of_a_regex_is_served_in_each_format() -> None:
+    tool = custom_tool("tool", "", FreeText("regex", "a|b+"))
+    json_text, python = '{"name": "tool", "arguments": {"input": "%s"}}', '[tool(input="%s")]'
+    forms = {"seed_oss": text_of({INPUT: "%s"}), "json": json_text, "llama4_pythonic": python}
+    for name, form in forms.items():
+        constraint = ("calls", named(name).grammar([tool], vocabulary=VOCABULARY))
+        assert admits(constraint, form % "bb")
+        assert not admits(constraint, form % "ab")
 
 
 ARGUMENTS: list[tuple[Any, str, Any]] = [
