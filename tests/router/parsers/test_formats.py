@@ -11,6 +11,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import Tokenizer as Backend
@@ -26,6 +28,11 @@ from tests.router.parsers.format_examples import NAMES, TOOLS, Calls, examples
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_DRAWN_CALLS", "40"))
 """Answers drawn of each format."""
 MAX_DRAWN_TOKENS = 400
+PIECES = (
+    "<", "[", "]", "{", "}", '"', "'", ":", ",", ";", " ", "\n", "\\", "name", '{"name": "add", ',
+    '"arguments": {', '"parameters": {"a": 1}}', "null", "None", "1", "Hé", "add", "\ud7ff", "(",
+    ")",
+)  # fmt: skip
 CASES = [
     pytest.param(name, *example, id=f"{name}-{i}")
     for name in NAMES
@@ -77,6 +84,34 @@ def test_a_text_gives_its_calls_however_it_is_cut(
         assert read(make_parser(format_, marked=marked), pieces) == (content, calls)
     one = make_parser(format_, marked=marked, max_calls=1)
     assert read(one, [text]) == (content, calls[:1])
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[str, str]:
+    """Returns the name of a format, and a text of pieces of its examples and of others."""
+    name = draw(st.sampled_from(NAMES))
+    found = examples(name)
+    own = re.findall(r"\w+|\s+|[^\w\s]+", found.two)
+    pieces = [*PIECES, *own, *own, *(MARK + one for one in found.format_.markers), found.one]
+    return name, "".join(draw(st.lists(st.sampled_from(pieces), max_size=24)))
+
+
+@settings(max_examples=600, deadline=None)
+@given(example=texts(), cuts=st.lists(st.integers(0, 200), max_size=8), is_token=st.booleans())
+def test_any_text_gives_the_same_however_it_is_cut(
+    example: tuple[str, str], cuts: list[int], is_token: bool
+) -> None:
+    name, text = example
+    format_ = examples(name).format_
+    options = {"marked": frozenset(format_.markers if is_token else ())}
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(ends)]
+    left, calls = read(make_parser(format_, **options), [text])
+    assert read(make_parser(format_, **options), pieces) == (left, calls)
+    assert read(make_parser(format_, **options), text) == (left, calls)
+    if not calls:
+        assert left == text.replace(MARK, "")  # what is no call is text, all of it
+    assert all(isinstance(arguments, dict) for _, arguments in calls)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,5 @@
 """Tool calls in JSON, whatever the text."""
 
-import itertools
 import json
 from typing import Any
 
@@ -33,35 +32,6 @@ def test_arguments_that_are_no_object_are_text(name: str, before: str) -> None:
     for one in BROKEN_ARGUMENTS:
         text = f'{before}{opening}{{"name": "add", "arguments": {one}}}'
         assert read(make_parser(name), text) == read(make_parser(name), [text]) == (text, [])
-
-
-PIECES = st.sampled_from(
-    [
-        "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<", "[", "]",
-        "{", "}", '"', ":", ",", ";", " ", "\n", "\\", "name", '{"name": "add", ', '"arguments": {',
-        '"parameters": {"a": 1}}', "null", "1", "Hé", "add", "\ud7ff",
-    ]
-)  # fmt: skip
-
-
-@settings(max_examples=300)
-@given(
-    name=st.sampled_from(NAMES),
-    pieces=st.lists(PIECES, max_size=20),
-    cuts=st.lists(st.integers(0, 200), max_size=8),
-)
-def test_any_text_gives_the_same_however_it_is_split(
-    name: str, pieces: list[str], cuts: list[int]
-) -> None:
-    text = "".join(pieces)
-    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    split = [text[a:b] for a, b in itertools.pairwise(ends)]
-    expected = read(make_parser(name), [text])
-    assert read(make_parser(name), split) == expected
-    assert read(make_parser(name), text) == expected
-    if not expected[1]:
-        assert expected[0] == text  # what is no call is text, all of it
-    assert all(isinstance(arguments, dict) for _, arguments in expected[1])
 
 
 ARGUMENTS = st.dictionaries(
