@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 
 from signalbox_router.parsers.char_reader import SPACE, CharReader, Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import MARK, Output, Parsed
@@ -22,6 +23,15 @@ MAX_NAME_CHARS = 64
 
 class _Ended(Exception):
     """The text has ended."""
+
+
+@cache
+def _beginnings(openings: tuple[str, ...]) -> tuple[frozenset[str], re.Pattern[str]]:
+    """Returns all texts that begin openings, and what matches an opening, or the beginning of one
+    at the end of a text."""
+    begun = frozenset(one[:n] for one in openings for n in range(1, len(one) + 1))
+    ends = (re.escape(one) + r"\Z" * (one not in openings) for one in begun)
+    return begun, re.compile("|".join(sorted(ends)))
 
 
 class CallParser(ABC):
@@ -51,12 +61,11 @@ class CallParser(ABC):
         self._openings = {
             self._marker(one): one for one in (format_.opening if openings is None else openings)
         }
-        first = "".join({one[0] for one in self._openings})
-        self._opening = re.compile(f"[{re.escape(first)}]")
+        self._begun, self._opening = _beginnings(tuple(self._openings))
         self._out = Output()
         self._chars = CharReader()
         self._is_plain = False
-        """True while only a character that may open a call matters."""
+        """True while only a text that may open a call matters."""
         self._is_sure = False
         """True if a call has begun since the opening."""
         self._is_in_call = False
@@ -159,13 +168,14 @@ class CallParser(ABC):
             yield from self._chars.next()
             self._is_plain = False
             held = "".join(self._chars.held)
-            num_said = 0
-            while not any(one.startswith(held[num_said:]) for one in self._openings):
-                num_said += 1
+            begun = held
+            while begun and begun not in self._begun:
+                begun = begun[1:]
+            num_said = len(held) - len(begun)
             self._out.say(held[:num_said])
             del self._chars.held[:num_said]
-            if held[num_said:] in self._openings:
-                return self._openings[held[num_said:]]
+            if begun in self._openings:
+                return self._openings[begun]
 
     def _next_but_space(self) -> TextReader:
         return (yield from self._chars.next_but(SPACE))
