@@ -157,7 +157,7 @@ class ApiSettings(RequestSettings, NameSettings):
     tool_call_parser: Literal[tool_call_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
         description="how tool calls are found in the model's text; auto chooses by the chat"
-        " template, none leaves them in the text",
+        " template and the tokens, none leaves them in the text",
     )
     reasoning_parser: Literal[reasoning_formats.CHOICES] = Field(  # type: ignore[valid-type]
         "auto",
@@ -228,6 +228,11 @@ class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
         addresses = self.scheduler_addresses
         if len(set(addresses)) < len(addresses):
             raise ValueError(f"scheduler addresses are {addresses}; give at least one, each once")
+        return self
+
+    @model_validator(mode="after")
+    def _has_usable_tool_formats(self) -> Self:
+        tool_call_formats.check(self.tool_call_parser)
         return self
 
 

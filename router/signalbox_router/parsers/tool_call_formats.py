@@ -59,11 +59,28 @@ def _loaded(entry: EntryPoint) -> ToolCallFormat:
     return format_
 
 
+def check(name: str) -> None:
+    """Raises FormatError if a package's format cannot be used that a setting may choose."""
+    for one in _OF_PACKAGES if name == AUTO else (name,):
+        if one != NONE:
+            named(one)
+
+
 def detect(template: str, vocabulary: Vocabulary) -> ToolCallFormat:
-    """Returns the format of the model that has this chat template and this vocabulary."""
+    """Returns the format of the model that has this chat template and this vocabulary.
+
+    The template tells it, or else a token that opens calls.
+    """
     formats = [*map(named, _OF_PACKAGES), *sorted(OWN, key=lambda one: one.is_generic)]
-    found = (one for one in formats if one.detects(template, vocabulary))
-    return next(found, _BY_NAME[JSON])
+    found = [one for one in formats if one.detects(template, vocabulary)]
+    if not found:
+        first = sorted(OWN, key=lambda one: not one.is_generic)
+        found = [one for one in first if one.opening and _has(vocabulary, one.opening[0])]
+    return found[0] if found else _BY_NAME[JSON]
+
+
+def _has(vocabulary: Vocabulary, token: str) -> bool:
+    return vocabulary.token_id(token) is not None
 
 
 def choose(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat | None:

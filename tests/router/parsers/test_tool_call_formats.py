@@ -3,10 +3,13 @@
 from importlib.metadata import EntryPoint
 
 import pytest
+from pydantic import ValidationError
 
+from signalbox_router.config import RouterConfig
 from signalbox_router.parsers import tool_call_formats
-from signalbox_router.parsers.tool_call_formats import GROUP, FormatError, choose, detect
+from signalbox_router.parsers.tool_call_formats import GROUP, choose, detect
 from tests.router.fakes import make_tokenizer
+from tests.router.parsers.test_formats import tokenizer_of
 
 MODULE = "tests.router.parsers.test_tool_call_formats"
 OF_PACKAGE = tool_call_formats.named("hermes")
@@ -27,6 +30,13 @@ def test_a_package_adds_a_format_and_replaces_one(monkeypatch: pytest.MonkeyPatc
     assert choose("none", "<tool_call>", vocabulary) is None
 
 
+def test_a_token_tells_the_format_where_the_template_does_not() -> None:
+    for name in ("hermes", "mistral", "llama3_json", "seed_oss"):
+        vocabulary, _ = tokenizer_of(name, has_markers=True)
+        assert detect("{{ tools }}", vocabulary) is tool_call_formats.named(name)
+        assert detect("[TOOL_CALLS]{{ tools }}", vocabulary) is tool_call_formats.named("mistral")
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -37,7 +47,9 @@ def test_a_package_adds_a_format_and_replaces_one(monkeypatch: pytest.MonkeyPatc
 def test_a_format_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, value: str, reason: str
 ) -> None:
-    install(monkeypatch, "mine", value)
-    with pytest.raises(FormatError) as caught:
-        choose("mine", "", make_tokenizer().vocabulary)
-    assert f"entry point 'mine' of {GROUP}: {value} {reason}" in str(caught.value)
+    install(monkeypatch, "json", value)
+    for setting in ("json", "auto"):
+        with pytest.raises(ValidationError) as caught:
+            RouterConfig(tool_call_parser=setting)
+        assert f"entry point 'json' of {GROUP}: {value} {reason}" in str(caught.value)
+    assert RouterConfig(tool_call_parser="hermes").tool_call_parser == "hermes"
