@@ -155,11 +155,18 @@ class TaggedCallParser(CallParser):
         begin_key, end_key, _ = self._format.argument
         while (yield from self._one_of(begin_key, end_of_call)) == begin_key:
             key = yield from self._name_until(end_key)
-            value = yield from self._value(name, schemas.types(key))
-            arguments[key] = f"{json.dumps(key, ensure_ascii=False)}: {value}"
+            types = schemas.types(key)
+            if self._is_certain:
+                self._out.add_arguments(f"{', ' if arguments else '{'}{json.dumps(key)}: ")
+            if self._is_certain and types == TEXT:
+                yield from self._stream_text()
+                arguments[key] = ""
+                continue
+            value = yield from self._value(name, types)
+            arguments[key] = f"{json.dumps(key)}: {value}"
             if self._is_certain:
                 self._accept()
-                self._out.add_arguments(f"{', ' if len(arguments) > 1 else '{'}{arguments[key]}")
+                self._out.add_arguments(value)
         if self._is_certain:
             self._out.add_arguments("}" if arguments else "{}")
             self._accept()
@@ -188,6 +195,25 @@ class TaggedCallParser(CallParser):
             text = text.removesuffix("\n")
         yield from self._tag(end.lstrip()[len(first) :])
         return json_of(text, types)
+
+    def _stream_text(self) -> Reader:
+        """Reads a text and the tag after it, and outputs what cannot be the tag yet as JSON."""
+        _, before, end = self._format.argument
+        stop = self._marker(end.split()[0])
+        stops = (stop, f"\n{stop}") if end.startswith("\n") else (stop,)
+        pending = yield from self._chars.next()
+        if pending == "\n" and before.endswith("\n"):
+            pending = yield from self._chars.next()
+        self._out.add_arguments('"')
+        while pending not in stops:
+            while pending and not any(one.startswith(pending) for one in stops):
+                self._out.add_arguments(json.dumps(pending[0], ensure_ascii=False)[1:-1])
+                pending = pending[1:]
+            self._accept()
+            pending += yield from self._chars.next()
+        self._out.add_arguments('"')
+        yield from self._tag(end.lstrip().removeprefix(end.split()[0]))
+        self._accept()
 
     def _name_until(self, tag: str) -> TextReader:
         """Reads a name and the tag after it."""

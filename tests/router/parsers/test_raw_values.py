@@ -140,12 +140,24 @@ def test_a_value_is_what_its_schema_says(schema: Any, text: str, value: Any) -> 
     assert read(parser, [text_of({"a": text})]) == ("", [("tool", {"a": value})])
 
 
-def test_arguments_that_a_grammar_makes_sure_of_come_one_by_one() -> None:
-    parser = SEED.parser([Tool("tool", "", of_text())], is_certain=True)
-    text, arguments = text_of({"a": "b", "c": "1"}), ""
-    for char in text.partition("</function")[0]:
-        arguments += "".join(call.arguments for call in parser.push(char).calls)
-    assert json.loads(arguments + "}") == {"a": "b", "c": 1}
+@pytest.mark.parametrize(("tag", "line"), [("seed:tool_call", ""), ("tool_call", "\n")])
+def test_arguments_that_a_grammar_makes_sure_of_stream_as_they_come(tag: str, line: str) -> None:
+    values = {"b": "1", "a": '\n<b>\n\n</p é "\\\n'}
+    text = text_of({key: f"{line}{value}{line}" for key, value in values.items()})
+    text = text.replace("seed:tool_call", tag)
+    whole = json.dumps({"b": 1, "a": values["a"]}, ensure_ascii=False)
+    format_ = named("qwen3_coder" if line else "seed_oss")
+    lengths = []
+    for length in range(text.index("<parameter"), len(text)):
+        parser = format_.parser([Tool("tool", "", of_text())], is_certain=True)
+        parsed = [parser.push(text[:length]), parser.flush()]
+        arguments = "".join(call.arguments for one in parsed for call in one.calls)
+        assert "".join(one.text for one in parsed) == ""
+        assert whole.startswith(arguments)
+        lengths.append(len(arguments))
+    assert lengths == sorted(lengths)
+    assert len({*lengths}) > len(values["a"])
+    assert lengths[-1] == len(whole)
 
 
 def test_schemas_that_lead_to_many_others_cost_little() -> None:
