@@ -77,7 +77,7 @@ class Read(NamedTuple):
 
 
 def conversation_of(body: ConversationBody) -> Read:
-    """Returns the conversation. Raises BadRequest or InvalidArgument.
+    """Returns the conversation, unchecked. Raises BadRequest or InvalidArgument.
 
     It empties the body's list of messages: otherwise the objects would live until the request ends.
     """
@@ -100,8 +100,14 @@ def conversation_of(body: ConversationBody) -> Read:
         continue_final_message=continues,
         thinking=_thinking(body),
     )
-    conversation.check()
     return Read(conversation, dropped, omitted)
+
+
+def checked_conversation_of(body: ConversationBody) -> Read:
+    """Returns the conversation to render, for a client that only asks for its tokens."""
+    read = conversation_of(body)
+    read.conversation.check()
+    return read
 
 
 def _messages(body: ConversationBody, dropped: list[Dropped]) -> Iterator[Message]:

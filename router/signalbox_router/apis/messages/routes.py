@@ -7,7 +7,11 @@ from starlette.responses import Response
 
 from signalbox_router.apis.agents import omitted_header
 from signalbox_router.apis.messages import request_codec
-from signalbox_router.apis.messages.conversation_codec import Read, conversation_of
+from signalbox_router.apis.messages.conversation_codec import (
+    Read,
+    checked_conversation_of,
+    conversation_of,
+)
 from signalbox_router.apis.messages.errors import ID_HEADER, MessagesErrors, id_of
 from signalbox_router.apis.messages.response import MessageAnswer
 from signalbox_router.apis.messages.types import CountTokensBody, MessagesBody
@@ -53,7 +57,7 @@ class MessagesApi:
         """Counts the tokens of a conversation's prompt."""
         caller = self._callers.identify(request)
         self._generator.models.all()  # raises Unavailable
-        body, read = await self._bodies.read(request, CountTokensBody, into=conversation_of)
+        body, read = await self._bodies.read(request, CountTokensBody, into=checked_conversation_of)
         with self._generator.place(caller, body.model or "", GENERATING) as place:
             encode = place.model.tokenizer.encode_chat(
                 read.conversation,

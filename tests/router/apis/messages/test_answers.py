@@ -172,28 +172,37 @@ async def test_input_tokens_leave_out_what_was_found() -> None:
     assert usage["input_tokens"] + found == counted.json()["input_tokens"] == count.input_tokens
 
 
-async def test_a_stream_that_waits_begins_with_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_waits_begins_with_pings(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     monkeypatch.setattr(streaming, "PATIENCE_S", 0)
     monkeypatch.setattr(streaming, "WAIT_S", 0.01)
     async with make_messages(lambda add: ()) as messages:
-        scheduler = messages.http.stack.scheduler
         request = messages.http.raw.build_request("POST", "/v1/messages", json=BODY | STREAM)
         answer = await messages.http.raw.send(request, stream=True)
         lines = answer.aiter_lines()
         assert [await anext(lines) for _ in range(6)] == [*PING, *PING]
-        added = await messages.http.stack.added()
-        scheduler.send(step((added.handle, 0, bytewise_ids("ok")), **finished(added.handle)))
+        handle = (await messages.http.stack.added()).handle
+        full = request_finished(handle, code=8, message="no room")
+        ends = {"requests": [full]} if fails else finished(handle)
+        messages.http.stack.scheduler.send(step((handle, 0, bytewise_ids("ok")), **ends))
         rest = [line async for line in lines]
         await answer.aclose()
+        await messages.http.stack.check_nothing_is_left()
     while rest[:3] == PING:
         del rest[:3]
     events = events_of("".join(f"{line}\n" for line in rest))
-    assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
-    assert added_up(events[1:-2])[0]["text"] == "ok"
+    if fails:
+        assert events[-1] == {"type": "error", "error": NO_ROOM}
+    else:
+        assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
+        assert added_up(events[1:-2])[0]["text"] == "ok"
 
 
 PING = ["event: ping", 'data: {"type":"ping"}', ""]
 STREAM: Any = {"stream": True}
+NO_ROOM = {"type": "rate_limit_error", "message": "no room"}
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -211,12 +220,11 @@ async def test_what_fails_before_a_stream_begins_has_its_status(begins: bool) ->
         with pytest.raises(anthropic.APIStatusError, match="no room") as raised:
             async with messages.sdk.messages.stream(**BODY) as stream:
                 await stream.get_final_message()
-    error = {"type": "rate_limit_error", "message": "no room"}
     if begins:
-        assert events_of(answer.text)[-1] == {"type": "error", "error": error}
+        assert events_of(answer.text)[-1] == {"type": "error", "error": NO_ROOM}
     else:
         assert answer.json() == {
-            "type": "error", "error": error, "request_id": answer.headers["request-id"]
+            "type": "error", "error": NO_ROOM, "request_id": answer.headers["request-id"]
         }  # fmt: skip
     assert raised.value.status_code == answer.status_code == (200 if begins else 429)
 
