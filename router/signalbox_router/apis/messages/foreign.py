@@ -39,6 +39,5 @@ OUTPUT: Table = _rows(REFUSED, "task_budget")
 RENAMED: Mapping[str, str] = {
     "stop": "stop_sequences",
     "tool_choice.tool": "tool_choice.name",
-    "structured_output.json_schema": "output_config.format.schema",
 }
 """Fields by their names in the checks of all APIs."""

@@ -279,15 +279,18 @@ class ConversationBody(Body):
     cache_control: CacheControl | None = None
     """No effect: every prefix is cached."""
 
-    def client_name(self, field: str) -> str:
-        if field.startswith("structured_output") and self.forces_call:
-            return "tools"
-        return foreign.RENAMED.get(field, field.replace("].parameters", "].input_schema"))
-
     @property
     def forces_call(self) -> bool:
         """True if the answer must be a tool call."""
         return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
+
+    def client_name(self, field: str) -> str:
+        if field.partition(".")[0] != "structured_output":
+            return foreign.RENAMED.get(field, field.replace("].parameters", "].input_schema"))
+        newer = self.output_config.format if self.output_config else None
+        if self.forces_call or newer is self.output_format is None:
+            return "tools"
+        return "output_format.schema" if newer is None else "output_config.format.schema"
 
 
 class CountTokensBody(ConversationBody):

@@ -200,6 +200,8 @@ FORCED = {"tool_choice": {"type": "tool", "name": "web_search"}}
         ({"output_config": {"task_budget": {"type": "tokens", "total": 5}}}, "task_budget"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}},
          "output_config.format.schema: "),
+        ({"output_format": {"type": "json_schema", "schema": {"type": "nothing"}}},
+         "output_format.schema: "),
         ({"tools": [WEATHER | {"input_schema": {"type": "no"}}], "tool_choice": {"type": "any"}},
          r"tools\[0\]\.input_schema: "),
         ({"stop_sequences": [""]}, "stop_sequences: "),
