@@ -64,8 +64,12 @@ class _UpdatePath:
             reader.read(update)
         if self.span.is_recording:
             self.span.add_update(update)
-        if update.end is not None:
-            self.observed.ended(update.request, update.end)
+        if (end := update.end) is not None:
+            if self.readers:
+                num_tokens = sum(reader.num_reasoning_tokens for reader in self.readers)
+                end = end._replace(num_reasoning_tokens=num_tokens)
+                update = update._replace(end=end)
+            self.observed.ended(update.request, end)
         if self.account is not None:
             self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
         return update if self.buffer is None else self.buffer.push(update)

@@ -58,40 +58,41 @@ class ReasoningParser:
         self._held = ""
         self._is_at_start = not is_continued
         self._has_marker = False
-        self._is_within = begins_within
+        self.is_within = begins_within
+        """True while the text that follows is reasoning."""
         self._wants_text = False
         """True while white space before the answer is dropped."""
         self._is_cut = False
         """True if a call has ended the reasoning."""
 
     def push(self, text: str) -> Split:
-        if not (self._is_at_start or self._is_within or self._wants_text):
+        if not (self._is_at_start or self.is_within or self._wants_text):
             return Split("", self._without_end(text))
         self._held += text
         if self._is_at_start and not self._read_start():
             return Split("", "")
-        reasoning = self._read_reasoning() if self._is_within else ""
-        return Split(reasoning, "" if self._is_within else self._without_end(self._read_text()))
+        reasoning = self._read_reasoning() if self.is_within else ""
+        return Split(reasoning, "" if self.is_within else self._without_end(self._read_text()))
 
     def flush(self) -> Split:
         """Returns the held text, at the end of the answer."""
         held, self._held = self._held, ""
-        if self._is_at_start and not self._is_within:
+        if self._is_at_start and not self.is_within:
             return Split("", held)
-        return Split(_unmarked(held.rstrip()) if self._is_within else "", "")
+        return Split(_unmarked(held.rstrip()) if self.is_within else "", "")
 
     def _read_start(self) -> bool:
         """Removes a start marker; returns whether it is decided that there is one or none."""
         text, start = self._held.lstrip(), self._start
         if not self._has_marker:
             if text.startswith(start):
-                self._has_marker = self._is_within = True
+                self._has_marker = self.is_within = True
                 text = text[len(start) :].lstrip()
             elif start.startswith(text) and len(self._held) <= MAX_HELD_SPACE:
                 return False
-        if self._is_within:
+        if self.is_within:
             self._held = text
-        self._is_at_start = self._is_within and not text  # the marker's trailing space may continue
+        self._is_at_start = self.is_within and not text  # the marker's trailing space may continue
         return not self._is_at_start
 
     def _read_reasoning(self) -> str:
@@ -99,7 +100,7 @@ class ReasoningParser:
         found = [(at, one) for one in self._ends if (at := text.find(one)) >= 0]
         if found:
             position, end = min(found)
-            self._is_within, self._wants_text = False, True
+            self.is_within, self._wants_text = False, True
             self._is_cut = end != self._ends[0]
             self._held = text[position + len(end) * (not self._is_cut) :]
             return _unmarked(text[:position].rstrip())
@@ -139,12 +140,16 @@ class ReasoningReader:
         make_parser: Callable[[], ReasoningParser],
         *,
         kept_token_ids: frozenset[int],
+        opening_token_id: int | None = None,
         is_last: bool = True,
     ) -> None:
         """Makes a reader; another one that looks for marked tokens follows unless `is_last`."""
         self.kept_token_ids = kept_token_ids
         """Tokens that the text must show, and mark, for the markers to be found."""
+        self.num_reasoning_tokens = 0
+        """Tokens of the reasoning so far, in all sequences, without its markers."""
         self._make_parser = make_parser
+        self._opening_token_id = opening_token_id
         self._is_last = is_last
         self._parsers: dict[int, ReasoningParser] = {}
 
@@ -153,13 +158,24 @@ class ReasoningReader:
             parser = self._parsers.get(delta.index)
             if parser is None:
                 parser = self._parsers[delta.index] = self._make_parser()
+            was_within = parser.is_within
             delta.reasoning, delta.text = parser.push(delta.text)
+            if was_within or parser.is_within or delta.reasoning:
+                self._count(delta.token_ids, ends=not parser.is_within)
             if delta.finish is not None:
                 reasoning, text = parser.flush()
                 delta.reasoning += reasoning
                 delta.text += text
             if self._is_last:
                 delta.text = _unmarked(delta.text)
+
+    def _count(self, token_ids: Sequence[int], *, ends: bool) -> None:
+        """Counts tokens of reasoning; up to its marker where it ends among them."""
+        for token_id in token_ids:
+            if token_id not in self.kept_token_ids:
+                self.num_reasoning_tokens += 1
+            elif ends and token_id != self._opening_token_id:
+                break
 
 
 class Reasoning(NamedTuple):
@@ -222,7 +238,12 @@ def reasoning_reader(
         is_continued=reasoning.is_continued,
         calls=[MARK + one for one in openings if one in tokens],
     )
-    return ReasoningReader(make_parser, kept_token_ids=frozenset(tokens.values()), is_last=is_last)
+    return ReasoningReader(
+        make_parser,
+        kept_token_ids=frozenset(tokens.values()),
+        opening_token_id=tokens.get(format_.start),
+        is_last=is_last,
+    )
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:

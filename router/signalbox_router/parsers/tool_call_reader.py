@@ -48,6 +48,8 @@ class ToolCallReader:
         """Markers that open calls."""
         self.kept_token_ids = kept_token_ids
         """Tokens that the text must show, and mark, for calls to be found."""
+        self.num_reasoning_tokens = 0
+        """Tokens of reasoning, in formats whose markup of calls and of reasoning is one."""
         self._make_parser = make_parser
         self._parsers: dict[int, Parser] = {}
 
@@ -57,7 +59,9 @@ class ToolCallReader:
             if parser is None:
                 parser = self._parsers[delta.index] = self._make_parser()
             delta.text, delta.tool_calls, reasoning = parser.push(delta.text)
-            delta.reasoning += reasoning
+            if reasoning:
+                delta.reasoning += reasoning
+                self.num_reasoning_tokens += len(delta.token_ids)
             if delta.finish is None:
                 continue
             text, calls, reasoning = parser.flush()

@@ -77,6 +77,8 @@ class End(NamedTuple):
     timings: Timings
     time_to_first_token_ns: int | None = None
     """Nanoseconds from arrival at the router until the first token was sent."""
+    num_reasoning_tokens: int = 0
+    """Completion tokens that are reasoning, without its markers."""
 
 
 def end_unmeasured(num_prompt_tokens: int) -> End:

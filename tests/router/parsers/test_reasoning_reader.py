@@ -12,7 +12,9 @@ from signalbox.client.terminal_answer import show
 from signalbox.llm.requests.conversations import messages_of
 from signalbox_client import AsyncClient
 from signalbox_contract.errors import InvalidArgument
+from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.parsers.reasoning_formats import FORMATS
 from signalbox_router.parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
 from signalbox_router.prompt.chat.conversation import Conversation
@@ -30,7 +32,17 @@ from tests.router.apis.inference.test_chat import (
     writing,
 )
 from tests.router.apis.openai.clients import make_http
-from tests.router.fakes import make_files, make_tokenizer
+from tests.router.fakes import (
+    IM_END,
+    IM_START,
+    bytewise_ids,
+    finished,
+    make_files,
+    make_tokenizer,
+    step,
+    token,
+)
+from tests.router.stack import Outputs
 
 THINKS = TEMPLATE + "{# <think> </think> #}"
 OPENS = TEMPLATE + "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}{# </think> #}"
@@ -276,3 +288,38 @@ async def test_an_answer_without_text_may_be_sent_back(name: str | None) -> None
     Conversation(messages=messages).check()
     with pytest.raises(InvalidArgument, match=r"messages\[0\].content"):
         Conversation(messages=[messages[0]._replace(content=())]).check()
+
+
+async def test_a_budget_and_a_structured_output_are_of_the_reasonings_tokens() -> None:
+    """The special tokens <|im_start|> and <|im_end|> play the markers."""
+    files = make_files(chat_template=THINKS)
+    text = files["tokenizer.json"].decode()
+    for name, marker in ((IM_START, "<think>"), (IM_END, "</think>")):
+        text = text.replace(name, marker)
+    files["tokenizer.json"] = text.encode()
+
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        reasoning = [token(IM_START), *bytewise_ids("I write </think> now."), token(IM_END)]
+        for ids in (reasoning[:4], [*reasoning[4:], *bytewise_ids("{}")]):
+            yield step((add.handle, 0, ids))
+        yield step(**finished(add.handle))
+
+    async with make_http(script, files=files) as http:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "thinking_token_budget": 21}
+        body["response_format"] = {"type": "json_object"}
+        answer = (await http.raw.post("/v1/chat/completions", json=body)).json()
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("I write </think> now.", "{}")
+        assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 21}
+        params = http.stack.scheduler.added[0].sampling_params
+        assert params.constraint_scope == common_pb2.ConstraintScope(
+            opening_token_ids=[token(IM_START)],
+            closing_token_ids=[token(IM_END)],
+            max_reasoning_tokens=21,
+            is_required=True,
+        )
+        assert params.structured_output.HasField("json_object")
+    async with make_http(files=make_files(chat_template=THINKS)) as http:
+        refused = await http.raw.post("/v1/chat/completions", json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "thinking_token_budget"

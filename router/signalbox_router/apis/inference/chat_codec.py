@@ -124,6 +124,7 @@ def _thinking(thinking: pb.Thinking) -> Thinking:
     return Thinking(
         is_enabled=thinking.is_enabled if thinking.HasField("is_enabled") else None,
         effort=thinking.effort if thinking.HasField("effort") else None,
+        budget=thinking.budget if thinking.HasField("budget") else None,
     )
 
 

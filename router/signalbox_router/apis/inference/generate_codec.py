@@ -132,6 +132,7 @@ def responses(kind: type[Response], update: Update) -> Iterable[Response]:
         _write_delta(message.outputs.add(), delta, update.request.tokenizer)
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
+        message.usage.reasoning_tokens = update.end.num_reasoning_tokens
         message.timings.CopyFrom(_timings(update.end))
     if update.prompt_logprobs:
         return _after_prompt_logprobs(kind, update, message)

@@ -15,7 +15,6 @@ from signalbox_router.apis.openai.requests.chat_types import ChatBody
 from signalbox_router.apis.openai.response_fields import (
     NULLS_OF_ANSWER,
     NULLS_OF_CHOICE,
-    NULLS_OF_USAGE,
     EventStream,
     ResponseHead,
     TextEvent,
@@ -79,7 +78,7 @@ class ChatAnswer(EventStream):
         self._head = head
         self._tokens = Tokens(head.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._plan = usage_plan(body)
-        self._usage = UsageCounter(self._plan)
+        self._usage = UsageCounter(self._plan, is_chat=True)
         self._shows_reasoning = body.shows_reasoning
         self._shows_logprobs = bool(body.logprobs) and self._shows_reasoning
         self._shows_token_ids = bool(body.return_token_ids) and self._shows_reasoning
@@ -110,7 +109,7 @@ class ChatAnswer(EventStream):
                 if self._shows_logprobs:
                     choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
-        answer["usage"] = self._usage.body() | NULLS_OF_USAGE
+        answer["usage"] = self._usage.body()
         return answer
 
     def events(self, update: Update) -> bytes:

@@ -122,9 +122,14 @@ def usage_plan(body: GenerationBody) -> UsagePlan:
 class UsageCounter:
     """Sums the tokens of all prompts of an HTTP request."""
 
-    def __init__(self, plan: UsagePlan, *, echoes: bool = False) -> None:
-        """`echoes` is True if each sequence begins with its prompt, which is not counted as
-        generated."""
+    def __init__(self, plan: UsagePlan, *, echoes: bool = False, is_chat: bool = False) -> None:
+        """Makes a counter.
+
+        Args:
+            echoes: True if each sequence begins with its prompt, which is not counted as generated.
+            is_chat: True if the tokens of reasoning are told.
+        """
+        self._num_reasoning = 0 if is_chat else None
         self._of_prompts: dict[int, Usage] = {}
         self._counts_tokens = plan.in_every_event
         """False if the usage is asked for only when it is in the requests' ends."""
@@ -141,6 +146,8 @@ class UsageCounter:
         self.open(update)
         if update.end is not None:
             self._of_prompts[update.position] = update.end.usage
+            if self._num_reasoning is not None:
+                self._num_reasoning += update.end.num_reasoning_tokens
         elif self._counts_tokens:
             self._count(update)
 
@@ -175,4 +182,7 @@ class UsageCounter:
     def body(self) -> dict[str, Any]:
         """Returns the usage of requests that have ended."""
         cached = sum(usage.cached_tokens for usage in self._of_prompts.values())
-        return {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}
+        body = {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}
+        if self._num_reasoning is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning}
+        return body

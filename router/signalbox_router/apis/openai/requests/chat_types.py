@@ -170,6 +170,8 @@ class ChatBody(ConversationBody, GenerationBody):
     replaces response_format. Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
     """True if one answer may have several calls. Default true."""
+    thinking_token_budget: int | None = None
+    """vLLM: most tokens of reasoning; then it ends, and the answer begins. Default: no bound."""
     include_reasoning: bool | None = None
     """vLLM: false leaves the reasoning out of the answer, and with it token ids and log
     probabilities, which would show it. Default true."""

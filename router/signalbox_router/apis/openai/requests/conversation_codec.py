@@ -94,6 +94,12 @@ def set_tool_choice(request: pb.ChatRequest, body: ChatBody) -> None:
     set_field(request, "parallel_tool_calls", body.parallel_tool_calls)
 
 
+def set_budget(request: pb.ChatRequest, body: ChatBody) -> None:
+    budget, param = body.thinking_token_budget, "thinking_token_budget"
+    if budget is not None:
+        set_field(request.thinking, "budget", budget, param=param)
+
+
 def _message(position: int, message: ChatMessage) -> pb.ChatMessage:
     content = message.content
     if isinstance(content, list):

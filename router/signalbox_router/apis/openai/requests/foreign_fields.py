@@ -224,7 +224,7 @@ COMPLETION: Table = {
     **_refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
 }
 
-_OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning")
+_OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning", "thinking_token_budget")
 """Fields that only chats have; a chat's body declares them."""
 OLDER_NAMES = {"max_completion_tokens": "max_tokens"}
 """Fields of a chat, and the name of completions that each precedes."""
@@ -241,6 +241,7 @@ CHAT: Table = {
         OPENAI, "audio", "functions", "moderation", "prediction", function_call="none",
         verbosity="medium",
     ),
+    "thinking_budget": Foreign(QWEN, None, "thinking_token_budget"),
     "continue_": Foreign(WEBUI, False, "continue_final_message"),
     "instruction_template_str": Foreign(WEBUI, None, "chat_template"),
     **_refused(

@@ -13,7 +13,11 @@ from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference import generate_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody
-from signalbox_router.apis.openai.requests.conversation_codec import chat_request, set_tool_choice
+from signalbox_router.apis.openai.requests.conversation_codec import (
+    chat_request,
+    set_budget,
+    set_tool_choice,
+)
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import extend_field, set_field
 from signalbox_router.apis.openai.requests.request_totals import check_lengths, check_products
@@ -105,6 +109,7 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
     _check_logprob_token_ids(body)
     request = chat_request(body)
     set_tool_choice(request, body)
+    set_budget(request, body)
     request.request_id = request_id
     set_common(request, body, model)
     params = request.sampling_params

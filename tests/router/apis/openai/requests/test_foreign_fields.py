@@ -82,6 +82,7 @@ OTHER_VALUES: Json = {
     "add_special_tokens": False, "truncation_side": "left", "normalize": False, "dimensions": 2,
     "continue_final_message": True, "chat_template": "{{ messages[0].content }}",
     "instruction": "x", "top_n": 1, "use_activation": True, "return_documents": True,
+    "thinking_token_budget": 5,
 }  # fmt: skip
 """A value of each field that rows mean, in the words of those rows."""
 
