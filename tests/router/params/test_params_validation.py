@@ -299,7 +299,7 @@ def test_every_field_of_the_contract_is_served() -> None:
         "add_special_tokens", "add_generation_prompt", "priority", "cache_salt", "chat_template",
         "chat_template_kwargs", "continue_final_message", "tools", "tool_choice",
         "parallel_tool_calls", "parse_special_tokens",
-        "truncate_prompt_tokens", "echo", "output_kind", "stream_interval",
+        "truncate_prompt_tokens", "echo", "output_kind", "stream_interval", "thinking",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"

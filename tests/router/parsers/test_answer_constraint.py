@@ -53,7 +53,7 @@ CALLS = {
     ],
     "json": [CALL],
 }
-CALLS_OF_TOKENS = {"mistral": ['[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{}']}
+CALLS_OF_TOKENS = {"mistral": ['[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 1}']}
 """Calls as a model writes them whose vocabulary has the markers, where that differs."""
 NO_CALLS = [
     "Let me see.",
@@ -205,7 +205,7 @@ def test_strict_calls_conform_from_their_marker_on() -> None:
     marker = model.tokenizer.vocabulary.token_id("[TOOL_CALLS]")
     assert scope == Scope(marker_token_ids=(marker,), is_repeated=True, is_required=False)
     conforms = matching(model, wrapped)
-    call = CALLS["mistral"][0]
+    (call,) = CALLS_OF_TOKENS["mistral"]
     assert conforms(call) and not conforms(call.replace("1", "true")) and not conforms("Well.")
     loose = constrain(model, conversation(), setting="mistral")
     assert loose == ((), NOTHING_MORE.scope)
