@@ -109,7 +109,7 @@ class PeerIdentity:
     kv_format: str = ""
     """Equal of workers that can read each other's blocks; empty if no other worker can."""
 
-    def can_read(self, other: "PeerIdentity") -> bool:
+    def has_format_of(self, other: "PeerIdentity") -> bool:
         """Says whether another worker's blocks have the same bytes as those of this one."""
         return bool(self.kv_format) and self.kv_format == other.kv_format
 

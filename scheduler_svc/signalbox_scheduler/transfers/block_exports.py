@@ -44,8 +44,8 @@ class TransferEndpoint:
     """Makes the worker's driver plan."""
 
     def can_read(self, other: "TransferEndpoint") -> bool:
-        """Says whether another worker's blocks have the same bytes as this one's."""
-        return other is not self and self.identity.can_read(other.identity)
+        """Says whether the other end is another worker, with blocks that this one can use."""
+        return other is not self and self.identity.has_format_of(other.identity)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -20,7 +20,10 @@ RETRY_S = 0.25
 
 
 class MigrationEnd:
-    """One worker, as a source and as a destination of groups on their way."""
+    """One worker, as a migration sees it, whose source or destination it is.
+
+    `WorkerMigrations`, which knows migrations, adds the plans of the worker.
+    """
 
     def __init__(self, state: SchedulerState, peer: TransferPeer) -> None:
         self.queues = state.queues

@@ -65,7 +65,7 @@ class PeerRegistry:
     def _has_peer(self, worker: SchedulerState) -> bool:
         identity = peer_identity(worker.config)
         others = (other for other in self._wakes if other is not worker)
-        return any(identity.can_read(peer_identity(other.config)) for other in others)
+        return any(identity.has_format_of(peer_identity(other.config)) for other in others)
 
     def leave(self, worker: SchedulerState, now: float) -> None:
         """Takes a worker out that is gone, whose transfers end with it; its groups are where they
@@ -159,9 +159,8 @@ def _may_rebalance(source: WorkerMigrations, destination: WorkerMigrations, now:
     """Says whether a worker takes groups of another only because it has fewer."""
     if destination is source or destination.only_prefills or not destination.queues.is_accepting:
         return False
-    if not destination.peer.can_read(source.peer) or destination.peer.reads.avoids(
-        source.peer.exports, now
-    ):
+    reader, owner = destination.peer, source.peer
+    if not reader.endpoint.can_read(owner.endpoint) or reader.reads.avoids(owner.exports, now):
         return False
     # Else the destination would run out of blocks first, and hand groups back.
     return destination.blocks.gpu.share_in_use <= source.blocks.gpu.share_in_use

@@ -38,10 +38,6 @@ class TransferPeer:
     def samples(self) -> Iterator[Sample]:
         return self.reads.counts.samples(tier="peer", num_bytes_out=self.exports.num_bytes)
 
-    def can_read(self, other: "TransferPeer") -> bool:
-        """Says whether another worker's blocks have the same bytes as this one's."""
-        return self.endpoint.can_read(other.endpoint)
-
 
 def peer_identity(config: WorkerConfig) -> PeerIdentity:
     """Returns the identity of a worker; without a format of blocks if its CPU pool exports none."""

@@ -100,10 +100,10 @@ class TransferConnector(KVConnector):
         plan.has_incoming = self.migrations.has_ready
 
     def admit_ready(self, now: float) -> Iterable[SequenceGroup]:
-        return self.migrations.take_in(now)
+        return self.migrations.admit_ready(now)
 
     def release_reservation(self, now: float) -> bool:
-        return self.migrations.yield_room(now)
+        return self.migrations.release_reservation(now)
 
     def finish_step(self, plan: StepPlan, now: float) -> None:
         """Gives a filled plan its transfers; a step of a suspect has none."""

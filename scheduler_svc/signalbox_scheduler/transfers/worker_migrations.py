@@ -29,7 +29,7 @@ GROWTH_BLOCKS = 2
 
 
 class WorkerMigrations(MigrationEnd):
-    """One worker's."""
+    """Plans what comes to one worker, and reserves room for it."""
 
     def __init__(self, state: SchedulerState, peer: TransferPeer) -> None:
         super().__init__(state, peer)
@@ -91,7 +91,8 @@ class WorkerMigrations(MigrationEnd):
             or len(self.incoming) >= MAX_INCOMING
         ):
             return False
-        if not self.peer.can_read(source.peer) or not source.may_leave(group):
+        can_read = self.peer.endpoint.can_read(source.peer.endpoint)
+        if not can_read or not source.may_leave(group):
             return False
         selection = self._group_selection
         if not selection.can_ever_run(group) or not selection.has_slots(group):
@@ -176,10 +177,10 @@ class WorkerMigrations(MigrationEnd):
 
     @property
     def has_ready(self) -> bool:
-        """True if `take_in` has something to do in the plan that is being filled."""
+        """True if `admit_ready` has something to do in the plan that is being filled."""
         return bool(self._ready)
 
-    def take_in(self, now: float) -> list[SequenceGroup]:
+    def admit_ready(self, now: float) -> list[SequenceGroup]:
         """Lets groups that have all their blocks here run here; returns them."""
         ready, self._ready = self._ready, []
         taken = []
@@ -258,7 +259,7 @@ class WorkerMigrations(MigrationEnd):
 
     # Giving up
 
-    def yield_room(self, now: float) -> bool:
+    def release_reservation(self, now: float) -> bool:
         """Gives up the youngest reservation, as running groups lack blocks; False if none is."""
         if not self.incoming:
             return False

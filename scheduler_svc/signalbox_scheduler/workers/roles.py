@@ -49,7 +49,7 @@ class Roles:
                     " and --cpu-prefix-cache, or leave --role out"
                 )
         for other in pool[1:]:
-            if not _identity(loop).can_read(_identity(other)):
+            if not _identity(loop).has_format_of(_identity(other)):
                 return (
                     f"its KV blocks are not those of the worker at {other.worker_name}; in a pool"
                     " with roles all workers have the same weights, type of K and V, block size,"
