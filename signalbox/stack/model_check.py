@@ -35,6 +35,11 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
         return
     for name, folder in settings.adapters:
         check_adapter(name, Path(folder))
+    if settings.adapter_dir is not None and not settings.adapter_dir.is_dir():
+        raise FileNotFoundError(
+            f"--adapter-dir is {str(settings.adapter_dir)!r}: there is no such folder; make one,"
+            " which may stay empty, or name another"
+        )
     check_packages(settings, settings, settings, settings.parallel)
     sizes = weight_sizes(settings)
     if sizes is not None and settings.device != "cuda":

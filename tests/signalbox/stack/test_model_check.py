@@ -195,6 +195,13 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
         check_model(WorkerSettings(model=model))
 
 
+def test_a_folder_of_adapters_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    model = make_directory(tmp_path, num_values=64)
+    check_model(WorkerSettings(model=model, adapter_dir=tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"--adapter-dir is .*gone': there is no such"):
+        check_model(WorkerSettings(model=model, adapter_dir=tmp_path / "gone"))
+
+
 @pytest.mark.model
 def test_a_gguf_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "short.gguf"
