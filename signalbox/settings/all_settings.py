@@ -21,5 +21,6 @@ KNOWN = {field for service in SERVICES for field in service.model_fields}
 """Names of all settings: one file may serve several commands, so it may have any service's."""
 _NAMES = "|".join(sorted((name for name in KNOWN if "_" in name), key=len, reverse=True))
 # A name of one word counts as a field only at a message's start: "device is 'cuda', but".
-FIELD = re.compile(rf"(?<![\w-])(?:{_NAMES})(?!\w)|\A(?:device|dtype|quantization)(?= is )")
+# Within a path, or before a suffix, such as generation_config.json, it is a file's.
+FIELD = re.compile(rf"(?<![\w/-])(?:{_NAMES})(?!\w|\.\w)|\A(?:device|dtype|quantization)(?= is )")
 """A field's name in a message."""

@@ -195,6 +195,7 @@ def test_health_is_the_exit_status(tmp_path: Path) -> None:
          "--max-num-batched-tokens is 1; at least --max-num-seqs (2)"),
         ("cannot read my_block_size or --swap-space", "cannot read my_block_size or --swap-space"),
         ("no such device is here", "no such device is here"),
+        ("no chat_template.jinja in a/kv_disk", "no chat_template.jinja in a/kv_disk"),
     ],
 )  # fmt: skip
 def test_messages_of_services_name_flags(message: str, expected: str) -> None:
