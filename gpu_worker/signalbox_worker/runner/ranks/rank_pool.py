@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from signalbox_contract.wording import counted
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.runner.ranks.launchers import RankLauncher, StartedRank
 from signalbox_worker.runner.ranks.rank_adapters import AdapterOpening
@@ -89,6 +90,8 @@ class RankPool:
         self.ended_moves: SimpleQueue[tuple[int, EndedMoves]] = SimpleQueue()
         """Reports of the ranks on their stores."""
         self._launcher, self.tls = launcher, launcher.tls
+        if launcher.are_placed:
+            logger.info("waiting at %s for %s", launcher.address, counted(num_ranks - 1, "rank"))
         self.servicer = FirstRankServicer(self._take_in, self.meeting, self._on_link_lost, self.tls)
         self._all: list[_StartedFollower] = []
         try:  # a rank that runs removes the folder if this one is killed: ranks come first

@@ -1,6 +1,7 @@
 """Ranks as processes end together, with the right status, and leave nothing."""
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -188,7 +189,10 @@ def join_only(network: RankNetwork, hello: Hello) -> None:
     threading.Thread(target=join, daemon=True).start()
 
 
-def test_ranks_that_do_not_join_are_named(native_tiny: Path) -> None:
+def test_ranks_that_do_not_join_are_named(
+    native_tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     address = f"127.0.0.1:{free_port()}"
     reasons: list[str] = []
     start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
@@ -199,6 +203,7 @@ def test_ranks_that_do_not_join_are_named(native_tiny: Path) -> None:
             ranks=AwaitedRanks(RankNetwork(address=address, first_address=address), join_s=0.25),
         )
     assert len(reasons) == 1
+    assert f"waiting at {address} for 2 ranks" in caplog.messages
 
 
 @pytest.mark.parametrize(
