@@ -21,7 +21,7 @@ FLUSH_S = 1
 """Seconds for clients to read the ends of their answers."""
 
 
-class HttpServer:
+class HttpServer(HttpPort):
     """Serves an application; refuses new requests while it drains."""
 
     def __init__(
@@ -35,26 +35,13 @@ class HttpServer:
     ) -> None:
         """Makes a server; `shapes` are those of `paths.error_shapes`."""
         self._gate = _Gate(app)
-        self._listener = HttpPort(
+        super().__init__(
             Paths(self._gate, shapes),
             endpoint,
             access=access,
             limits=limits,
             timeout_keep_alive=KEEP_ALIVE_S,
         )
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    @property
-    def address(self) -> str:
-        """The server's listening address, "host:port"."""
-        return self._listener.address
-
-    async def start(self) -> int:
-        """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
-        return await self._listener.start()
 
     def stop_serving(self) -> None:
         """Answers new requests with 503 from now on; running ones continue."""
@@ -64,7 +51,7 @@ class HttpServer:
         """Returns when the running requests have ended, cut off after grace_s."""
         self.stop_serving()
         is_idle = await self._gate.wait_idle(timeout_s=grace_s)
-        await self._listener.stop(flush_s=FLUSH_S if is_idle else 0)
+        await self.stop(flush_s=FLUSH_S if is_idle else 0)
 
 
 class _Gate:

@@ -23,7 +23,7 @@ FLUSH_S = 1
 """Seconds for a scrape to be read and for idle connections to be closed."""
 
 
-class MetricsServer:
+class MetricsServer(HttpPort):
     """Serves a registry at /metrics and nothing else."""
 
     def __init__(
@@ -36,7 +36,7 @@ class MetricsServer:
     ) -> None:
         """`names_callers` is True if only certain roles may call the service's gRPC port."""
         self._scheme = "https" if endpoint.tls.serves else "http"
-        self._listener = HttpPort(
+        super().__init__(
             _only_metrics(_shown(registry)),
             endpoint,
             names_callers=names_callers,
@@ -44,24 +44,15 @@ class MetricsServer:
             limits=port_limits.OF_METRICS,
         )
 
-    @property
-    def port(self) -> int:
-        return self._listener.port
-
-    @property
-    def address(self) -> str:
-        """The server's listening address, "host:port"."""
-        return self._listener.address
-
     async def start(self) -> int:
         """Listens and returns the port. Raises PortInUse, BindError or TlsError."""
-        port = await self._listener.start()
+        port = await super().start()
         logger.info("metrics at %s://%s%s", self._scheme, self.address, PATH)
         return port
 
-    async def stop(self) -> None:
+    async def stop(self, *, flush_s: int = FLUSH_S) -> None:
         """Closes the port, to be called when all else has ended."""
-        await self._listener.stop(flush_s=FLUSH_S)
+        await super().stop(flush_s=flush_s)
 
 
 def _shown(registry: CollectorRegistry) -> ASGIApp:
