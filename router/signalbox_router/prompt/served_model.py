@@ -1,6 +1,6 @@
 """A model that schedulers' workers serve, as the router knows it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 from signalbox_contract.model import Adapter, ModelInfo
@@ -45,18 +45,10 @@ class ServedModel:
         effective_max_model_len: int = 0,
     ) -> Self:
         """Returns the model that workers announce, with a tokenizer made of its files."""
+        shared = {one.name for one in fields(cls)} & {one.name for one in fields(model)}
         return cls(
-            name=model.name,
-            architecture=model.architecture,
-            dtype=model.dtype,
-            vocab_size=model.vocab_size,
-            max_model_len=model.max_model_len,
-            eos_token_ids=model.eos_token_ids,
+            **{name: getattr(model, name) for name in shared},
             tokenizer=tokenizer,
-            sampling_defaults=model.sampling_defaults,
-            pooling=model.pooling,
-            adapters=model.adapters,
-            started_as=model.started_as,
             effective_max_model_len=effective_max_model_len,
         )
 

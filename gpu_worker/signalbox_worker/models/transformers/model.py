@@ -96,7 +96,7 @@ class TransformersModel(Model):
         self._model.tie_weights()  # made without initialisation, a tied head is still its own
         pin_longrope(self._model, self._max_model_len)
         return {
-            name: partial(_copy, parameter.data)
+            name: partial(copy_checked, parameter.data)
             for name, parameter in self._model.named_parameters()
         }
 
@@ -256,10 +256,6 @@ def _refuse_incomplete(info: Mapping[str, Any]) -> None:
             f"weight {min(map(str, info['mismatched_keys']))} has an unexpected shape; "
             "config.json does not belong to these weights"
         )
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    copy_checked(target, source)
 
 
 @contextmanager

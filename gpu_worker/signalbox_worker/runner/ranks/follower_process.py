@@ -58,7 +58,6 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
     Loaded,
     LogLine,
     Meet,
-    Met,
     OpenAdapter,
     OpenBlocks,
     ProfileRun,
@@ -113,7 +112,10 @@ class Follower:
         self._commands: SimpleQueue[tuple[Command, int] | None] = SimpleQueue()
         """Each with the time of the monotonic clock at which it came, in nanoseconds."""
         self._num_commands = self._arrived_ns = 0
-        self._calls: Calls = {Meet: self._meet, Start: self._start}
+        self._calls: Calls = {
+            Meet: partial(reach, rank=rank, tls=tls),
+            Start: self._start,
+        }
         self._beside: Calls = {}
         """Calls that begin at once, on the thread that reads, and are not counted."""
         self._shards = ExitStack()
@@ -186,9 +188,6 @@ class Follower:
         self._blocks.close()
         self._first.close()
         self._server.close()
-
-    def _meet(self, command: Meet) -> Met:
-        return reach(command, rank=self._rank, tls=self._network.tls)
 
     def _start(self, start: Start) -> Report:
         """Loads this rank's shard. Rank 0 fails at the same, most often, and says it."""

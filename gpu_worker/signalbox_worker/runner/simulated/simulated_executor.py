@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_contract.model import ModelInfo
-from signalbox_worker.batch.arrays import Int32Array, Int64Array
+from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.device.inspection import BackendInUse
@@ -50,7 +50,7 @@ class SimulatedExecutor(Executor):
         self.adapters = SimulatedAdapters(config.adapters)
         self.stages = StageTimes(config.stages)
         num_slots = config.max_model_len + config.block_size
-        self._weights = _weights(np.arange(num_slots, dtype=np.uint64))
+        self._weights = mix(np.arange(num_slots, dtype=np.uint64)) | np.uint64(1)
         self.drop_pools()
 
     @property
@@ -136,11 +136,12 @@ class SimulatedExecutor(Executor):
     def _write(self, batch: Batch) -> None:
         """Writes each new token's slot, continuing from the slot before the first of them."""
         slots, first = self.gpu_kv.reshape(-1), batch.query_start[:-1]
+        types = 0 if batch.token_types is None else batch.token_types.astype(np.uint64)
         own = mix(
             batch.token_ids.astype(np.uint64) * np.uint64(TOKEN)
             + batch.positions.astype(np.uint64) * np.uint64(POSITION)
             + (self.adapters.keys[batch.adapters] if batch.adapters is not None else np.uint64(0))
-            + (_segments(batch.token_types) if batch.token_types is not None else np.uint64(0))
+            + types * np.uint64(SEGMENT)
         )
         sums = np.cumsum(own, dtype=np.uint64)
         offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
@@ -183,11 +184,3 @@ class SimulatedExecutor(Executor):
                 zip(best.tolist(), rows.targets.tolist(), rows.num_logprobs.tolist(), strict=True)
             )
         ]
-
-
-def _segments(token_types: Int32Array) -> UInt64Array:
-    return token_types.astype(np.uint64) * np.uint64(SEGMENT)
-
-
-def _weights(positions: UInt64Array) -> UInt64Array:
-    return mix(positions) | np.uint64(1)

@@ -123,7 +123,7 @@ class Replay:
                     router = replayed.router(record.router_said.router)
                     apply_message(record.router_said.request, router, record.now)
             case "router_left":
-                replayed.router_left(record.router_left.router)
+                replayed.router(record.router_left.router).abort_all()
             case "worker_joined":
                 _join(replayed, record.worker_joined)
             case "worker_drains":
@@ -136,7 +136,8 @@ class Replay:
                 self._compare(record.step_sent)
             case "step_answered":
                 answered = record.step_answered
-                replayed.answer(answered.worker, decode_result(answered.response))
+                loop = replayed.workers[answered.worker].loop
+                loop.complete(decode_result(answered.response), replayed.clock.now)
             case "grammar_prepared":
                 prepared = record.grammar_prepared
                 constraint = constraint_codec.decode(prepared.structured_output)
@@ -154,10 +155,9 @@ class Replay:
                 raise NotARecording(f"record {self.num_records} is of a kind that is not known")
 
     def _plan(self, number: int) -> None:
-        plan = self._replayed.plan(number)
-        if plan is not None:
-            epoch = self._replayed.workers[number].epoch
-            self._planned = decision(encode_step(plan.to_step(epoch=epoch)))
+        worker = self._replayed.workers[number]
+        if (plan := worker.loop.fill(self._replayed.clock.now)) is not None:
+            self._planned = decision(encode_step(plan.to_step(epoch=worker.epoch)))
             self._planned_by = number
 
     def _compare(self, sent: pb.StepSent) -> None:

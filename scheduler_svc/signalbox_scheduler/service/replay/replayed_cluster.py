@@ -8,11 +8,9 @@ from collections import deque
 from typing import NamedTuple
 
 from signalbox_contract.model import ModelInfo, WorkerCapacity
-from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import RequestUpdates
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import PeerIdentity, SchedulerConfig
-from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.grammar_queue import Constraint
 from signalbox_scheduler.requests.sequence_ids import sequence_ids
@@ -64,9 +62,6 @@ class ReplayedCluster:
             self._routers[number] = ReplayedRouter(self.cluster.requests, max_messages=0)
         return self._routers[number]
 
-    def router_left(self, number: int) -> None:
-        self.router(number).abort_all()
-
     def join(
         self,
         number: int,
@@ -102,12 +97,6 @@ class ReplayedCluster:
     def leave(self, number: int) -> None:
         self.cluster.leave(self.workers.pop(number).loop)
 
-    def plan(self, number: int) -> StepPlan | None:
-        return self.workers[number].loop.fill(self.clock.now)
-
     def prepared(self, number: int, constraint: Constraint, *, fault: str) -> None:
         """Takes a worker's answer to what it was asked to compile."""
         self.workers[number].loop.prepared(constraint, fault=fault, now=self.clock.now)
-
-    def answer(self, number: int, result: StepResult) -> None:
-        self.workers[number].loop.complete(result, self.clock.now)
