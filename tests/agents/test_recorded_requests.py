@@ -10,7 +10,7 @@ from tests.agents.recorded_requests import recorded
 from tests.agents.stack import scripted_stack
 
 
-@pytest.mark.parametrize("name", ["opencode", "qwen_code", "qwen_code_memory"])
+@pytest.mark.parametrize("name", ["claude_code", "opencode", "qwen_code", "qwen_code_memory"])
 async def test_a_recorded_request_is_answered(name: str) -> None:
     request = recorded(name)
     async with (
@@ -22,6 +22,16 @@ async def test_a_recorded_request_is_answered(name: str) -> None:
         )
         assert answer.status_code == 200, answer.text
         assert _said(answer.text) == "It is done."
+
+
+async def test_the_question_before_a_conversation_is_answered() -> None:
+    request = recorded("claude_code_head")
+    async with (
+        scripted_stack(CHATML, lambda _: "") as stack,
+        httpx2.AsyncClient(base_url=stack.url) as client,
+    ):
+        answer = await client.request(request.method, request.path, headers=request.headers)
+        assert answer.status_code == 200
 
 
 def _said(stream: str) -> str:
