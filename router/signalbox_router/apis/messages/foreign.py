@@ -39,5 +39,6 @@ OUTPUT: Table = _rows(REFUSED, "task_budget")
 RENAMED: Mapping[str, str] = {
     "stop": "stop_sequences",
     "tool_choice.tool": "tool_choice.name",
+    "thinking.budget": "thinking.budget_tokens",
 }
 """Fields by their names in the checks of all APIs."""

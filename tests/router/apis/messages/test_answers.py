@@ -106,7 +106,7 @@ def test_text_between_calls_and_cut_arguments_keep_their_places() -> None:
     ("thinking", "shown"),
     [
         ({"type": "adaptive", "display": "omitted"}, [""]),
-        ({"type": "enabled", "budget_tokens": 2048, "display": "summarized"}, ["Let me see."]),
+        ({"type": "adaptive", "display": "summarized"}, ["Let me see."]),
         ({"type": "disabled"}, []),
     ],
 )

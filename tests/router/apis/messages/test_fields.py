@@ -9,6 +9,7 @@ from anthropic.types.beta import message_create_params as beta_create
 from typing_extensions import get_type_hints
 
 from signalbox_router.apis.messages import types
+from signalbox_router.apis.openai.requests.error_params import param_of
 from signalbox_router.apis.openai.requests.types import Body
 
 HEADERS = {"betas"}
@@ -46,3 +47,10 @@ def test_each_field_of_the_api_is_known(kind: type[Body], theirs: Any) -> None:
     served = {field.alias or name for name, field in kind.model_fields.items()}
     assert not served & kind.FOREIGN.keys()
     assert get_type_hints(theirs).keys() - HEADERS <= served | kind.FOREIGN.keys()
+
+
+def test_a_field_is_named_in_the_words_of_the_api() -> None:
+    """Also where no check of this API's own names it."""
+    body = types.MessagesBody(max_tokens=1, messages=[], output_format=None)
+    assert param_of("thinking.budget", body) == "thinking.budget_tokens"
+    assert param_of("sampling_params.structured_output.json_schema", body) == "tools"
