@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from signalbox.llm.in_process.engine_core import EngineCore
 from signalbox.llm.metrics import Metric, snapshot
@@ -33,6 +33,19 @@ class Controls:
     @property
     def _controlled(self) -> EngineCore:
         raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """Does the same as `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False

@@ -203,16 +203,6 @@ class LLM(PoolingMethods, Controls):
         """Ends the execution thread and frees the model."""
         self.llm_engine.close()
 
-    def shutdown(self) -> None:
-        """Does the same as `close`."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _adapted(self, encoded: list[Prompt], given: LoRAInput) -> list[Prompt]:
         """Returns the prompts with their adapters, which are loaded if they are not."""
         sha256 = self._controlled.adapters.sha256

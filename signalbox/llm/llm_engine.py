@@ -195,13 +195,3 @@ class LLMEngine(Controls):
         with self._core.interrupts:
             self._requests.clear()
             self._core.close()
-
-    def shutdown(self) -> None:
-        """Does the same as `close`."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
