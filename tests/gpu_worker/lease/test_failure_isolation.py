@@ -145,7 +145,7 @@ def test_a_batch_that_memory_does_not_suffice_for_is_run_in_parts(num_tokens: in
     assert len(sizes) > 2
     assert not outcome.failures
     assert draws(outcome, without=set()) == draws(whole, without=set())
-    assert np.array_equal(runner.gpu_kv, expected.gpu_kv)
+    assert np.array_equal(runner.simulation.gpu_kv, expected.simulation.gpu_kv)
 
 
 def test_what_memory_sufficed_for_is_the_limit_of_the_steps_to_come() -> None:

@@ -124,8 +124,8 @@ def test_blocks_that_are_stored_are_found_and_fetched_as_they_were(moves: Moves)
     assert (found[2].num_blocks, found[3].num_blocks) == (2, 0)
     fetched = moves.until_ended(StoreMoves(fetches=[Fetch(4, HASHES[:3], [1, 2, 0])]))
     assert (fetched[4].num_blocks, fetched[4].failed) == (2, "")
-    assert kv.cpu_kv[[1, 2]].tolist() == kv.gpu_kv[[4, 5]].tolist()
-    assert POISON not in kv.cpu_kv[[1, 2]]
+    assert kv.simulation.cpu_kv[[1, 2]].tolist() == kv.simulation.gpu_kv[[4, 5]].tolist()
+    assert POISON not in kv.simulation.cpu_kv[[1, 2]]
 
 
 def test_a_cleared_store_has_nothing(moves: Moves) -> None:

@@ -67,17 +67,17 @@ def test_nothing_is_reset_while_a_request_is_unfinished(engine: LLMEngine) -> No
 def test_a_sleeping_engine_holds_no_cache_and_takes_no_request(llm: LLM) -> None:
     expected = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     runner = llm.llm_engine._core._worker._runner
-    whole = runner.gpu_kv.nbytes  # type: ignore[union-attr]
+    whole = runner.simulation.gpu_kv.nbytes  # type: ignore[union-attr]
     llm.sleep()
     llm.sleep(level=1)
-    assert llm.is_sleeping() and runner.gpu_kv.nbytes < whole / 100  # type: ignore[union-attr]
+    assert llm.is_sleeping() and runner.simulation.gpu_kv.nbytes < whole / 100  # type: ignore[union-attr]
     with pytest.raises(RuntimeError, match="the engine sleeps; call wake_up"):
         llm.generate(PROMPT, GREEDY, use_tqdm=False)
     llm.wake_up(tags=["weights"])
     assert llm.is_sleeping()
     llm.wake_up()
     llm.wake_up(["kv_cache"])
-    assert not llm.is_sleeping() and runner.gpu_kv.nbytes == whole  # type: ignore[union-attr]
+    assert not llm.is_sleeping() and runner.simulation.gpu_kv.nbytes == whole  # type: ignore[union-attr]
     (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
     assert (output.outputs[0].token_ids, output.usage.cached_tokens) == (expected, 0)
 

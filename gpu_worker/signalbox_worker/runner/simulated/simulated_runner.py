@@ -8,7 +8,6 @@ from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.served_model import ServedModel, WithOneBlock
-from signalbox_worker.runner.simulated.hashing import UInt64Array
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_executor import SimulatedExecutor
 
@@ -62,16 +61,6 @@ class SimulatedRunner(LocalRunner):
 
     def memory(self) -> None:
         """Tells nothing: operators would take it for that of a model."""
-
-    @property
-    def gpu_kv(self) -> UInt64Array:
-        """Numbers of the slots, [num_gpu_blocks, block_size]."""
-        return self.simulation.gpu_kv
-
-    @property
-    def cpu_kv(self) -> UInt64Array:
-        """Numbers of swapped slots, [num_cpu_blocks, block_size]."""
-        return self.simulation.cpu_kv
 
 
 def _ranks(num_stages: int) -> tuple[WorkerRank, ...]:

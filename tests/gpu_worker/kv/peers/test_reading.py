@@ -55,7 +55,7 @@ class Peer:
     """A worker behind a port, and its steps so far."""
 
     def __init__(self, worker: Worker, runner: SimulatedRunner, address: str) -> None:
-        self.worker, self.kv = worker, runner
+        self.worker, self.kv = worker, runner.simulation
         self.address = address
         self.num_steps = 0
         self.ended: list[MoveResult] = []
@@ -112,7 +112,8 @@ async def peer(tls: TlsConfig = CLEAR, config: SimulatedConfig = CONFIG) -> Asyn
     server = main.make_server(worker, host="127.0.0.1", port=0, tls=tls)
     port = await server.start()
     rng = np.random.default_rng(port)
-    runner.cpu_kv[:] = rng.integers(1 << 63, size=runner.cpu_kv.shape, dtype=np.uint64)
+    kv = runner.simulation.cpu_kv
+    kv[:] = rng.integers(1 << 63, size=kv.shape, dtype=np.uint64)
     try:
         yield Peer(worker, runner, f"127.0.0.1:{port}")
     finally:
@@ -484,7 +485,7 @@ async def test_a_pool_without_blocks_takes_part_in_nothing() -> None:
     runner = SimulatedRunner(replace(CONFIG, num_cpu_blocks=0))
     assert runner.profile().block_format == ""
     assert SimulatedRunner(CONFIG).profile().block_format
-    assert POISON not in runner.cpu_kv
+    assert POISON not in runner.simulation.cpu_kv
 
 
 def test_pools_may_be_made_anew_after_the_event_loop_has_closed() -> None:
@@ -497,4 +498,4 @@ def test_pools_may_be_made_anew_after_the_event_loop_has_closed() -> None:
 
     asyncio.run(serve())
     runner.init_cache_engine(num_gpu_blocks=2, num_cpu_blocks=1)
-    assert (runner.gpu_kv == POISON).all()
+    assert (runner.simulation.gpu_kv == POISON).all()

@@ -79,14 +79,14 @@ def test_vectors_differ_by_token_place_segment_skip_and_model() -> None:
 class WritesOneSlotWrong(SimulatedRunner):
     def execute(self, batch: Batch) -> BatchOutput:
         slots = batch.slot_mapping.copy()
-        slots[-3] = (slots[-3] + 1) % self.gpu_kv.size
+        slots[-3] = (slots[-3] + 1) % self.simulation.gpu_kv.size
         return super().execute(replace(batch, slot_mapping=slots))
 
 
 class ReadsOneBlockWrong(SimulatedRunner):
     def execute(self, batch: Batch) -> BatchOutput:
         tables = batch.block_tables.copy()
-        tables[0, 0] = (tables[0, 0] + 1) % len(self.gpu_kv)
+        tables[0, 0] = (tables[0, 0] + 1) % len(self.simulation.gpu_kv)
         return super().execute(replace(batch, block_tables=tables))
 
 

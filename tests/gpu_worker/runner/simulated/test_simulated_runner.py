@@ -80,14 +80,14 @@ class DropsOneSwap(SimulatedRunner):
 class WritesOneSlotWrong(SimulatedRunner):
     def execute(self, batch: Batch) -> object:  # type: ignore[override]
         slots = batch.slot_mapping.copy()
-        slots[-1] = (slots[-1] + 1) % self.gpu_kv.size
+        slots[-1] = (slots[-1] + 1) % self.simulation.gpu_kv.size
         return super().execute(replace(batch, slot_mapping=slots))
 
 
 class ReadsOneBlockWrong(SimulatedRunner):
     def execute(self, batch: Batch) -> object:  # type: ignore[override]
         tables = batch.block_tables.copy()
-        tables[0, 0] = (tables[0, 0] + 1) % len(self.gpu_kv)
+        tables[0, 0] = (tables[0, 0] + 1) % len(self.simulation.gpu_kv)
         return super().execute(replace(batch, block_tables=tables))
 
 
@@ -154,10 +154,10 @@ def test_logprobs_agree_with_what_was_drawn() -> None:
 
 def test_a_new_cache_holds_poison() -> None:
     runner = make_runner()
-    runner.gpu_kv[:] = 0
+    runner.simulation.gpu_kv[:] = 0
     runner.init_cache_engine(num_gpu_blocks=3, num_cpu_blocks=2)
-    assert runner.gpu_kv.shape == (3, 4)
-    assert set(runner.gpu_kv.flat) | set(runner.cpu_kv.flat) == {POISON}
+    assert runner.simulation.gpu_kv.shape == (3, 4)
+    assert set(runner.simulation.gpu_kv.flat) | set(runner.simulation.cpu_kv.flat) == {POISON}
 
 
 def test_a_step_takes_the_time_that_was_configured() -> None:
