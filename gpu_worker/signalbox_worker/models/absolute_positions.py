@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from signalbox_worker.models.encoder_config import PlainConfig
 from signalbox_worker.models.layers import (
     Activation,
     ForwardContext,
@@ -26,20 +27,12 @@ from signalbox_worker.models.layers import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbsoluteConfig:
+class AbsoluteConfig(PlainConfig):
     """Shapes and flags; whole numbers of the model, not of a shard."""
 
-    architecture: str
-    vocab_size: int
     embedding_size: int
     """Size of the token embeddings; projected if it is not `hidden_size` (OPT-350m)."""
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    max_position: int
     activation: Activation
-    norm_eps: float
     tie_embeddings: bool
     position_offset: int = 0
     """Number of rows before that of position 0 in the table of positions."""
@@ -48,19 +41,6 @@ class AbsoluteConfig:
     """True if norms come before attention and feed-forward, False if after the residual sum."""
     final_norm: bool = True
     norm_affine: bool = True
-    sliding_windows: tuple[int | None, ...] = ()
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_size**-0.5)
 
 
 class AbsoluteAttention:

@@ -1,10 +1,12 @@
 """BERT and RoBERTa: learned positions and token types, and norms after residual sums."""
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
 from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteLayer
-from signalbox_worker.models.encoder_config import BertConfig, is_ignored
+from signalbox_worker.models.encoder_config import BertConfig, PlainConfig, is_ignored
 from signalbox_worker.models.layers import (
     ForwardContext,
     LayerNorm,
@@ -78,16 +80,9 @@ class BertEncoder(Model):
 
 def _layer_config(config: BertConfig) -> AbsoluteConfig:
     return AbsoluteConfig(
-        architecture=config.architecture,
-        vocab_size=config.vocab_size,
+        **{one.name: getattr(config, one.name) for one in fields(PlainConfig)},
         embedding_size=config.hidden_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        max_position=config.max_position,
         activation=activation(config.activation, config.architecture),
-        norm_eps=config.norm_eps,
         tie_embeddings=True,
         norm_first=False,
     )

@@ -34,8 +34,8 @@ them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderConfig:
-    """Configuration that all encoders have."""
+class PlainConfig:
+    """Configuration of models with a K and V head for each head, which divide the hidden size."""
 
     architecture: str
     vocab_size: int
@@ -45,15 +45,9 @@ class EncoderConfig:
     num_heads: int
     max_position: int
     """Longest sequence in tokens."""
-    activation: str
-    """Name of the activation in config.json."""
     norm_eps: float
     sliding_windows: tuple[int | None, ...] = ()
     """A token of a layer sees those less than so many positions away; None sees all."""
-
-    @property
-    def is_bidirectional(self) -> bool:
-        return True
 
     @property
     def num_kv_heads(self) -> int:
@@ -66,6 +60,18 @@ class EncoderConfig:
     @property
     def scale(self) -> float:
         return float(self.head_size**-0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig(PlainConfig):
+    """Configuration that all encoders have."""
+
+    activation: str
+    """Name of the activation in config.json."""
+
+    @property
+    def is_bidirectional(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
