@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint", "arithmetic", "adapters", "pooling", "started_as")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "eos_token_ids", "tokenizer_sha256", "sampling_defaults", "fingerprint", "numerics", "adapters", "pooling", "started_as")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,7 @@ class ModelInfo(_message.Message):
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     STARTED_AS_FIELD_NUMBER: _ClassVar[int]
@@ -30,11 +30,11 @@ class ModelInfo(_message.Message):
     tokenizer_sha256: str
     sampling_defaults: SamplingDefaults
     fingerprint: str
-    arithmetic: Arithmetic
+    numerics: Numerics
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
     pooling: PoolingModel
     started_as: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., arithmetic: _Optional[_Union[Arithmetic, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., pooling: _Optional[_Union[PoolingModel, _Mapping]] = ..., started_as: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., pooling: _Optional[_Union[PoolingModel, _Mapping]] = ..., started_as: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoolingModel(_message.Message):
     __slots__ = ("task", "num_outputs", "is_bidirectional", "reads_all_tokens", "activation", "dimensions")
@@ -74,7 +74,7 @@ class Adapter(_message.Message):
     is_leaving: bool
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., path: _Optional[str] = ..., loaded_at_ns: _Optional[int] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
-class Arithmetic(_message.Message):
+class Numerics(_message.Message):
     __slots__ = ("factors", "kernels", "kv_cache_dtype")
     FACTORS_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
