@@ -78,7 +78,7 @@ def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
         if schemas.types_of(schema) == _BOOLEAN and schema.keys() <= {"type", "description"}:
             yield f'value_{here}: "True" | "False"'
         else:
-            yield schema_rule(f"value_{here}", schemas.document(schema))
+            yield schema_rule(f"value_{here}", schemas.document(schema, position))
     last = f"{position}_{len(schemas.properties)}"
     if schemas.others is False:
         yield f'first_{last}: ""'
@@ -89,7 +89,7 @@ def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
     yield f"other_{position}: OTHER_{position} others_{position}"
     declared = "".join(f" & ~{literal(key)}" for key in schemas.properties)
     yield f'OTHER_{position}: (/[A-Za-z_][A-Za-z0-9_]*/{declared}) "="'
-    yield schema_rule(f"others_{position}", schemas.document(schemas.others))
+    yield schema_rule(f"others_{position}", schemas.document(schemas.others, position))
 
 
 class PythonicCallParser(CallParser):

@@ -19,10 +19,12 @@ from signalbox_contract.structured_output.schema.vocabulary import (
     NotSupported,
     SchemaError,
     definition_of,
+    reference_to,
     type_name,
     types_of,
     values_of,
 )
+from signalbox_router.params.structured_output_check import definition_of_tool
 from signalbox_router.parsers.call_rules import lark_rule, literal, schema_rule
 from signalbox_router.parsers.python_values import CONSTANTS, json_of_python
 from signalbox_router.prompt.chat.conversation import Tool
@@ -105,11 +107,14 @@ class ArgumentSchemas:
             types &= self._types(part, budget)
         return types
 
-    def document(self, schema: Any) -> Mapping[str, Any]:
-        """Returns a schema with the definitions that it refers to."""
-        if not isinstance(schema, dict):
-            return {}
-        needed: dict[str, Any] = {}
+    def document(self, schema: Any, position: int) -> Mapping[str, Any]:
+        """Returns a schema with the definitions that it refers to.
+
+        Args:
+            position: the tool's among all, by which an error names the schema.
+        """
+        own = definition_of_tool(position)
+        needed = {own: schema}
         waiting = [schema]
         while waiting:
             found = re.findall(r'"\$ref": "#/\$defs/([^"]*)"', json.dumps(waiting.pop()))
@@ -117,7 +122,7 @@ class ArgumentSchemas:
                 if name in self.definitions and name not in needed:
                     needed[name] = self.definitions[name]
                     waiting.append(needed[name])
-        return {**schema, "$defs": needed} if needed else schema
+        return {"$ref": reference_to(own), "$defs": needed}
 
     def terms(self, schema: Any) -> list[str]:
         """Returns regular expressions in Lark; a text of the schema matches all of them.
@@ -182,6 +187,7 @@ def value_rules(
     schemas: ArgumentSchemas,
     schema: Any,
     *,
+    position: int,
     is_free: bool,
     lark: str,
     end: Sequence[str],
@@ -190,6 +196,7 @@ def value_rules(
     """Returns rules for the value of an argument and the marker that ends it.
 
     Args:
+        position: the tool's among all.
         is_free: True for any text.
         lark: a client's grammar of the text, if there is one.
         end: the texts and tokens that end the value, in Lark.
@@ -198,7 +205,7 @@ def value_rules(
     if lark:
         return [f"{name}: {name}_lark {' '.join(end)}", lark_rule(f"{name}_lark", lark)]
     if not is_free and schemas.types_of(schema) != TEXT:
-        rule = schema_rule(f"{name}_json", schemas.document(schema))
+        rule = schema_rule(f"{name}_json", schemas.document(schema, position))
         return [f"{name}: {name}_json {' '.join(end)}", rule]
     terms = [_ANY_TEXT, *([] if is_free else schemas.terms(schema))]
     if stop:

@@ -83,6 +83,7 @@ class TaggedCalls(ToolCallFormat):
         known = tool if tool.strict else None
         schemas = ArgumentSchemas.of(known, is_enforced=True)
         options: dict[str, Any] = {
+            "position": position,
             "is_free": not tool.strict,
             "lark": lark_of(tool) if tool.strict else "",
             "end": written(end, self.markers, vocabulary),

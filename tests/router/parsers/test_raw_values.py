@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.structured_output.grammar import faulty_definition
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.prompt.chat.conversation import INPUT, FreeText, Tool, custom_tool
 from tests.contract.structured_output.matching import admits
@@ -88,6 +89,14 @@ def test_what_a_call_cannot_conform_to_is_refused_by_name(parameters: Any, reaso
     assert caught.value.field == "tools[1].parameters"
     assert reason in caught.value.description
     assert is_admitted(parameters, {"any": "thing"}, strict=False)
+
+
+@pytest.mark.parametrize("name", ["seed_oss", "llama4_pythonic", "json"])
+def test_a_fault_below_an_argument_names_the_tool(name: str) -> None:
+    parameters = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"uniqueItems": True}}}
+    tools = [Tool("other", strict=True), Tool("tool", "", parameters, strict=True)]
+    rules = named(name).grammar(tools, vocabulary=VOCABULARY)
+    assert faulty_definition(("rules", f"start: calls\n{rules}")) == "tools.1.parameters"
 
 
 LARK = "begin: 'patch' NL line+\nline: /[+-][^\\n]*/ NL\nNL: /\\n/\n%ignore /#/"
