@@ -246,13 +246,16 @@ class MessageAnswer:
         end = self._last.end
         num_prompt = len(self._last.request.prompt_token_ids)
         num_cached = 0 if end is None else end.usage.cached_tokens
-        num_new = 0 if end is None or not self._max_tokens else end.usage.completion_tokens
+        counted = end if self._max_tokens else None
+        num_new = 0 if counted is None else counted.usage.completion_tokens
+        num_thinking = 0 if counted is None else counted.num_reasoning_tokens
         return {
             "input_tokens": num_prompt - num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": num_new,
+            "output_tokens_details": {"thinking_tokens": num_thinking},
             "server_tool_use": None,
             "service_tier": "standard",
         }

@@ -1,18 +1,28 @@
 """Answers of the Messages API, whole and streamed, read by the types of its SDK."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import pytest
 
+from signalbox_contract.updates import Timings, Usage
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.agents import decode_reasoning
-from signalbox_router.apis.messages.response import ContentBlocks, added_up
+from signalbox_router.apis.messages.conversation_codec import conversation_of
+from signalbox_router.apis.messages.response import ContentBlocks, MessageAnswer, added_up
+from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai import streaming
-from signalbox_router.requests.request_output import Delta, Finish, FinishReason, ToolCallDelta
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import (
+    Delta,
+    End,
+    Finish,
+    FinishReason,
+    ToolCallDelta,
+)
 from tests.router.apis.inference.test_chat import TEMPLATE, writing
 from tests.router.apis.messages.clients import (
     BODY,
@@ -241,3 +251,17 @@ def test_a_delta_of_text_alone_is_written_as_any_other() -> None:
         Delta(index=0, text="B", tool_calls=[ToolCallDelta(index=0, id="a", name="f")]),
     ):
         assert blocks.text_alone(other) is None
+
+
+async def test_usage_tells_how_many_tokens_are_thoughts() -> None:
+    body = MessagesBody(**BODY)
+    answer = MessageAnswer(body, conversation_of(body), message_id="a", model="b", betas="")
+    end = End(Usage(7, 5, 3), Timings(0, 0, 0, 0), num_reasoning_tokens=2)
+    delta = Delta(index=0, text="A", finish=Finish(FinishReason.STOP))
+
+    async def updates() -> AsyncIterator[Update]:
+        yield Update(SimpleNamespace(prompt_token_ids=[5] * 7), [delta], end)  # type: ignore[arg-type]
+
+    usage = (await answer.whole(updates()))["usage"]
+    assert (usage["output_tokens"], usage["output_tokens_details"]) == (5, {"thinking_tokens": 2})
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (4, 3)
