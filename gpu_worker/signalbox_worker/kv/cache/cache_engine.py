@@ -9,9 +9,11 @@ a swap-in is there before the step that reads it, and a swap-out has read before
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import NamedTuple
 from weakref import finalize
 
 import numpy as np
@@ -24,9 +26,8 @@ from signalbox_kernels import ops
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.device.device_choice import streams_of
 from signalbox_worker.device.spans import span
-from signalbox_worker.device.streams import Stream, Streams
+from signalbox_worker.device.streams import Event, Stream, Streams
 from signalbox_worker.kv.cache.block_dependencies import BlockUse, WorkUnderWay
-from signalbox_worker.kv.cache.copy_timer import CopyClock
 from signalbox_worker.kv.cache.host_pool import SwapMemory
 from signalbox_worker.kv.cache.pools import Pools
 
@@ -161,3 +162,38 @@ def _zeroed_pool(num_blocks: int, block_bytes: int, device: torch.device) -> Ten
     if device.type == "cpu":  # NumPy's zeros are the operating system's: pages come when written
         return torch.from_numpy(np.zeros((num_blocks, block_bytes), dtype=np.uint8))
     return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
+
+
+class _Copy(NamedTuple):
+    begin: Event
+    end: Event
+    num_bytes: int
+
+
+class CopyClock:
+    """Times the copies of one stream, for the choice between swap and recompute.
+
+    A step is answered before its copies may have ended: those under way are counted by the rate of
+    the last that have; only the very first are waited for.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: deque[_Copy] = deque()
+        self._ns_per_byte: float | None = None
+        self._new_bytes = 0
+
+    def add(self, begin: Event, end: Event, *, num_bytes: int) -> None:
+        """Records a copy between two events; one that is done already counts in its call's time."""
+        if not end.is_done:
+            self._under_way.append(_Copy(begin, end, num_bytes))
+            self._new_bytes += num_bytes
+
+    def pop_ns(self) -> int:
+        """Returns the nanoseconds of the copies recorded since the last call."""
+        if self._under_way and self._ns_per_byte is None:
+            self._under_way[0].end.wait()
+        while self._under_way and self._under_way[0].end.is_done:
+            done = self._under_way.popleft()
+            self._ns_per_byte = done.end.ns_since(done.begin) / done.num_bytes
+        num_bytes, self._new_bytes = self._new_bytes, 0
+        return round(num_bytes * (self._ns_per_byte or 0.0))

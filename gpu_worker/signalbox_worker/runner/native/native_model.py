@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Row
 from signalbox_worker.batch.arrays import FloatArray
-from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE
+from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE, ModelError
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.files.checkpoints.kv_scales import KVScales, check_kv_scheme, read_kv_scales
@@ -25,20 +26,21 @@ from signalbox_worker.files.checkpoints.quantization import (
     describe_form,
 )
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
-from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.files.checkpoints.weight_names import check_shape
+from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
-from signalbox_worker.runner.native.fused_weights import without_fused
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.random_weights import random_tensors
 from signalbox_worker.runner.native.tensor_share import tensor_share
 from signalbox_worker.runner.native.threads import default_num_threads
 from signalbox_worker.runner.native.weight_shapes import (
     NORM,
+    layer_prefix,
     module_rows,
     module_shapes,
     weight_shapes,
@@ -216,3 +218,37 @@ def dtype_name(name: str, *, is_half: bool) -> str:
 def dtype_for_half() -> str:
     """Returns the dtype of activations of 16-bit models: bfloat16 where its products are fast."""
     return "bfloat16" if multiplies_bfloat16(best_isa()) else "float32"
+
+
+def without_fused(
+    stored: Mapping[str, StoredTensor], config: DecoderConfig
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with each of FUSED_PROJECTIONS replaced by its parts, which are not read
+    yet. Raises ModelError for one that has other rows."""
+    found, shapes = dict(stored), weight_shapes(config)
+    for index in range(config.num_layers if config.has_fused_projections else 0):
+        for fused, parts in FUSED_PROJECTIONS.items():
+            name = f"{layer_prefix(index)}{fused}.weight"
+            tensor = found.pop(name, None)
+            if tensor is None:  # made-up weights have the parts
+                continue
+            names = [f"{layer_prefix(index)}{part}.weight" for part in parts]
+            if double := sorted(found.keys() & {*names}):
+                raise ModelError(f"{name} stands beside {double[0]}; remove what is not meant")
+            found |= zip(names, _parts(name, tensor, [shapes[one] for one in names]), strict=True)
+    return found
+
+
+def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> list[StoredTensor]:
+    ends = list(accumulate(shape[0] for shape in shapes))
+    check_shape(name, tensor.shape, (ends[-1], *shapes[0][1:]))
+    return [_rows(tensor, end - shape[0], shape) for end, shape in zip(ends, shapes, strict=True)]
+
+
+def _rows(tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> StoredTensor:
+    return StoredTensor(
+        shape,
+        lambda: tensor.read()[start : start + shape[0]],
+        blocks=None if tensor.blocks is None else tensor.blocks.rows(start, shape[0]),
+        dtype=tensor.dtype,
+    )

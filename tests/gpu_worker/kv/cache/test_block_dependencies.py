@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_worker.device.streams import HostStreams, Streams
 from signalbox_worker.kv.cache.block_dependencies import BlockUse, blocks_of
-from signalbox_worker.kv.cache.cache_engine import CacheEngine
-from signalbox_worker.kv.cache.copy_timer import CopyClock
+from signalbox_worker.kv.cache.cache_engine import CacheEngine, CopyClock
 from tests.gpu_worker.builders import make_mapping, make_new, make_runner, make_step, make_table
 from tests.gpu_worker.kv.cache.deferred_streams import DeferredStream, DeferredStreams, make_engine
 
