@@ -12,6 +12,7 @@ import numpy as np
 
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.largest_batch import made_up_batch
 from signalbox_worker.batch.sampling_rows import (
     NO_LOGPROBS,
     AllowedTokens,
@@ -35,7 +36,7 @@ def warm_up_batches(
         num_tokens: the most of a step.
     """
     one = np.ones(1, dtype=np.int64)  # what computes few rows may take no more
-    yield _batch(one, one, block_size, _rows(one - 1, vocab_size))
+    yield made_up_batch(one, one, block_size, _rows(one - 1, vocab_size))
     long = min(_LONG, max_model_len)
     prompts = [4**n for n in range(1, 7) if 4**n < min(num_tokens, max_model_len)]
     for index, (prompt, context) in enumerate(
@@ -45,25 +46,7 @@ def warm_up_batches(
         rows = _rows(query_lens.cumsum() - 1, vocab_size)
         if index % 2:
             rows.allowed = None
-        yield _batch(query_lens, np.array([context, 1]), block_size, rows)
-
-
-def _batch(
-    query_lens: Int64Array, context_lens: Int64Array, block_size: int, rows: SampleRows
-) -> Batch:
-    query_start = np.concatenate([[0], query_lens.cumsum()])
-    first = np.repeat(context_lens - query_lens, query_lens)
-    positions = first + np.arange(query_start[-1]) - np.repeat(query_start[:-1], query_lens)
-    max_blocks = -(-int(context_lens.max()) // block_size)
-    return Batch(
-        token_ids=np.zeros(len(positions), dtype=np.int64),
-        positions=positions,
-        slot_mapping=positions % block_size,
-        query_start=query_start,
-        context_lens=context_lens,
-        block_tables=np.zeros((len(query_lens), max_blocks), dtype=np.int32),
-        rows=rows,
-    )
+        yield made_up_batch(query_lens, np.array([context, 1]), block_size, rows)
 
 
 def _rows(token_index: Int64Array, vocab_size: int) -> SampleRows:
