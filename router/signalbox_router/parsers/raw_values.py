@@ -177,8 +177,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def ends_within_string(text: str) -> bool:
-    """Returns whether JSON ends within a string, so that what follows is not the end of a value."""
+def has_odd_quotes(text: str) -> bool:
+    """Returns whether JSON that ends behind a text is within a string, if it was not before it."""
     return len(re.findall(r'(?<!\\)(?:\\\\)*"', text)) % 2 == 1
 
 

@@ -13,7 +13,7 @@ from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.raw_values import (
     TEXT,
     ArgumentSchemas,
-    ends_within_string,
+    has_odd_quotes,
     json_of,
     refused,
     value_rules,
@@ -186,9 +186,11 @@ class TaggedCallParser(CallParser):
         tool = self._tools.get(name)
         is_enforced = self._is_certain or (tool is not None and tool.strict)
         is_json = "string" not in types or (types != TEXT and is_enforced)
-        text = yield from self._until(first)
-        while is_json and ends_within_string(text.removesuffix(first)):
-            text += yield from self._until(first)
+        text, is_open = "", True
+        while is_open:
+            part = yield from self._until(first)
+            is_open = is_json and (has_odd_quotes(part) != bool(text))
+            text += part
         text = text.removesuffix(first).replace(MARK, "")
         if self._format.argument[1].endswith("\n"):
             text = text.removeprefix("\n")
