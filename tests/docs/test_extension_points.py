@@ -25,6 +25,7 @@ EXAMPLES = {
     ),
     "an attention backend": ("docs/how_to/add_an_attention_backend.md",),
     "a scheduling policy": ("docs/how_to/choose_a_policy.md",),
+    "a tool format": ("docs/how_to/add_a_tool_format.md",),
 }
 
 
