@@ -2,7 +2,7 @@
 wait.
 
     python -m benchmarks.failover [--faults killed stopped paused] [--pauses 1.5 2.0] [--rounds 5]
-    python -m benchmarks.failover --faults drain prefill [--victims owner taker scheduler]
+    python -m benchmarks.failover --faults drain prefill [--victims source destination scheduler]
     python -m benchmarks.failover --cut [--faults killed paused drain prefill] [--pauses 1]
 
 Two workers, simulated with steps of 20 ms or of a model (--model), router and scheduler are
@@ -48,7 +48,7 @@ LOSS_S = 4.0
 LONGEST_S = 120.0
 """Longest time to wait for a loss, or for what must not last."""
 MOVES = re.compile(r'^signalbox_worker_kv_peer_moves\{.*direction="(\w+)".*\} (\d)', re.MULTILINE)
-OWNER, TAKER, SCHEDULER = "owner", "taker", "scheduler"
+SOURCE, DESTINATION, SCHEDULER = "source", "destination", "scheduler"
 Hosts = Sequence[Host | None]
 ON_NONE: Hosts = (None, None)
 """Workers that share the host of this process."""
@@ -169,15 +169,17 @@ async def harm_in_move(
         pool.drain(workers[0])
     else:
         await streams.ask()
-    owner, taker = zip(workers, ports, strict=True)
-    await until(lambda: moves(*owner, "export") and moves(*taker, "read"))
+    source, destination = zip(workers, ports, strict=True)
+    await until(lambda: moves(*source, "export") and moves(*destination, "read"))
     began = time.perf_counter()
-    victims = {OWNER: workers[0], TAKER: workers[1]}
+    victims = {SOURCE: workers[0], DESTINATION: workers[1]}
     process = victims[victim].process if victim in victims else pool.scheduler
     host = victims[victim].host if victim in victims else pool.host
     harm(process, host, signal.SIGKILL)
     left = [
-        one for name, one in ((OWNER, owner), (TAKER, taker)) if name != victim or host is not None
+        one
+        for name, one in ((SOURCE, source), (DESTINATION, destination))
+        if name != victim or host is not None
     ]
     await until(lambda: not any(moves(*one, way) for one in left for way in ("export", "read")))
     after = time.perf_counter() - began
@@ -185,7 +187,7 @@ async def harm_in_move(
         host.connect()
     elif victim == SCHEDULER:
         await pool.start_scheduler()
-    elif victim == TAKER and why == "drain":
+    elif victim == DESTINATION and why == "drain":
         await pool.join(*flags[1], core=1)
     return Outcome(after, await streams.longest_gap_s(since=began))
 
@@ -277,7 +279,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--cut", action="store_true", help="cut hosts off, in place of signals")
     parser.add_argument("--pauses", type=float, nargs="+", default=[1.5, 2.0], help="seconds")
-    victims = (OWNER, TAKER, SCHEDULER)
+    victims = (SOURCE, DESTINATION, SCHEDULER)
     parser.add_argument("--victims", nargs="+", choices=victims, default=victims)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=8)
