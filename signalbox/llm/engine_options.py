@@ -91,10 +91,14 @@ def checked(options: Any, **replaced: Any) -> InProcessSettings:
 
 
 def _given_by_old_names(options: Any) -> dict[str, Any]:
+    """Returns the settings that are given by old names. Raises ValueError for one given twice."""
     given = {}
+    defaults = {one.name: one.default for one in fields(options)}
     for one in fields(options):
         value, setting = getattr(options, one.name), one.metadata.get("earlier")
         if setting and value is not None:
+            if getattr(options, setting) != defaults[setting]:
+                raise ValueError(f"{one.name} and {setting} are the same option; give one of them")
             warnings.warn(f"{one.name} {old_name(setting)}", FutureWarning, stacklevel=2)
             given[setting] = value
     return given

@@ -239,6 +239,8 @@ def test_an_old_name_of_an_option_works_and_its_new_one_is_told() -> None:
         args = EngineArgs("m.gguf", ageing=3, prefill_spread=2)
     settings = args.settings()
     assert (settings.priority_aging_s, settings.prefill_spread_steps) == (3, 2)
+    with pytest.raises(ValueError, match="ageing and priority_aging_s are the same option; give"):
+        EngineArgs("m.gguf", ageing=3, priority_aging_s=4)
 
 
 def test_what_is_set_of_blocks_and_steps_holds() -> None:
