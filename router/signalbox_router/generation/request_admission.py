@@ -6,6 +6,7 @@ of the prompt.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
@@ -19,6 +20,7 @@ from signalbox_router.generation.pooling.prompt_encoder import (
     encode_prompt,
     texts_of,
 )
+from signalbox_router.generation.turn_truncation import encode_latest_turns
 from signalbox_router.limits.payers import Payer
 from signalbox_router.params import params_validation
 from signalbox_router.params.generation_params import POOLED, GenerationParams, SharedFields
@@ -281,13 +283,13 @@ class Admission:
     ) -> EncodedPrompt:
         """Returns the tokens that are not cut off, and what follows from the prompt alone."""
         if not api_request.truncate_end:
-            return await self._encode(api_request, model, payer, api_request.truncate_prompt_tokens)
-        encoded = await self._encode(api_request, model, payer, None)
+            return await self.encode(api_request, model, payer, api_request.truncate_prompt_tokens)
+        encoded = await self.encode(api_request, model, payer, None)
         token_ids = encoded.token_ids[: api_request.truncate_prompt_tokens]
         return encoded._replace(token_ids=token_ids)
 
-    async def _encode(
-        self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None
+    async def encode(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None = None
     ) -> EncodedPrompt:
         """Returns all tokens or the `last` ones, and what follows from the prompt alone."""
         match api_request.prompt:
@@ -299,10 +301,18 @@ class Admission:
             case PromptTokens(token_ids=token_ids, field=field):
                 return EncodedPrompt(token_ids[-last:] if last else token_ids, field)
             case Conversation() as conversation:
+                encode_chat = partial(
+                    model.tokenizer.encode_chat,
+                    max_bytes=self.max_text_bytes,
+                    last=last,
+                    payer=payer,
+                )
                 with self._naming_window(model):
-                    chat = await model.tokenizer.encode_chat(
-                        conversation, max_bytes=self.max_text_bytes, last=last, payer=payer
-                    )
+                    if api_request.drops_turns:
+                        most = model.window - api_request.sampling.get("max_tokens", 1)
+                        chat = await encode_latest_turns(conversation, encode_chat, max_tokens=most)
+                    else:
+                        chat = await encode_chat(conversation)
                     return EncodedPrompt(chat.token_ids, "messages", chat.opening, chat.takes_tools)
             case PromptPair():
                 raise AssertionError("a pair is pooled")

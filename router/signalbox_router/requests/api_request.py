@@ -77,6 +77,8 @@ class ApiRequest:
     fit."""
     truncate_end: bool = False
     """True if truncation keeps the first tokens of a prompt that is continued."""
+    drops_turns: bool = False
+    """True if the oldest turns of a conversation are left out that does not fit the window."""
     delivery: Delivery = field(default_factory=Delivery)
     pooled: PoolingRequest | None = None
     """None continues the prompt."""
