@@ -10,6 +10,9 @@ from pathlib import Path
 from signalbox_router.apis.messages import foreign as messages
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.foreign_fields import IGNORED, REFUSED, Foreign, Table
+from signalbox_router.apis.responses import item_types as items
+from signalbox_router.apis.responses import tool_types as tools
+from signalbox_router.apis.responses import types as responses
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "foreign_fields.md"
 HEAD = """\
@@ -31,6 +34,12 @@ TABLES = {
     "`tools[].function` of chats": foreign_fields.FUNCTION,
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,
     "`/tokenize`": foreign_fields.TOKENIZE,
+    "Responses": responses.RESPONSES,
+    "`/v1/responses/input_tokens`": responses.INPUT_TOKENS,
+    "Items and content parts of Responses": items.OF_ANSWERS,
+    "`tools[]` of Responses": tools.OF_TOOLS,
+    "`text` of Responses": responses.TEXT,
+    "`reasoning` of Responses": responses.REASONING,
     "Messages": messages.MESSAGES,
     "`messages[]` of Messages": messages.MESSAGE,
     "`text` blocks of Messages": messages.TEXT,
@@ -46,8 +55,8 @@ TABLES = {
     "`/v1/embed`, `/v2/embed`": foreign_fields.COHERE_EMBED,
     "`/v1/load_lora_adapter`": foreign_fields.ADAPTER,
 }
-_ALIKE = "Completions"
-"""The table that chats repeat."""
+_ALIKE = {"Chats": "Completions", "Responses": "Chats"}
+"""Tables of which only the rows are shown that another one does not have."""
 
 
 def text() -> str:
@@ -55,11 +64,11 @@ def text() -> str:
     parts = [HEAD]
     for title, table in TABLES.items():
         shown, note = table, ""
-        if table is foreign_fields.CHAT:
-            known = TABLES[_ALIKE]
+        if (alike := _ALIKE.get(title)) is not None:
+            known = TABLES[alike]
             shown = {name: row for name, row in table.items() if known.get(name) != row}
             absent = ", ".join(f"`{name}`" for name in known if name not in table)
-            note = f"\nAs for completions but for these rows, and without {absent}.\n"
+            note = f"\nAs for {alike.lower()} but for these rows, and without {absent}.\n"
         parts.append(f"## {title}\n{note}\n{_table(shown)}")
     return "\n".join(parts)
 

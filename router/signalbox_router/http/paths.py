@@ -14,17 +14,22 @@ from signalbox_router.http.docs_page import PAGE
 
 _MODEL = re.compile("/+(v1/+)?models/(?P<name>.*[^/].*)", re.DOTALL)
 """Path of one model, whose name may hold slashes anywhere."""
-_WITHOUT_V1 = frozenset({"/chat/completions", "/completions", "/embeddings", "/models"})
+_WITHOUT_V1 = frozenset(
+    ("/chat/completions", "/completions", "/embeddings", "/models", "/responses",
+     "/responses/input_tokens")
+)  # fmt: skip
 _SLASHES = re.compile("//+")
-_RESPONSES = "use /v1/chat/completions"
+_CHAT = "use /v1/chat/completions"
 _OLLAMA = "Ollama's API is not served; use"
 _FILES = "files are not stored here; send each request by itself, for example to"
 NOT_SERVED = {
-    "/v1/responses": _RESPONSES,
-    "/v1/conversations": f"conversations are not stored here; {_RESPONSES} with all messages",
-    "/v1/assistants": f"conversations are not stored here; {_RESPONSES} with all messages",
-    "/v1/threads": f"conversations are not stored here; {_RESPONSES} with all messages",
-    "/v1/realtime": f'{_RESPONSES} with "stream": true',
+    "/v1/responses": "answers are not stored here; send the whole input to /v1/responses",
+    "/v1/responses/compact": "inputs are not compacted here; /v1/responses with truncation auto"
+    " leaves the oldest turns out",
+    "/v1/conversations": f"conversations are not stored here; {_CHAT} with all messages",
+    "/v1/assistants": f"conversations are not stored here; {_CHAT} with all messages",
+    "/v1/threads": f"conversations are not stored here; {_CHAT} with all messages",
+    "/v1/realtime": f'{_CHAT} with "stream": true',
     "/v1/messages/batches": "send each message by itself to /v1/messages; many may run at once",
     "/v1/complete": "use /v1/completions",
     "/v1/files": f"{_FILES} /v1/chat/completions",
@@ -36,9 +41,9 @@ NOT_SERVED = {
     "/v1/audio": "the models here read and write text alone",
     "/v1/images": "the models here read and write text alone",
     "/v1/videos": "the models here read and write text alone",
-    "/v1beta/models": _RESPONSES,
-    "/v1/chat": _RESPONSES,
-    "/v2/chat": _RESPONSES,
+    "/v1beta/models": _CHAT,
+    "/v1/chat": _CHAT,
+    "/v2/chat": _CHAT,
     "/api": f"{_OLLAMA} OpenAI's below /v1",
     "/api/chat": f"{_OLLAMA} /v1/chat/completions",
     "/api/generate": f"{_OLLAMA} /v1/completions",
@@ -64,7 +69,8 @@ NOT_SERVED = {
     "/invocations": "use /v1/chat/completions or /v1/completions",
     "/ping": "use /health",
 }
-"""Paths of APIs that are not served, and what to use in place of each and of all below it."""
+"""Paths of APIs that are not served, or of which nothing below is, and what to use in place of each
+and of all below it."""
 
 
 class Paths:

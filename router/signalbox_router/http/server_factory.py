@@ -10,6 +10,7 @@ from signalbox_router.apis.openai.adapter_routes import AdapterApi
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader
 from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
+from signalbox_router.apis.responses.routes import ResponsesApi
 from signalbox_router.config import RouterConfig
 from signalbox_router.generation.generator import Generator
 from signalbox_router.http.app import make_app
@@ -47,8 +48,9 @@ def make_http_server(
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     shown = _metrics_page(config, registry) if keys is None else None
+    responses_api = ResponsesApi(generator, tenants=tenants, bodies=bodies)
     messages_api = MessagesApi(generator, tenants=tenants, bodies=bodies)
-    apis = (api, messages_api, pooling_api, adapter_api)
+    apis = (api, responses_api, messages_api, pooling_api, adapter_api)
     app = make_app(apis, version=config.version, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")

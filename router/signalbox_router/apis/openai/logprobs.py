@@ -33,6 +33,9 @@ class Tokens:
     def bytes_of(self, token_id: int) -> bytes:
         return self._tokenizer.vocabulary.token_bytes(token_id)
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._tokenizer.vocabulary.special_tokens
+
     def text(self, token_id: int) -> str:
         if self._as_ids:
             return f"token_id:{token_id}"

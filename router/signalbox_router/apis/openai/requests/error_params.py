@@ -46,7 +46,7 @@ def _as_written(name: str, body: Body) -> str:
 
 def _param_of(field: str, body: Body | None) -> str:
     field = field.removeprefix("sampling_params.").removeprefix("pooling_params.")
-    if body is not None and (written := body.client_name(field)) != field:
+    if body is not None and (written := body.client_name(field)) is not None:
         return written
     field = _OF_FUNCTION.sub(r"\1.function.", _RENAMED.get(field, field))
     if not isinstance(body, GenerationBody):

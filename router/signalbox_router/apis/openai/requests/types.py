@@ -41,9 +41,10 @@ class Body(BaseModel):
     IS_CLOSED: ClassVar[bool] = False
     """True if any other field is refused, since the object says what the answer must be."""
 
-    def client_name(self, field: str) -> str:
-        """Returns the client's name for a field of inference.v1."""
-        return self.RENAMED.get(field, field)
+    def client_name(self, field: str) -> str | None:
+        """Returns the client's name for a field of inference.v1; None if the rules of chats say
+        it."""
+        return self.RENAMED.get(field)
 
 
 class StreamOptions(Body):

@@ -1,0 +1,170 @@
+"""Converts the input of the Responses API to a conversation.
+
+What an answer had as several items, reasoning, text and calls, is one message of the assistant.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from signalbox_router.apis.agents import decode_reasoning
+from signalbox_router.apis.inference.chat_codec import json_object
+from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed
+from signalbox_router.apis.responses.item_types import (
+    ContentPart,
+    CustomToolCall,
+    FunctionCall,
+    InputItem,
+    InputMessage,
+    OtherItem,
+    ReasoningInput,
+    ToolOutput,
+)
+from signalbox_router.apis.responses.tools_codec import Offered, model_name, offered_tools
+from signalbox_router.apis.responses.types import PromptBody
+from signalbox_router.prompt.chat.conversation import (
+    INPUT,
+    UP_TO_TEMPLATE,
+    Conversation,
+    Message,
+    Thinking,
+    ToolCall,
+    check_counts,
+    check_num_parts,
+)
+
+_TEXTS = ("input_text", "output_text", "text")
+_SYSTEM = ("system", "developer")
+
+
+class Read(NamedTuple):
+    """A conversation, and what was left out of it."""
+
+    conversation: Conversation
+    offered: Offered
+    removed: Sequence[str]
+    """Ids of reasoning items that this server cannot read."""
+
+
+def conversation_of(body: PromptBody) -> Read:
+    """Returns the conversation. Raises BadRequest or InvalidArgument.
+
+    It empties the body's input: otherwise the objects would live until the request ends.
+    """
+    offered = offered_tools(body)
+    removed: list[str] = []
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        messages.append(Message("user", body.input))
+    else:
+        check_counts(num_messages=len(body.input or ()), num_tools=0)
+        messages += _messages(body.input or (), removed)
+        if body.input:
+            body.input = []
+    effort = body.reasoning.effort if body.reasoning else None
+    conversation = Conversation(
+        messages=messages,
+        tools=offered.tools,
+        tool_choice=offered.choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking=UP_TO_TEMPLATE if effort is None else Thinking(effort=effort),
+    )
+    conversation.check()
+    return Read(conversation, offered, removed)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The items of the assistant that are not yet a message."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Iterator[Message]:
+        """Yields the items as a message, if there are any, and forgets them."""
+        if self.texts or self.reasoning or self.calls:
+            yield Message(
+                "assistant",
+                tuple(self.texts),
+                tool_calls=tuple(self.calls),
+                reasoning="\n".join(self.reasoning),
+            )
+        self.texts, self.reasoning, self.calls = [], [], []
+
+
+def _messages(items: Iterable[InputItem], removed: list[str]) -> Iterator[Message]:
+    turn, names = _Turn(), dict[str, str]()
+    for i, item in enumerate(items):
+        place = f"input[{i}]"
+        match item:
+            case InputMessage(role="assistant"):
+                if turn.texts:
+                    yield from turn.message()
+                turn.texts += _texts(item.content, f"{place}.content")
+            case ReasoningInput():
+                if turn.texts or turn.calls:
+                    yield from turn.message()
+                turn.reasoning += _reasoning(item, removed)
+            case FunctionCall() | CustomToolCall():
+                call = _call(item, place)
+                names[call.id] = call.name
+                turn.calls.append(call)
+            case InputMessage():
+                yield from turn.message()
+                texts = _texts(item.content, f"{place}.content")
+                if not texts:
+                    raise BadRequest(f"{place}.content: it is empty", f"{place}.content")
+                yield Message("system" if item.role in _SYSTEM else item.role, texts)
+            case ToolOutput():
+                yield from turn.message()
+                yield _output(item, place, names)
+            case OtherItem():
+                raise NotServed(f"{place}: items of type {item.type[:100]} are not served", place)
+    yield from turn.message()
+
+
+def _reasoning(item: ReasoningInput, removed: list[str]) -> Iterator[str]:
+    if item.encrypted_content:
+        decoded = decode_reasoning(item.encrypted_content)
+        if decoded is not None:
+            yield decoded
+            return
+    parts = item.content or item.summary or []
+    yield from (part.text for part in parts)
+    if item.encrypted_content and not parts:
+        removed.append(item.id or "")
+
+
+def _call(item: FunctionCall | CustomToolCall, place: str) -> ToolCall:
+    name = model_name(item.name, item.namespace)
+    if isinstance(item, CustomToolCall):
+        return ToolCall(item.call_id, name, {INPUT: item.input})
+    return ToolCall(item.call_id, name, json_object(item.arguments or "{}", f"{place}.arguments"))
+
+
+def _output(item: ToolOutput, place: str, names: dict[str, str]) -> Message:
+    name = model_name(item.name, item.namespace) if item.name else names.get(item.call_id, "")
+    texts = _texts(item.output, f"{place}.output")
+    return Message("tool", texts or ("",), tool_call_id=item.call_id, name=name)
+
+
+def _texts(content: str | Sequence[ContentPart], place: str) -> tuple[str, ...]:
+    if isinstance(content, str):
+        return (content,)
+    check_num_parts(len(content), field=place)
+    return tuple(_text(part, f"{place}[{i}]") for i, part in enumerate(content))
+
+
+def _text(part: ContentPart, place: str) -> str:
+    if part.type in _TEXTS:
+        text, name = part.text, "text"
+    elif part.type == "refusal":
+        text, name = part.refusal, "refusal"
+    else:
+        raise NotServed(
+            f"{place}.type: {part.type[:100]} is not served; the model reads text", f"{place}.type"
+        )
+    if text is None:
+        raise BadRequest(f"{place}.{name}: Field required", f"{place}.{name}")
+    return text

@@ -1,0 +1,51 @@
+"""Converts bodies of the Responses API to `ApiRequest`."""
+
+from dataclasses import replace
+
+from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.apis.inference import generate_codec
+from signalbox_router.apis.openai.requests.errors import BadRequest
+from signalbox_router.apis.openai.requests.field_setters import set_field
+from signalbox_router.apis.openai.requests.request_codec import set_common, set_truncation
+from signalbox_router.apis.responses.input_codec import Read
+from signalbox_router.apis.responses.types import ENCRYPTED, LOGPROBS, ResponsesBody
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.requests.output_buffer import Delivery
+
+INCLUDABLE = (
+    ENCRYPTED, LOGPROBS, "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)  # fmt: skip
+"""Values of include. All but the first two are of hosted tools, which no answer calls."""
+
+
+def api_request(
+    body: ResponsesBody, read: Read, *, request_id: str, model: ServedModel
+) -> ApiRequest:
+    """Returns the request for a body whose conversation was read. Raises InvalidArgument."""
+    _check(body)
+    request = pb.ChatRequest(request_id=request_id)
+    set_common(request, body, model)
+    params = request.sampling_params
+    set_field(params, "max_tokens", body.max_output_tokens)
+    if body.shows_logprobs:
+        set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
+    set_truncation(request, body, model)
+    asked = generate_codec.conversation_api_request(request, read.conversation)
+    if body.shows_logprobs:  # pieces, because each token belongs to reasoning, text or a call
+        asked = replace(asked, delivery=Delivery(stream_interval=asked.delivery.stream_interval))
+    cuts_end = body.truncation_side == "right"
+    return replace(asked, truncate_end=cuts_end, drops_turns=body.truncation == "auto")
+
+
+def _check(body: ResponsesBody) -> None:
+    for i, name in enumerate(body.include or ()):
+        if name not in INCLUDABLE:
+            allowed = f"one of {', '.join(INCLUDABLE)}, and not {name[:100]!r}"
+            raise BadRequest(f"include[{i}]: {allowed}", f"include[{i}]")
+    format_ = body.text.format if body.text else None
+    if format_ is not None and (format_.type == "json_schema") is (format_.schema_ is None):
+        name = "text.format.schema"
+        raise BadRequest(f"{name}: it is for the type json_schema alone, which needs it", name)

@@ -1,0 +1,244 @@
+"""Answers of the Responses API, complete or as server-sent events."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from signalbox_contract.errors import Code, RpcError
+from signalbox_router.apis.agents import omitted_text
+from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
+from signalbox_router.apis.openai.requests.errors import error_body
+from signalbox_router.apis.openai.requests.types import Body
+from signalbox_router.apis.responses.input_codec import Read
+from signalbox_router.apis.responses.output_items import Output
+from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
+from signalbox_router.apis.responses.types import ENCRYPTED, ResponsesBody, dumped
+from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Delta, End, Finish, FinishReason
+
+_FAILURES = {
+    Code.RESOURCE_EXHAUSTED: "rate_limit_exceeded",
+    Code.INVALID_ARGUMENT: "invalid_prompt",
+}
+_REASONS = {FinishReason.LENGTH: "max_output_tokens"}
+Json = dict[str, Any]
+
+
+class ResponsesAnswer:
+    """Converts the updates of one generation to the shape of the Responses API."""
+
+    says_it_waits: ClassVar[bool] = True
+    end_of_stream: ClassVar[bytes] = b""
+
+    def __init__(
+        self, body: ResponsesBody, read: Read, *, response_id: str, model: ServedModel
+    ) -> None:
+        self._fields = _fields(body, read, response_id, model)
+        self._encoded = ""
+        """The fields that all events with the response have, as JSON."""
+        self._output = Output(
+            response_id.partition("_")[2],
+            read.offered.origins,
+            summarizes=body.summarizes,
+            encrypts=ENCRYPTED in (body.include or ()),
+        )
+        tokens = Tokens(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        self._logprobs = _TextLogprobs(tokens) if body.shows_logprobs else None
+        self._has_begun = self._is_queued = False
+        self._finish: Finish | None = None
+        self._end: End | None = None
+
+    async def whole(self, updates: AsyncIterator[Update]) -> Json:
+        async for update in updates:
+            self._add(update)
+        return self._fields | self._state()
+
+    def events(self, update: Update) -> bytes:
+        begun = ""
+        if not self._has_begun:
+            self._has_begun = True
+            begun = "" if self._is_queued else self._event("created", _begun("in_progress"))
+            begun += self._event("in_progress", _begun("in_progress"))
+        return (begun + self._add(update)).encode()
+
+    def last_event(self) -> bytes:
+        state = self._state()
+        return self._event(state["status"], state).encode()
+
+    def waiting(self) -> bytes:
+        """Returns the events of a request in the queue; `created` is the first of any stream."""
+        state = _begun("queued")
+        created = "" if self._is_queued else self._event("created", state)
+        self._is_queued = True
+        return (created + self._event("queued", state)).encode()
+
+    def failure(self, error: RpcError, body: Body | None) -> bytes:
+        """Returns the event of a stream that fails, with the output so far."""
+        ended = self._output.end("incomplete")
+        written = error_body(error, body)["error"]
+        code = _FAILURES.get(error.code, "server_error")
+        state = _begun("failed") | {
+            "error": {"code": code, "message": written["message"]},
+            "output": self._output.bodies(),
+        }
+        return (ended + self._event("failed", state)).encode()
+
+    def _add(self, update: Update) -> str:
+        if update.end is not None:
+            self._end = update.end
+        events = ""
+        for delta in update.deltas:
+            logprobs = () if self._logprobs is None else self._logprobs.of(delta)
+            events += self._output.add(delta, logprobs)
+            if delta.finish is not None:
+                self._finish = delta.finish
+                events += self._output.end(self._status())
+        return events
+
+    def _status(self) -> str:
+        is_cut = self._finish is not None and self._finish.reason in _REASONS
+        return "incomplete" if is_cut else "completed"
+
+    def _state(self) -> Json:
+        """Returns the fields that change from event to event, at the end."""
+        status, reason = self._status(), _REASONS.get(self._finish.reason) if self._finish else None
+        return {
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": self._output.bodies(),
+            "usage": _usage(self._end) if self._end else None,
+        } | ({"completed_at": int(time.time())} if status == "completed" else {})
+
+    def _event(self, name: str, state: Mapping[str, Any]) -> str:
+        """Returns an event with the response."""
+        kind = f"response.{name}"
+        self._encoded = self._encoded or _encode(self._fields)[:-1]
+        response = f"{self._encoded},{_encode(state)[1:]}"
+        end = self._output.events.end()
+        return f'event: {kind}\ndata: {{"type":"{kind}","response":{response}{end}'
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _begun(status: str) -> Json:
+    return {
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+    }
+
+
+def _usage(end: End) -> Json:
+    usage = end.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": end.num_reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _fields(body: ResponsesBody, read: Read, response_id: str, model: ServedModel) -> Json:
+    """Returns the fields of a response that say what was asked for."""
+    defaults = model.sampling_defaults.fields()
+    metadata = dict(body.metadata or {})
+    if read.offered.omitted:
+        metadata["omitted_tools"] = omitted_text(read.offered.omitted)
+    reasoning, choice = body.reasoning, body.tool_choice
+    fields: Json = {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": metadata,
+        "model": model.answers_as(body.model or ""),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning else None,
+            "summary": reasoning.summary if reasoning else None,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": _first(body.temperature, defaults.get("temperature"), 1.0),
+        "text": {"format": {"type": "text"}} | (dumped(body.text) or {}),
+        "tool_choice": "auto" if choice is None else dumped(choice),
+        "tools": [_tool(one) for one in body.tools or () if not isinstance(one, OtherTool)],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": _first(body.top_p, defaults.get("top_p"), 1.0),
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+    if read.removed:
+        fields["input_transformations"] = [_removed(one) for one in read.removed]
+    return fields
+
+
+def _removed(item_id: str) -> Json:
+    """Returns what says that reasoning was left out, because another server has encoded it."""
+    names = {"id": item_id, "type": "reasoning"}
+    return names | {"action": "removed", "reason": "model_mismatch"}
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _tool(tool: Function | Custom | Namespace) -> Json:
+    asked: Json = dumped(tool)
+    if isinstance(tool, Function):
+        return {"description": None, "parameters": None, "strict": False} | asked
+    if isinstance(tool, Namespace):
+        asked["tools"] = [_tool(one) for one in tool.tools if not isinstance(one, OtherTool)]
+    return asked
+
+
+class _TextLogprobs:
+    """Tells the tokens of the text from those of reasoning, of calls and of the end."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._pending = Delta(index=0)
+        """Tokens whose text is held back, and may become one of these."""
+
+    def of(self, delta: Delta) -> list[Json]:
+        """Returns the log probabilities of the tokens of a delta's text."""
+        pending = self._pending
+        pending.token_ids += delta.token_ids
+        pending.logprobs += delta.logprobs
+        if not (delta.text or delta.reasoning or delta.tool_calls):
+            return []
+        self._pending = Delta(index=0)
+        if not delta.text:
+            return []
+        start, end = self._run(pending.token_ids, delta)
+        ids, logprobs = pending.token_ids[start:end], pending.logprobs[start:end]
+        written = replace(pending, token_ids=ids, logprobs=logprobs)
+        found: list[Json] = chat_logprobs(self._tokens, written, adds_sampled=False)["content"]
+        return found
+
+    def _run(self, token_ids: list[int], delta: Delta) -> tuple[int, int]:
+        """Returns the tokens that make the text: the first ones before calls, else the last."""
+        end = len(token_ids)
+        while end and self._tokens.is_special(token_ids[end - 1]):
+            end -= 1
+        num_needed, num_tokens = len(delta.text.encode()), 0
+        for token_id in token_ids[:end] if delta.tool_calls else reversed(token_ids[:end]):
+            if num_needed <= 0:
+                break
+            num_needed -= len(self._tokens.bytes_of(token_id))
+            num_tokens += 1
+        return (0, num_tokens) if delta.tool_calls else (end - num_tokens, end)
