@@ -70,7 +70,9 @@ def answer_constraint(
         return NOTHING_MORE
     if markers:
         scope = replace(scope, marker_token_ids=markers, is_repeated=True, is_required=False)
-        return AnswerConstraint(f"start: calls\n{calls}", scope)
+        beside = format_.beside(vocabulary) if format_ is not None else ""
+        start = f"calls | {beside}" if beside else "calls"
+        return AnswerConstraint(f"start: {start}\n{calls}", scope)
     if calls and (rules := _after_text(calls, openings, vocabulary)):
         return AnswerConstraint(rules, scope)
     return AnswerConstraint(scope=scope)

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 
-from signalbox_router.parsers.char_reader import SPACE, CharReader, Mismatch, Reader, TextReader
+from signalbox_router.parsers.char_reader import (
+    SPACE,
+    CharReader,
+    Mismatch,
+    Reader,
+    TextReader,
+    json_object,
+)
 from signalbox_router.parsers.parser_output import MARK, Output, Parsed
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Tool
@@ -112,6 +119,16 @@ class CallParser(ABC):
                 raise Mismatch
             char = None
 
+    def _one_of(self, *texts: str) -> TextReader:
+        """Reads one of several tags after white space, and returns it."""
+        tags = {self._marker(text): text for text in texts}
+        read = yield from self._next_but_space()
+        while read not in tags:
+            if not any(tag.startswith(read) for tag in tags):
+                raise Mismatch
+            read += yield from self._chars.next()
+        return tags[read]
+
     def _until(self, *ends: str) -> TextReader:
         """Reads a text and the marker after it, which may be any of `ends`.
 
@@ -149,6 +166,20 @@ class CallParser(ABC):
         is_wanted = self._max_calls is None or index < self._max_calls
         self._out.begin(index, call_id or self._make_id(), name, is_wanted=is_wanted)
         self._out.add_arguments(arguments)
+
+    def _json_call(self, name: str, *, call_id: str = "") -> Reader:
+        """Reads the arguments of a call as a JSON object, and outputs the call."""
+        char = yield from self._next_but_space()
+        if char != "{":
+            raise Mismatch
+        if self._is_certain:
+            self._begin(name, call_id=call_id)
+            yield from self._chars.container(char, self._out.add_arguments)
+        else:
+            arguments = list[str]()
+            yield from self._chars.container(char, arguments.append)
+            self._begin(name, json_object("".join(arguments)), call_id=call_id)
+        self._accept()
 
     def _read(self) -> Reader:
         while True:

@@ -19,7 +19,10 @@ class Output:
     """Collects text and calls. White space at the end of text or between calls is dropped."""
 
     def __init__(self) -> None:
+        self.is_reasoning = False
+        """True while what is said is reasoning."""
         self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._space = ""
         self._is_blank = True
         """True if there was no text since the beginning or the last call."""
@@ -31,6 +34,9 @@ class Output:
     def say(self, text: str) -> None:
         if MARK in text:
             text = text.replace(MARK, "")
+        if self.is_reasoning:
+            self._reasoning.append(text)
+            return
         if self._is_blank:
             text = self._space + text
             self._is_blank = not text or text.isspace()
@@ -54,8 +60,8 @@ class Output:
 
     def pop(self) -> Parsed:
         self._close_arguments()
-        parsed = Parsed("".join(self._text), self._calls)
-        self._text, self._calls = [], []
+        parsed = Parsed("".join(self._text), self._calls, "".join(self._reasoning))
+        self._text, self._calls, self._reasoning = [], [], []
         return parsed
 
     def _close_arguments(self) -> None:

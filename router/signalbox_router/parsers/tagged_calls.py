@@ -233,13 +233,3 @@ class TaggedCallParser(CallParser):
         """Reads tags with any white space before each."""
         for part in text.split():
             yield from self._literal(part, (yield from self._next_but_space()))
-
-    def _one_of(self, *texts: str) -> TextReader:
-        """Reads one of several tags after white space, and returns it."""
-        tags = {self._marker(text): text for text in texts}
-        read = yield from self._next_but_space()
-        while read not in tags:
-            if not any(tag.startswith(read) for tag in tags):
-                raise Mismatch
-            read += yield from self._chars.next()
-        return tags[read]

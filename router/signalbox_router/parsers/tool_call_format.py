@@ -29,6 +29,9 @@ class ToolCallFormat(ABC):
     """Markers that open calls, anywhere in the text. None is the beginning of another."""
     is_generic: bool = False
     """True if the template of another format may have the same signs, so that it is asked first."""
+    is_whole: bool = False
+    """True if the markup is of all of an answer, so that its parser reads answers without tools,
+    too, and tells reasoning from text."""
     thinking_variable: str = ""
     """The template's variable that switches reasoning on or off, such as "enable_thinking"."""
     effort_variable: str = ""
@@ -76,3 +79,7 @@ class ToolCallFormat(ABC):
         Args:
             is_parallel: False allows one call.
         """
+
+    def beside(self, vocabulary: Vocabulary) -> str:
+        """Returns, in Lark, what else begins with the first opening marker; "" if only calls do."""
+        return ""

@@ -88,3 +88,12 @@ def choose(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat |
     if name == NONE:
         return None
     return detect(template, vocabulary) if name == AUTO else named(name)
+
+
+def choose_whole(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat | None:
+    """Returns the format of a setting if its markup is of all of an answer, also without tools."""
+    if name in (AUTO, NONE):
+        formats = [*map(named, _OF_PACKAGES), *OWN] if name == AUTO else []
+        found = (one for one in formats if one.is_whole and one.detects(template, vocabulary))
+        return next(found, None)
+    return format_ if (format_ := named(name)).is_whole else None

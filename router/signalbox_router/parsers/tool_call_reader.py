@@ -75,14 +75,17 @@ class ToolCallReader:
 def reader_of(
     conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallReader | None:
-    """Returns the reader of the answer's calls; None if no tools are offered or parsing is off.
+    """Returns the reader of the answer's calls; None if parsing is off, or if no tools are offered
+    and the format's markup is of calls alone.
 
     Args:
         setting: one of `tool_call_formats.CHOICES`.
         takes_tools: True if the conversation's template renders tools.
     """
     if not conversation.offered_tools:
-        return None
+        source, vocabulary = _template(conversation, model), model.tokenizer.vocabulary
+        whole = tool_call_formats.choose_whole(setting, source, vocabulary)
+        return None if whole is None else _reader(whole, conversation, model)
     format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     choice = conversation.tool_choice
     if choice.tool:
@@ -97,11 +100,15 @@ def format_of(
     conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallFormat | None:
     """Returns the format of the calls that the model may write; None if parsing is off."""
-    template = model.tokenizer.chat_template
-    source = conversation.chat_template or (template.source if template else "")
+    source = _template(conversation, model)
     # Otherwise tool_prompt has described the tools, in Hermes' format.
     name = setting if takes_tools or setting == tool_call_formats.NONE else HERMES
     return tool_call_formats.choose(name, source, model.tokenizer.vocabulary)
+
+
+def _template(conversation: Conversation, model: ServedModel) -> str:
+    template = model.tokenizer.chat_template
+    return conversation.chat_template or (template.source if template else "")
 
 
 def _reader(

@@ -1,11 +1,13 @@
 """Examples of each tool format, which are data: a file of `formats` for each, of these keys.
 
     one, two     a call of get_weather, and it with one of add, as the model's template writes them
-    more         further texts: `text`, the `content` that is left, `calls` of name and arguments
+    more         further texts: `text`, the `content` that is left, `reasoning` if the format has
+                 it, `calls` of name and arguments
     texts        texts without a call
     named        true if a call of an unknown tool is text
     templates    chat templates, or the texts in them that matter
     published    names of templates of its models, see test_published_templates.py
+    single       true if those templates write the first call of a message alone
     detected     names of those that cannot show calls, or not to the router
 
 Every format is of the tools of `TOOLS`; `PARIS` and `ADD` are the arguments of the two calls.
@@ -53,6 +55,7 @@ class Example(NamedTuple):
     text: str
     content: str
     calls: Calls
+    reasoning: str = ""
 
 
 class Examples(NamedTuple):
@@ -66,6 +69,7 @@ class Examples(NamedTuple):
     named: bool
     templates: list[str]
     published: list[str]
+    single: bool
     detected: list[str]
 
     def all(self) -> list[Example]:
@@ -91,7 +95,12 @@ NAMES = sorted(path.stem for path in _FOLDER.glob("*.toml"))
 def examples(name: str) -> Examples:
     file = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
     more = [
-        Example(one["text"], one.get("content", ""), [(name, call) for name, call in one["calls"]])
+        Example(
+            one["text"],
+            one.get("content", ""),
+            [(name, call) for name, call in one["calls"]],
+            one.get("reasoning", ""),
+        )
         for one in file.get("more", ())
     ]
     return Examples(
@@ -103,5 +112,6 @@ def examples(name: str) -> Examples:
         file.get("named", False),
         file.get("templates", []),
         file.get("published", []),
+        file.get("single", False),
         file.get("detected", []),
     )

@@ -60,6 +60,7 @@ def test_calls_of_a_published_template_are_read_back(name: str, template: str) -
         num_calls, text = 1, rendered(by_template, 1)
     finally:
         by_template.close()
+    num_calls = 1 if examples(name).single else num_calls
     for cut in range(len(text)):
         pieces = [text[:cut], text[cut:]]
         _, calls = read(make_parser(examples(name).format_), pieces)

@@ -1,0 +1,101 @@
+"""Answers of GPT-OSS: messages of a header and a text, with reasoning, calls and text in channels.
+
+A call is a message to `functions.NAME`. The recipient stands before the channel or after it; the
+prompt has opened the header of the first message.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from signalbox_router.parsers.call_parser import CallParser
+from signalbox_router.parsers.call_rules import arguments_rule, literal, marker
+from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
+from signalbox_router.parsers.parser_output import MARK, Parser
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+CHANNEL, START, MESSAGE = "<|channel|>", "<|start|>", "<|message|>"
+CONSTRAIN, END, CALL, RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
+_RECIPIENT = " to="
+_ENDS = (END, CALL, RETURN)
+_NAMESPACE = "functions."
+_MAX_HEADER_CHARS = 256
+_REASONING = "analysis"
+
+
+class HarmonyCalls(ToolCallFormat):
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (CHANNEL, START, MESSAGE, CONSTRAIN, *_ENDS)
+
+    def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
+        return _HarmonyParser(self, tools, **options)
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
+    ) -> str:
+        """Returns rules for one call, after which the model ends its answer."""
+        channel, message, constrain, end = (
+            marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CONSTRAIN, CALL)
+        )
+        rules = [f"calls: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        for i, tool in enumerate(tools):
+            to = literal(f"commentary{_RECIPIENT}{_NAMESPACE}{tool.name} ")
+            rules.append(
+                f'call_{i}: {channel} {to} {constrain} "json" {message} arguments_{i} {end}'
+            )
+            rules.append(arguments_rule(f"arguments_{i}", i, tool))
+        return "\n".join(rules)
+
+    def beside(self, vocabulary: Vocabulary) -> str:
+        channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
+        return f'{channel} ("{_REASONING}" | "commentary" | "final") {message}'
+
+
+class _HarmonyParser(CallParser):
+    """Parses the messages of one sequence."""
+
+    def __init__(self, format_: HarmonyCalls, tools: Sequence[Tool], **options: Any) -> None:
+        super().__init__(format_, tools, openings=(*format_.opening, *_ENDS), **options)
+
+    def _calls(self, opening: str) -> Reader:
+        while opening not in _ENDS:
+            header = yield from self._header(opening)
+            to = re.search(rf"(?:\A|\s)to=({re.escape(_NAMESPACE)})?([^\s<]+)", header)
+            self._out.is_reasoning = f"{CHANNEL}{_REASONING}" in header
+            if to is None or not (to[1] or to[2] in self._tools):
+                self._accept()
+                return
+            self._out.is_reasoning = False
+            self._is_in_call = True
+            yield from self._json_call(self._checked_name(to[2]))
+            opening = yield from self._one_of(*_ENDS, START, CHANNEL)
+        self._out.is_reasoning = False
+        self._accept()
+
+    def _header(self, opening: str) -> TextReader:
+        """Reads to the marker before the text; returns the header without MARKs."""
+        end = self._marker(MESSAGE)
+        header = opening
+        while not header.endswith(end):
+            header += yield from self._chars.next()
+            if len(header) > _MAX_HEADER_CHARS or header.endswith("\n"):
+                raise Mismatch
+        text = header.removesuffix(end).replace(MARK, "")
+        if CHANNEL not in text or any(one in text for one in _ENDS):
+            raise Mismatch
+        return text
+
+
+FORMATS = (
+    HarmonyCalls(
+        name="openai",
+        aliases=("harmony",),
+        opening=(CHANNEL, START, f"{_RECIPIENT}{_NAMESPACE}"),
+        signs=((CHANNEL, START, CALL),),
+        is_whole=True,
+        effort_variable="reasoning_effort",
+    ),
+)

@@ -1,0 +1,46 @@
+"""Harmony, whose markup is of all of an answer."""
+
+from unittest.mock import sentinel
+
+from signalbox_contract.structured_output.grammar import compile_grammar
+from signalbox_router.parsers.answer_constraint import answer_constraint
+from signalbox_router.parsers.tool_call_formats import named
+from signalbox_router.parsers.tool_call_reader import reader_of
+from signalbox_router.prompt.chat.conversation import Conversation, Message
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Delta
+from tests.router.fakes import make_model
+from tests.router.parsers.format_examples import TOOLS
+from tests.router.parsers.test_formats import tokenizer_of
+
+HARMONY = named("openai")
+ASKED = [Message("user", "Hi")]
+
+
+def test_reasoning_and_text_are_told_apart_without_tools() -> None:
+    asked = Conversation(messages=ASKED, chat_template="<|start|><|channel|><|call|>")
+    reader = reader_of(asked, make_model(), setting="auto", takes_tools=False)
+    assert reader is not None
+    text = "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Yes"
+    delta = Delta(index=0, text=text, token_ids=[7, 8])
+    reader.read(Update(sentinel.request, [delta], None))
+    assert (delta.reasoning, delta.text, reader.num_reasoning_tokens) == ("Hm.", "Yes", 2)
+    assert reader_of(asked, make_model(), setting="none", takes_tools=False) is None
+    assert reader_of(asked, make_model(), setting="hermes", takes_tools=False) is None
+
+
+def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
+    vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
+    asked = Conversation(messages=ASKED, tools=TOOLS)
+    rules, scope = answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=False)
+    assert scope.marker_token_ids == (vocabulary.token_id("<|channel|>"),)
+
+    def conforms(text: str) -> bool:
+        matcher = compile_grammar(("rules", rules), tokenizer).deep_copy()
+        tokens = tokenizer.tokenize_str(text, parse_special=True)
+        return all(map(matcher.consume_token, tokens)) and matcher.is_accepting()
+
+    assert conforms("<|channel|>analysis<|message|>") and conforms("<|channel|>final<|message|>")
+    call = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{}<|call|>"
+    assert conforms(call.replace("{}", '{"city": "Paris"}'))
+    assert not conforms(call.replace("{}", '{"town": "Paris"}')) and not conforms(call)
