@@ -10,7 +10,9 @@ from tests.agents.recorded_requests import recorded
 from tests.agents.stack import scripted_stack
 
 
-@pytest.mark.parametrize("name", ["claude_code", "opencode", "qwen_code", "qwen_code_memory"])
+@pytest.mark.parametrize(
+    "name", ["claude_code", "codex", "opencode", "qwen_code", "qwen_code_memory"]
+)
 async def test_a_recorded_request_is_answered(name: str) -> None:
     request = recorded(name)
     async with (
