@@ -42,7 +42,7 @@ _DEFINITION = re.compile(
 )
 """Name of a rule and what follows it: `::=` in GBNF, and `:` in Lark, where modifiers may be around
 the name."""
-_SCHEMA_RULE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
+SCHEMA_RULE = re.compile(r"^(\w+: %json )(.*)$", re.MULTILINE)
 """A rule of a tool format that is a JSON schema; its JSON has no line breaks."""
 _LARK_RULE = re.compile(r'^(\w+: %lark )(".*")$', re.MULTILINE)
 """A rule of a tool format that is a grammar of a client's, as a string of JSON."""
@@ -130,7 +130,7 @@ def _whole(rules: str, *answer: str) -> str:
 def _rewritten(rules: str, empty: Collection[str]) -> str:
     """Returns rules in Lark with what stands in rules of its own as llguidance takes it: schemas,
     and grammars of clients."""
-    rules = _SCHEMA_RULE.sub(lambda rule: f"{rule[1]}{json.dumps(_schema(rule[2], empty))}", rules)
+    rules = SCHEMA_RULE.sub(lambda rule: f"{rule[1]}{json.dumps(_schema(rule[2], empty))}", rules)
     return _LARK_RULE.sub(lambda rule: f"{rule[1]}{{\n{_lark(json.loads(rule[2]))}\n}}", rules)
 
 
@@ -250,7 +250,7 @@ def faulty_definition(constraint: tuple[str, ...]) -> str:
     kind, *texts = constraint
     schemas = [texts[0]] if kind == "json_schema" else []
     if kind == "rules":
-        schemas += [rule[2] for rule in _SCHEMA_RULE.finditer(texts[0])]
+        schemas += [rule[2] for rule in SCHEMA_RULE.finditer(texts[0])]
     end_ns = time.thread_time_ns() + _MAX_SEARCH_NS
     found = (_faulty_definition(schema, end_ns) for schema in schemas)
     return next(filter(None, found), "")

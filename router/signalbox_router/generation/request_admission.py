@@ -31,11 +31,11 @@ from signalbox_router.params.structured_output_check import (
     Prepared,
 )
 from signalbox_router.params.token_validation import check_token_ids
-from signalbox_router.parsers.answer_constraint import answer_constraint
+from signalbox_router.parsers.answer_constraint import ANSWER, answer_constraint
 from signalbox_router.parsers.reasoning_reader import Reasoning, reasoning_of
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.parsers.tool_call_reader import format_of
-from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.parsers.tool_call_reader import format_of, format_of_forced
+from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
 from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
@@ -146,9 +146,11 @@ class Admission:
                 conversation,
                 vocabulary,
                 reasoning,
-                self._format(conversation, model, encoded),
+                partial(self._format, conversation, model, encoded),
                 is_constrained=bool(constraint),
             )
+            if rules and ANSWER not in rules.partition("\n")[0]:
+                constraint = ()  # the calls in their own format take its place
         if (rules or scope is not WHOLE) and "beam_search" in api_request.sampling:
             allowed = "none beside strict tools or a bound on the reasoning"
             raise InvalidArgument("beam_search", "a search", allowed)
@@ -169,6 +171,8 @@ class Admission:
         if not conversation.offered_tools:
             return None
         setting, takes_tools = self._config.tool_call_parser, encoded.takes_tools
+        if conversation.tool_choice.mode is ToolMode.REQUIRED:
+            return format_of_forced(conversation, model, setting=setting, takes_tools=takes_tools)
         return format_of(conversation, model, setting=setting, takes_tools=takes_tools)
 
     async def _echo(

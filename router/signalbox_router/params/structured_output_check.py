@@ -24,6 +24,8 @@ from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from signalbox_rpc.lifetime.limited_program import ProgramLimits
 
 MAX_BYTES = 64 << 10
+MAX_RULES_CHARS = 256 << 10
+"""Most characters of the rules of calls, which hold the schemas of strict and forced tools."""
 MAX_CHOICES = 1024
 MAX_PROCESSES = 3
 """Trial compilations at a time; one payer gets one fewer."""
@@ -91,15 +93,22 @@ def cannot_compile(constraint: Constraint, fault: str, definition: str = "") -> 
 
 
 def closed_form(constraint: Constraint, *, disable_additional_properties: bool) -> Constraint:
-    """Returns the constraint to compile: a JSON schema closed as `closed_schema` says.
+    """Returns the constraint to compile: JSON schemas, also those in rules, closed as
+    `closed_schema` says.
 
     Args:
         disable_additional_properties: False leaves its objects open.
     """
     kind, *texts = constraint
-    if kind != "json_schema" or not disable_additional_properties:
+    if not disable_additional_properties:
         return constraint
-    return (kind, close_schema(texts[0]))
+    if kind == "rules":
+        rules = grammar.SCHEMA_RULE.sub(lambda rule: rule[1] + close_schema(rule[2]), texts[0])
+        rest = (
+            closed_form(tuple(texts[1:]), disable_additional_properties=True) if texts[1:] else ()
+        )
+        return (kind, rules, *rest)
+    return (kind, close_schema(texts[0])) if kind == "json_schema" else constraint
 
 
 class Prepared(NamedTuple):
@@ -189,6 +198,9 @@ class GrammarChecker:
             rules: those of the whole text, in which `@answer` is the constraint.
             vocabulary: the model's, whose special tokens the constraint may name.
         """
+        if len(rules) > MAX_RULES_CHARS:
+            count = f"schemas of {len(rules)} characters"
+            raise InvalidArgument("tools", count, f"at most {MAX_RULES_CHARS} where calls conform")
         tokens = () if vocabulary is None else named_tokens((*constraint, rules), vocabulary)
         asked = _Asked(constraint, rules, tokens)
         if asked in self._outcomes:
@@ -213,12 +225,11 @@ class GrammarChecker:
             self._num_chars -= _num_chars(*self._outcomes.popitem(last=False))
 
     async def _find_outcome(self, asked: _Asked) -> _Outcome:
-        closed = asked.constraint and await asyncio.to_thread(
+        whole = await asyncio.to_thread(
             closed_form,
-            asked.constraint,
+            ("rules", asked.rules, *asked.constraint) if asked.rules else asked.constraint,
             disable_additional_properties=self._disable_additional_properties,
         )
-        whole = ("rules", asked.rules, *closed) if asked.rules else closed
         return _Outcome(whole, *await self._try(whole, asked.special_tokens))
 
     async def _try(

@@ -7,11 +7,13 @@ grammar.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.scope import WHOLE, Scope
+from signalbox_router.params.structured_output_check import definition_of_tool
 from signalbox_router.parsers.call_rules import literal, marker
 from signalbox_router.parsers.reasoning_reader import Reasoning
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
@@ -28,13 +30,15 @@ class AnswerConstraint(NamedTuple):
 
 
 NOTHING_MORE = AnswerConstraint()
+ANSWER = "@answer"
+"""The structured output in the first rule."""
 
 
 def answer_constraint(
     conversation: Conversation,
     vocabulary: Vocabulary,
     reasoning: Reasoning | None,
-    format_: ToolCallFormat | None,
+    find_format: Callable[[], ToolCallFormat | None],
     *,
     is_constrained: bool,
 ) -> AnswerConstraint:
@@ -42,30 +46,29 @@ def answer_constraint(
     that cannot be kept.
 
     Args:
-        format_: that of calls; None if they are not read.
+        find_format: returns that of calls; None if they are not read, or if a forced call has none.
         is_constrained: True if the answer has a structured output.
     """
-    tools = conversation.callable_tools if conversation.tool_choice.mode is ToolMode.AUTO else ()
-    tools = tools if format_ is not None else ()
-    is_strict = any(tool.strict for tool in tools)
+    mode = conversation.tool_choice.mode
+    tools = () if mode is ToolMode.NONE else conversation.callable_tools
+    is_forced = mode is ToolMode.REQUIRED
+    has_calls = is_forced or bool(is_constrained and tools) or any(tool.strict for tool in tools)
     budget = conversation.thinking.budget
-    if not is_constrained and not is_strict and budget is None:
+    if not (is_constrained or has_calls) and budget is None:
         return NOTHING_MORE
-    calls = ""
-    if format_ is not None and tools and (is_constrained or is_strict):
-        is_parallel = conversation.parallel_tool_calls
-        calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
-    openings = format_.opening if format_ is not None and calls else ()
-    markers = tuple(
-        token_id
-        for token_id in vocabulary.tokens_of(openings).values()
-        if f"<[{token_id}]>" in calls
-    )
+    format_ = find_format() if has_calls else None
+    calls = "" if format_ is None else _calls(format_, conversation, vocabulary)
+    openings = () if format_ is None else format_.opening
+    found = vocabulary.tokens_of(openings).values()
+    markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in calls)
     scope: Scope | None = WHOLE
     if reasoning is not None:
         scope = _scope(reasoning, vocabulary, budget, markers)
+    if calls and is_forced:
+        return _of_answer("calls", calls, reasoning, scope, vocabulary)
     if is_constrained:
-        return _of_answer(calls, reasoning, scope, vocabulary)
+        answer = f"({ANSWER} | calls)" if calls else ANSWER
+        return _of_answer(answer, calls, reasoning, scope, vocabulary)
     if scope is None:
         return NOTHING_MORE
     if markers:
@@ -73,9 +76,7 @@ def answer_constraint(
         beside = format_.beside(vocabulary) if format_ is not None else ""
         start = f"calls | {beside}" if beside else "calls"
         return AnswerConstraint(f"start: {start}\n{calls}", scope)
-    if calls and (rules := _after_text(calls, openings, vocabulary)):
-        return AnswerConstraint(rules, scope)
-    return AnswerConstraint(scope=scope)
+    return AnswerConstraint(_after_text(calls, openings, vocabulary), scope)
 
 
 def _scope(
@@ -98,11 +99,30 @@ def _scope(
     )
 
 
+def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Vocabulary) -> str:
+    """Returns the rules of the calls that may be made; those that must be made are all strict."""
+    tools, named = conversation.callable_tools, conversation.tool_choice.tool
+    if conversation.tool_choice.mode is ToolMode.REQUIRED:
+        tools = [tool._replace(strict=True) for tool in tools if named in ("", tool.name)]
+    is_parallel = conversation.parallel_tool_calls and not named
+    calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
+    places = [tool.name for tool in conversation.tools]
+    for i in reversed(range(len(tools))):  # errors name a tool by its place among all
+        place = places.index(tools[i].name)
+        if place != i:
+            calls = calls.replace(definition_of_tool(i), definition_of_tool(place))
+    return calls
+
+
 def _of_answer(
-    calls: str, reasoning: Reasoning | None, scope: Scope | None, vocabulary: Vocabulary
+    answer: str,
+    calls: str,
+    reasoning: Reasoning | None,
+    scope: Scope | None,
+    vocabulary: Vocabulary,
 ) -> AnswerConstraint:
-    """Returns what is around a structured output: calls in its place, and reasoning before."""
-    answer = "(@answer | calls)" if calls else "@answer"
+    """Returns what is around a structured output or forced calls: calls in its place, and reasoning
+    before."""
     if scope is not None:
         return AnswerConstraint(f"start: {answer}\n{calls}" if calls else "", scope)
     assert reasoning is not None

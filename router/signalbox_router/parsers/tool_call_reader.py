@@ -86,8 +86,10 @@ def reader_of(
         source, vocabulary = _template(conversation, model), model.tokenizer.vocabulary
         whole = tool_call_formats.choose_whole(setting, source, vocabulary)
         return None if whole is None else _reader(whole, conversation, model)
-    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
     choice = conversation.tool_choice
+    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
+    if choice.mode is ToolMode.REQUIRED and takes_tools and format_ is not None:
+        return _reader(format_, conversation, model, is_certain=True)
     if choice.tool:
         make_id = (format_ or named(JSON)).make_id
         return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
@@ -109,6 +111,16 @@ def format_of(
 def _template(conversation: Conversation, model: ServedModel) -> str:
     template = model.tokenizer.chat_template
     return conversation.chat_template or (template.source if template else "")
+
+
+def format_of_forced(
+    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
+) -> ToolCallFormat | None:
+    """Returns the model's own format of a call that it must make; None for JSON, as tool_prompt
+    tells a model whose template renders no tools."""
+    if not takes_tools:
+        return None
+    return format_of(conversation, model, setting=setting, takes_tools=takes_tools)
 
 
 def _reader(

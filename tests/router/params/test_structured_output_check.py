@@ -15,6 +15,7 @@ from signalbox_router.params.params_validation import check_sampling_values
 from signalbox_router.params.structured_output_check import (
     MAX_BYTES,
     MAX_CHOICES,
+    MAX_RULES_CHARS,
     GrammarChecker,
     check_structured_output,
 )
@@ -216,3 +217,8 @@ async def test_a_tools_schema_within_rules_is_named() -> None:
     rules = f"start: calls\ncalls: call\n{call_rule('call', [Tool('g'), tool], arguments_key='a')}"
     with pytest.raises(InvalidArgument, match=r"tools\[1\]\.parameters"):
         await GrammarChecker().prepare((), rules=rules)
+
+
+async def test_rules_have_a_bound() -> None:
+    with pytest.raises(InvalidArgument, match="tools"):
+        await GrammarChecker().prepare((), rules="start: X" * MAX_RULES_CHARS)

@@ -94,9 +94,12 @@ def constrain(
     reasoning: Reasoning | None = None,
 ) -> tuple[tuple[str, ...], Scope]:
     """Returns the constraint of the worker, and its scope."""
-    format_ = format_of(asked, model, setting=setting, takes_tools=True)
     rules, scope = answer_constraint(
-        asked, model.tokenizer.vocabulary, reasoning, format_, is_constrained=bool(constraint)
+        asked,
+        model.tokenizer.vocabulary,
+        reasoning,
+        lambda: format_of(asked, model, setting=setting, takes_tools=True),
+        is_constrained=bool(constraint),
     )
     return ("rules", rules, *constraint) if rules else constraint, scope
 
@@ -141,7 +144,7 @@ def test_an_answer_conforms_or_calls(
 
 @pytest.mark.parametrize(
     ("mode", "setting"),
-    [(ToolMode.REQUIRED, HERMES), (ToolMode.NONE, HERMES), (ToolMode.AUTO, NONE)],
+    [(ToolMode.REQUIRED, NONE), (ToolMode.NONE, HERMES), (ToolMode.AUTO, NONE)],
 )
 def test_a_constraint_stays_where_no_call_may_take_its_place(mode: ToolMode, setting: str) -> None:
     constraint = ("json_object",)
@@ -219,3 +222,22 @@ def test_strict_calls_whose_marker_is_no_token_conform_within_free_text() -> Non
     for text in ("", "Well, <tool_", call, f"I call. {call}", f"{call} and\n{call}\nDone. {{"):
         assert conforms(text), text
         assert conforms(text.replace("1", "true")) is ("1" not in text), text
+
+
+@pytest.mark.parametrize("reasoning", [None, OPEN])
+def test_forced_calls_are_strict_and_in_the_models_own_format(reasoning: Reasoning | None) -> None:
+    model = model_of(has_markers=False)
+    (call,) = CALLS[HERMES]
+    before = "Well.</think>" if reasoning else ""
+    loose = Tool("add", "", STRICT[0].parameters)
+    for name, is_legal in (("", True), ("add", True), ("now", False)):
+        choice = ToolChoice(ToolMode.REQUIRED, name)
+        asked = conversation(tools=(Tool("now"), loose), tool_choice=choice)
+        wrapped, scope = constrain(model, asked, reasoning=reasoning)
+        assert scope == WHOLE
+        conforms = matching(model, wrapped)
+        assert conforms(before + call) is is_legal
+        assert conforms(f"{before}{call}\n{call}") is (name == "")
+        assert not conforms(before + call.replace("1", "true"))
+        assert not any(conforms(before + one) for one in ("", "Well."))
+        assert ('"tools.1.parameters"' in wrapped[1]) is is_legal  # its place among all

@@ -186,9 +186,12 @@ def test_a_marker_that_is_a_token_counts_as_its_token_alone(
 
 
 async def test_what_is_constrained_follows_reasoning() -> None:
-    text = 'Well.\n</think>{"city": "a"}'
     chat = make_chat(tools=[WEATHER], tool_choice=pb.ToolChoice(tool="get_weather"))
+    text = f"Well.\n</think>{CALL}"
     assert await split_of(text, chat, template=OPENS) == ("Well.", "", ["get_weather"])
+    text = 'Well.\n</think>{"city": "a"}'
+    plain = OPENS.replace("tools", "nothing")  # a model that is told of tools in words
+    assert await split_of(text, chat, template=plain) == ("Well.", "", ["get_weather"])
     params = pb.SamplingParams(structured_output={"json_object": {}})  # type: ignore[arg-type]
     chat = make_chat(sampling_params=params)
     assert await split_of(text, chat, template=OPENS) == ("Well.", '{"city": "a"}', [])

@@ -205,8 +205,14 @@ def test_a_forced_call_asks_for_structured_output() -> None:
         (ToolChoice(ToolMode.REQUIRED, "add"), '{"a": 1}'),
     ],
 )
-def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str) -> None:
-    reader = reader_of(make_conversation(choice), make_model(), setting="auto", takes_tools=True)
+@pytest.mark.parametrize("takes_tools", [False, True])
+def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str, takes_tools: bool) -> None:
+    setting = "auto"
+    if takes_tools:
+        setting = "hermes"
+        text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    asked = make_conversation(choice)
+    reader = reader_of(asked, make_model(), setting=setting, takes_tools=takes_tools)
     assert reader is not None
     delta = Delta(index=0, text=text, finish=Finish(FinishReason.STOP))
     reader.read(Update(sentinel.request, [delta], None))

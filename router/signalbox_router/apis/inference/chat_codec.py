@@ -104,7 +104,7 @@ def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> tuple[ToolCall, 
 def _tool(position: int, tool: pb.Tool) -> Tool:
     field = f"tools[{position}].parameters"
     parameters = json_object(tool.parameters, field) if tool.parameters else None
-    return Tool(tool.name, tool.description, parameters)
+    return Tool(tool.name, tool.description, parameters, tool.strict)
 
 
 def _tool_choice(request: pb.ChatRequest) -> ToolChoice:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from google.protobuf import struct_pb2
 
+from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.router.fakes import (
@@ -145,6 +146,15 @@ async def test_a_marker_that_is_a_special_token_is_seen_with_tools_alone() -> No
         (delta,) = await ask(stack, make_chat(tools=[WEATHER], sampling_params=params))
         assert delta.text == spelled
         assert not delta.tool_calls  # spelled out, it is no marker
+        strict = pb.Tool(name="get_weather", strict=True)
+        (delta,) = await ask(stack, make_chat(tools=[strict]))
+        assert [call.name for call in delta.tool_calls] == ["get_weather"]
+        params = [one.sampling_params for one in stack.scheduler.added]
+        assert not any(one.HasField("structured_output") for one in params[:-1])
+        assert params[-1].structured_output.rules.startswith("start: calls\n")
+        assert params[-1].constraint_scope == common_pb2.ConstraintScope(
+            marker_token_ids=[token("<|im_start|>")], is_repeated=True
+        )
 
 
 async def test_tools_calls_and_results_are_rendered() -> None:

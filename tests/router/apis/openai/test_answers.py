@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,7 @@ from tests.router.fakes import (
     bytewise_ids,
     finished,
     ids_of,
+    make_files,
     step,
     token,
 )
@@ -503,7 +505,9 @@ async def test_a_streams_prompt_tokens_stand_beside_the_choices(http: Http) -> N
 
 
 async def test_a_forced_call_replaces_the_response_format() -> None:
-    async with make_http(writing('{"city": "Paris"}')) as http:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    files = make_files(chat_template="{{ tools }}{# <tool_call> #}")
+    async with make_http(writing(call), files=files) as http:
         other = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
         named = {"type": "function", "function": {"name": "get_weather"}}
         for form in (other, {"type": "json_object"}):
@@ -511,7 +515,8 @@ async def test_a_forced_call_replaces_the_response_format() -> None:
             (call,) = answer.choices[0].message.tool_calls
             assert call.function.arguments == '{"city": "Paris"}'
         for add in http.stack.scheduler.added:
-            schema = add.sampling_params.structured_output.json_schema
+            rules = add.sampling_params.structured_output.rules
+            (schema,) = re.findall("%json (.*)", rules)
             (parameters,) = json.loads(schema)["$defs"].values()
             assert parameters["properties"].keys() == {"city"}
         with pytest.raises(openai.BadRequestError):

@@ -81,7 +81,8 @@ class FunctionDefinition(Body):
     parameters: Json | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """No effect: calls conform to the schema whenever tool_choice forces them."""
+    """True if calls conform to the schema also where the model decides whether to call, if its
+    format opens calls with a marker. Calls that tool_choice forces conform in any case."""
 
 
 class FunctionTool(Body):

@@ -127,6 +127,7 @@ def _tool(tool: FunctionTool) -> pb.Tool:
         name=function.name,
         description=function.description or "",
         parameters="" if function.parameters is None else json.dumps(function.parameters),
+        strict=bool(function.strict),
     )
 
 
