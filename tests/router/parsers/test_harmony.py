@@ -32,7 +32,7 @@ def test_reasoning_and_text_are_told_apart_without_tools() -> None:
 def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
     vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
     asked = Conversation(messages=ASKED, tools=TOOLS)
-    rules, scope = answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=False)
+    rules, scope = answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
     assert scope.marker_token_ids == (vocabulary.token_id("<|channel|>"),)
 
     def conforms(text: str) -> bool:
