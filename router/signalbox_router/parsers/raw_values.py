@@ -200,22 +200,28 @@ def value_rules(
         is_free: True for any text.
         lark: a client's grammar of the text, if there is one.
         end: the texts and tokens that end the value, in Lark.
-        stop: the text that may not be in a value that is text; "" if the end is a token.
+        stop: the tag in the first of `end`, if that is text; "" if it is a token.
     """
     if lark:
         return [f"{name}: {name}_lark {' '.join(end)}", lark_rule(f"{name}_lark", lark)]
     if not is_free and schemas.types_of(schema) != TEXT:
         rule = schema_rule(f"{name}_json", schemas.document(schema, position))
         return [f"{name}: {name}_json {' '.join(end)}", rule]
-    terms = [_ANY_TEXT, *([] if is_free else schemas.terms(schema))]
-    if stop:
-        terms.append(f"~/(?s:.*){_escaped(re.escape(stop))}(?s:.*)/")
-    # A text and what follows are one terminal, as a text may begin like its end.
-    inner, outer = (end[:1], end[1:]) if end[0].startswith('"') else ((), end)
-    text = f"({' & '.join(terms)})"
+    text = name.upper()
+    rule = f"{text}: {' & '.join([_ANY_TEXT, *([] if is_free else schemas.terms(schema))])}"
+    if not end[0].startswith('"'):
+        return [f"{name}: {' '.join((text, *end))}", rule]
+    if not stop:  # a text and the space before a token are one terminal, as it may end like that
+        rule = f"{rule.replace(': ', ': (', 1)}) {end[0]}"
+        return [f"{name}: {' '.join((text, *end[1:]))}", rule]
+    # The first end counts. Excluding it from the text instead takes llguidance beyond its limits
+    # where the schema bounds the length.
+    before, _, after = json.loads(end[0]).partition(stop)
+    rest = " ".join(([literal(after)] if after else []) + [*end[1:]])
     return [
-        f"{name}: {' '.join((name.upper(), *outer))}",
-        f"{name.upper()}: {' '.join((text, *inner))}",
+        f"{name}: {name}_text {rest}",
+        f"{name}_text[suffix={literal(before + stop)}]: {text}",
+        rule,
     ]
 
 

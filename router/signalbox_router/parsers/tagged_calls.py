@@ -186,15 +186,20 @@ class TaggedCallParser(CallParser):
         tool = self._tools.get(name)
         is_enforced = self._is_certain or (tool is not None and tool.strict)
         is_json = "string" not in types or (types != TEXT and is_enforced)
+        part = yield from self._chars.next()
+        if is_in_lines := part == "\n" and self._format.argument[1].endswith("\n"):
+            part = ""
+        line = "\n" if end.startswith("\n") and first not in self._marked else ""
+        # Where a grammar excludes the end from a text, it is the end with its line break.
+        last = f"{line}{first}" if is_enforced and types == TEXT and is_in_lines else first
         text, is_open = "", True
         while is_open:
-            part = yield from self._until(first)
+            while not part.endswith(self._marker(last)):
+                part += yield from self._chars.next()
             is_open = is_json and (has_odd_quotes(part) != bool(text))
-            text += part
-        text = text.removesuffix(first).replace(MARK, "")
-        if self._format.argument[1].endswith("\n"):
-            text = text.removeprefix("\n")
-        if end.startswith("\n"):
+            text, part = text + part, ""
+        text = text.removesuffix(last).replace(MARK, "")
+        if end.startswith("\n") and last == first:
             text = text.removesuffix("\n")
         yield from self._tag(end.lstrip()[len(first) :])
         return json_of(text, types)
@@ -202,8 +207,8 @@ class TaggedCallParser(CallParser):
     def _stream_text(self) -> Reader:
         """Reads a text and the tag after it, and outputs what cannot be the tag yet as JSON."""
         _, before, end = self._format.argument
-        stop = self._marker(end.split()[0])
-        stops = (stop, f"\n{stop}") if end.startswith("\n") else (stop,)
+        stop, line = self._marker(end.split()[0]), "\n" if end.startswith("\n") else ""
+        stops = (f"{line}{stop}", stop) if MARK in stop else (f"{line}{stop}",)
         pending = yield from self._chars.next()
         if pending == "\n" and before.endswith("\n"):
             pending = yield from self._chars.next()

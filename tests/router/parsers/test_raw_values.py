@@ -99,6 +99,18 @@ def test_a_fault_below_an_argument_names_the_tool(name: str) -> None:
     assert faulty_definition(("rules", f"start: calls\n{rules}")) == "tools.1.parameters"
 
 
+def test_a_text_of_bounded_length_may_be_long_and_have_half_an_end_in_it() -> None:
+    format_, schema = named("qwen3_coder"), of_text(maxLength=20_000)
+    tools = [Tool("tool", "", schema, strict=True)]
+    value = "".join(f"x < {i}\n</par</parameter> y\n" for i in range(500))
+    call = f"<function=tool>\n<parameter=a>\n{value}\n</parameter>\n</function>"
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    assert admits(("calls", format_.grammar(tools, vocabulary=VOCABULARY)), text)
+    for is_certain in (True, False):
+        parser = format_.parser(tools, is_certain=is_certain)
+        assert read(parser, [text]) == ("", [("tool", {"a": value})])
+
+
 LARK = "begin: 'patch' NL line+\nline: /[+-][^\\n]*/ NL\nNL: /\\n/\n%ignore /#/"
 
 
