@@ -30,7 +30,7 @@ _TYPES = {
 """`type` of the error for each status; others are of the request below 500, else of the API."""
 
 
-class ErrorDetail(BaseModel):
+class MessagesErrorDetail(BaseModel):
     """What went wrong."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -48,7 +48,7 @@ class MessagesError(BaseModel):
 
     type: Literal["error"]
     """`error`."""
-    error: ErrorDetail
+    error: MessagesErrorDetail
     """The error."""
     request_id: str
     """Id of the request, as in the header request-id."""

@@ -150,3 +150,10 @@ async def test_models_are_listed_for_the_clients_of_both_apis() -> None:
     assert [card["id"] for card in before["data"]] == ["tiny"]
     assert (before["has_more"], before["first_id"], before["last_id"]) == (False, "tiny", "tiny")
     assert (head.status_code, bad.status_code) == (200, 400)
+
+
+async def test_generated_clients_keep_the_names_of_the_errors_types() -> None:
+    """Two types of one name would both get others in /openapi.json."""
+    async with make_messages() as messages:
+        schemas = (await messages.http.raw.get("/openapi.json")).json()["components"]["schemas"]
+    assert {"ErrorAnswer", "ErrorDetail", "MessagesError", "MessagesErrorDetail"} <= schemas.keys()
