@@ -271,6 +271,9 @@ CALLS: dict[str, Callable[[Stack], Coroutine[Any, Any, None]]] = {
     "/tokenize of a conversation": lambda stack: post(
         stack, "/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}
     ),
+    "/v1/messages/count_tokens": lambda stack: post(
+        stack, "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}
+    ),
     "/detokenize": lambda stack: post(stack, "/detokenize", {"tokens": [5, 6, 7]}),
 }
 
