@@ -65,6 +65,8 @@ RANKED = {"query": "Hello", "documents": ["Hello"]}
 HTTP_BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
     "/v1/chat/completions": {"messages": HELLO, "max_tokens": 1},
+    "/v1/responses": {"input": HELLO, "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": HELLO},
     "/v1/messages": {"messages": HELLO, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/tokenize": {"prompt": "Hello"},

@@ -289,6 +289,13 @@ BODIES = {
         "stop": ["zz"],
         "stream": True,
     },
+    "/v1/responses": {
+        "instructions": "Hello",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        "max_output_tokens": 3,
+        "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}],
+        "tool_choice": "auto",
+    },
     "/v1/messages": {
         "system": [{"type": "text", "text": "Hello"}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],

@@ -56,7 +56,7 @@ def _row(row: Foreign) -> Foreign:
     """Returns a chat's row for a body whose fields are not all those of chats."""
     if row.does in ("max_tokens", "max_completion_tokens"):
         return row._replace(does=_LIMIT)
-    is_ours = not row.is_served or row.does in GenerationBody.model_fields
+    is_ours = not row.is_served or row.does in GenerationBody.model_fields.keys() - {"n"}
     return row if is_ours else row._replace(does=REFUSED)
 
 
@@ -242,5 +242,7 @@ class ResponsesBody(PromptBody, GenerationBody):
 
 
 def dumped(value: Any) -> Any:
-    """Returns a body's part as its client wrote it."""
-    return value.model_dump(exclude_unset=True, by_alias=True) if isinstance(value, Body) else value
+    """Returns a body's part as its client wrote it, without nulls."""
+    if not isinstance(value, Body):
+        return value
+    return value.model_dump(exclude_unset=True, exclude_none=True, by_alias=True)

@@ -51,6 +51,7 @@ STRUCTURE = {"regex": "a+"}
 PLACES = (
     at_top(COMPLETIONS, prompt="Hi"),
     at_top(CHAT, messages=HI),
+    at_top("/v1/responses", input="Hi"),
     at_top("/tokenize", prompt="Hi"),
     at_top("/v1/embeddings", EMBEDS, input="Hi"),
     at_top("/pooling", EMBEDS, input="Hi"),
@@ -82,7 +83,7 @@ OTHER_VALUES: Json = {
     "add_special_tokens": False, "truncation_side": "left", "normalize": False, "dimensions": 2,
     "continue_final_message": True, "chat_template": "{{ messages[0].content }}",
     "instruction": "x", "top_n": 1, "use_activation": True, "return_documents": True,
-    "thinking_token_budget": 5,
+    "thinking_token_budget": 5, "max_output_tokens": 5,
 }  # fmt: skip
 """A value of each field that rows mean, in the words of those rows."""
 
