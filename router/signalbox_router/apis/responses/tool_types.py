@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import ConfigDict, Discriminator, Tag
 
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.foreign_fields import OPENAI, Foreign
@@ -63,8 +63,10 @@ class Custom(Body):
 
 
 class OtherTool(Body):
-    """A tool that OpenAI's servers execute. It is left out and named in the answer, or refused if
-    the model must call it."""
+    """A tool that OpenAI's servers execute. It is left out with its options and named in the
+    answer, or refused if the model must call it."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: str
     """Type of the tool."""

@@ -86,14 +86,15 @@ def offered_tools(body: PromptBody) -> Offered:
     omitted: list[str] = []
     for i, tool in enumerate(tools):
         placed += _placed(tool, f"tools[{i}]", omitted)
-    body.place_tools(_place(one) for one in placed)
+    body.place_tools((one.place for one in placed), map(_schema_place, placed))
     found = [one.tool for one in placed]
     origins = {one.tool.name: one.origin for one in placed}
     return Offered(found, origins, list(dict.fromkeys(omitted)), _choice(body, origins, omitted))
 
 
-def _place(placed: _Placed) -> str:
-    return placed.place
+def _schema_place(placed: _Placed) -> str:
+    name = "format.definition" if placed.origin.is_custom else "parameters"
+    return f"{placed.place}.{name}"
 
 
 def _placed(tool: OfferedTool, place: str, omitted: list[str]) -> Iterator[_Placed]:

@@ -150,15 +150,19 @@ class PromptBody(Body):
     """`auto` leaves the oldest turns of a conversation out that is longer than the window.
     Default disabled."""
     _tool_places: list[str] = PrivateAttr(default_factory=list)
+    _schema_places: list[str] = PrivateAttr(default_factory=list)
 
-    def place_tools(self, places: Iterable[str]) -> None:
-        """Stores where in the body each tool of the conversation is, for error messages."""
-        self._tool_places = list(places)
+    def place_tools(self, places: Iterable[str], schema_places: Iterable[str]) -> None:
+        """Stores where in the body each tool of the conversation and its schema are, for error
+        messages."""
+        self._tool_places, self._schema_places = list(places), list(schema_places)
 
     def client_name(self, field: str) -> str | None:
         if found := _TOOL.match(field):
-            place, rest = self._tool_places[int(found[1])], field[found.end() :]
-            return f"{place}{rest}"
+            index, rest = int(found[1]), field[found.end() :]
+            if rest == ".parameters":
+                return self._schema_places[index]
+            return f"{self._tool_places[index]}{rest}"
         return _RENAMED.get(field)
 
 

@@ -67,6 +67,9 @@ async def test_custom_tools_and_namespaces_are_functions_to_the_model(http: Http
     name = model_name(inner["name"], "crm")
     assert len(name) == 64 and f'"name": "{name}", "description": "C\\n\\nAdds"' in text
     assert "web_search" not in text
+    answer = await http.raw.post(PATH, json={"input": "Hi", "tools": tools})
+    assert answer.headers["x-signalbox-omitted-tools"] == "web_search"
+    assert "x-signalbox-ignored-fields" not in answer.headers
     answer = await ask(http, tools=tools, metadata={"a": "b"})
     assert answer.metadata == {"a": "b", "omitted_tools": "web_search"}
     assert [tool.type for tool in answer.tools] == ["custom", "namespace"]
@@ -96,6 +99,7 @@ async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: li
 
 PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
 SEARCH = {"type": "web_search"}
+LOOK = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
@@ -109,7 +113,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
     ({"tools": [{"type": "wizardry"}]}, "tools[0].type"),
     ({"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools[0].format"),
+    ({"tools": [{"type": "custom", "name": "x", "format": LOOK}]}, "tools[0].format.definition"),
     ({"tools": [function("a b")]}, "tools[0].name"),
+    ({"tools": [SEARCH, function(strict=True, parameters={"properties": {"a": 5}})]},
+     "tools[1].parameters"),
     ({"tools": [function(), {"type": "namespace", "name": "n", "tools": [function("a b")]}]},
      "tools[1].tools[0].name"),
     ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice.name"),
