@@ -52,7 +52,8 @@ def answer_constraint(
     mode = conversation.tool_choice.mode
     tools = () if mode is ToolMode.NONE else conversation.callable_tools
     is_forced = mode is ToolMode.REQUIRED
-    has_calls = is_forced or bool(is_constrained and tools) or any(tool.strict for tool in tools)
+    is_limited = bool(conversation.tool_choice.allowed) or any(tool.strict for tool in tools)
+    has_calls = is_forced or bool(tools and (is_constrained or is_limited))
     budget = conversation.thinking.budget
     if not (is_constrained or has_calls) and budget is None:
         return NOTHING_MORE

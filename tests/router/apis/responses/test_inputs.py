@@ -84,6 +84,8 @@ async def test_custom_tools_and_namespaces_are_functions_to_the_model(http: Http
          ["crm__sub"]),
         ({"type": "allowed_tools", "mode": "required", "tools": [
             {"type": "namespace", "name": "crm"}]}, ["crm__sub"]),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "function", "name": "add"}]}, ["add"]),
     ],
 )  # fmt: skip
 async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: list[str]) -> None:
@@ -92,7 +94,8 @@ async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: li
     text = await prompt_of(http, PATH, body)
     assert '"add"' in text and '"crm__sub"' in text
     constraint = http.stack.scheduler.added[-1].sampling_params.structured_output
-    assert [f'"const": "{name}"' in constraint.json_schema for name in ("add", "crm__sub")] == [
+    rules = constraint.json_schema or constraint.rules
+    assert [f'"const": "{name}"' in rules for name in ("add", "crm__sub")] == [
         name in called for name in ("add", "crm__sub")
     ]
 
