@@ -117,7 +117,7 @@ class ReasoningOptions(Body):
     """Older name of summary."""
 
 
-class StreamOptions(Body):
+class ResponsesStreamOptions(Body):
     """Options of a streamed answer."""
 
     include_obfuscation: Literal[False] | None = None
@@ -197,7 +197,7 @@ class ResponsesBody(PromptBody, GenerationBody):
     """Labels; no effect."""
     metadata: dict[str, str] | None = None
     """Labels, which the answer repeats."""
-    stream_options: StreamOptions | None = None  # type: ignore[assignment]
+    stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]
     """Options of a streamed answer."""
     n: Literal[1] | None = None
     """Must be 1."""

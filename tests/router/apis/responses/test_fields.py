@@ -26,7 +26,7 @@ from signalbox_router.apis.responses import item_types, tool_types, types
         (types.TextOptions, response_text_config_param.ResponseTextConfigParam),
         (types.TextFormat, sdk.ResponseFormatTextJSONSchemaConfigParam),
         (types.ReasoningOptions, reasoning.Reasoning),
-        (types.StreamOptions, response_create_params.StreamOptions),
+        (types.ResponsesStreamOptions, response_create_params.StreamOptions),
         (item_types.InputMessage, sdk.EasyInputMessageParam),
         (item_types.InputMessage, response_input_item_param.Message),
         (item_types.InputMessage, sdk.ResponseOutputMessageParam),

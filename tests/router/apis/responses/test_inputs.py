@@ -1,6 +1,5 @@
 """What the model is told of an input of /v1/responses, and what is refused by name."""
 
-import asyncio
 import json
 from typing import Any, get_args, get_type_hints
 
@@ -215,14 +214,16 @@ async def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(streaming, "PATIENCE_S", 0.01)
     monkeypatch.setattr(streaming, "WAIT_S", 0.01)
     async with make_http(lambda add: ()) as http:
-        asked = asyncio.create_task(
-            http.raw.post(PATH, json={"model": MODEL, "input": "Hi", "stream": True})
-        )
-        added = await http.stack.added()
-        await asyncio.sleep(0.1)
-        ends = finished(added.handle)
-        http.stack.scheduler.send(step((added.handle, 0, bytewise_ids("ok")), **ends))
-        events = read_events((await asked).text)
+        body, text, is_answered = {"model": MODEL, "input": "Hi", "stream": True}, "", False
+        async with http.raw.stream("POST", PATH, json=body) as answer:
+            async for piece in answer.aiter_text():
+                text += piece
+                if not is_answered and text.count("event: response.queued") > 1:
+                    is_answered = True
+                    handle = (await http.stack.added()).handle
+                    run = (handle, 0, bytewise_ids("ok"))
+                    http.stack.scheduler.send(step(run, **finished(handle)))
+    events = read_events(text)
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[0] == "created"
     assert set(kinds[1 : kinds.index("in_progress")]) == {"queued"}
