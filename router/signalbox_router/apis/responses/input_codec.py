@@ -110,6 +110,7 @@ def _messages(items: Iterable[InputItem], removed: list[str]) -> Iterator[Messag
                 call = _call(item, place)
                 names[call.id] = call.name
                 turn.calls.append(call)
+                check_num_parts(len(turn.calls), field=place)
             case InputMessage():
                 yield from turn.message()
                 texts = _texts(item.content, f"{place}.content")

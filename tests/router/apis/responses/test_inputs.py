@@ -10,6 +10,7 @@ from openai.types.responses.tool_choice_types import ToolChoiceTypes
 from signalbox_router.apis.openai import streaming
 from signalbox_router.apis.responses.request_codec import INCLUDABLE
 from signalbox_router.apis.responses.tools_codec import HOSTED, model_name
+from signalbox_router.prompt.chat.conversation import MAX_PARTS
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
 from tests.router.apis.responses.events import PATH, ask, function, read_events
@@ -258,6 +259,8 @@ async def test_an_input_of_many_items_is_read_in_pieces() -> None:
         assert "[user]2999 " in text
         wrong = await http.raw.post(PATH, json={"input": [*items, USER | {"content": 5}]})
         assert wrong.json()["error"]["param"] == "input[3000].content"
+        calls = await http.raw.post(PATH, json={"input": [CALLED] * (MAX_PARTS + 1)})
+        assert calls.json()["error"]["param"] == f"input[{MAX_PARTS}]"
         empty = json.dumps({"input": [{}] * 300_000})
         refused = await http.raw.post(PATH, content=empty)
         assert refused.json()["error"]["param"] == "input"
