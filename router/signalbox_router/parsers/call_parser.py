@@ -26,6 +26,13 @@ from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Tool
 
 MAX_NAME_CHARS = 64
+MARKER = re.compile(r"<[^<>\s]+>")
+"""A marker as most formats spell theirs."""
+
+
+def parts_of(text: str) -> list[str]:
+    """Returns the markers and the words of a text."""
+    return MARKER.sub(lambda found: f" {found[0]} ", text).split()
 
 
 class _Ended(Exception):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_parser import MARKER, MAX_NAME_CHARS, CallParser, parts_of
 from signalbox_router.parsers.call_rules import arguments_rule, literal, repeated, written
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import Parser
@@ -13,7 +13,6 @@ from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
-_MARKER = re.compile(r"<[^<>\s]+>")
 _NUMBERED = re.compile(r"(.+):\d+")
 _NUM_OTHER_CHARS = 32
 """Characters that may stand beside a name, before the text that ends it."""
@@ -41,7 +40,7 @@ class NamedJsonCalls(ToolCallFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.opening, *_MARKER.findall("".join(self.call)), self.end)))
+        return tuple(dict.fromkeys((*self.opening, *MARKER.findall("".join(self.call)), self.end)))
 
     def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
         return NamedJsonCallParser(self, tools, **options)
@@ -70,7 +69,7 @@ class NamedJsonCallParser(CallParser):
     def __init__(self, format_: NamedJsonCalls, tools: Sequence[Tool], **options: Any) -> None:
         super().__init__(format_, tools, **options)
         self._format = format_
-        self._before, self._after, self._end_of_call = map(_parts, format_.call)
+        self._before, self._after, self._end_of_call = map(parts_of, format_.call)
         self._ids = set[str]()
 
     def _calls(self, opening: str) -> Reader:
@@ -113,8 +112,3 @@ class NamedJsonCallParser(CallParser):
         """Reads markers and words, with any white space before each."""
         for part in parts:
             yield from self._literal(part, (yield from self._next_but_space()))
-
-
-def _parts(text: str) -> list[str]:
-    """Returns the markers and the words of a text."""
-    return _MARKER.sub(lambda found: f" {found[0]} ", text).split()

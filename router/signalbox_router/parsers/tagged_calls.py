@@ -1,12 +1,12 @@
 """Tool calls as a name and arguments between tags, as in XML: one class with parameters."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
-from signalbox_router.parsers.call_parser import CallParser
+from signalbox_router.parsers.call_parser import MARKER, CallParser, parts_of
 from signalbox_router.parsers.call_rules import lark_of, literal, repeated, written
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import MARK, Parser
@@ -34,9 +34,10 @@ class TaggedCalls(ToolCallFormat):
     """
 
     end: str
-    """Marker that closes what the first of `opening` opens."""
+    """Marker that closes what the first of `opening` opens; "" if that begins `call`."""
     call: tuple[str, str, str]
-    """What stands before the name, after it, and at the end of the call. Another of `opening` is
+    """What stands before the name, after it, and at the end of the call. If nothing but white space
+    stands after it, the name ends with the first tag. Another of `opening` is
     the first of these, where models leave the marker out."""
     argument: tuple[str, str, str]
     """What stands before the name of an argument, after it, and after the value."""
@@ -47,8 +48,8 @@ class TaggedCalls(ToolCallFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        tags = (*self.opening, self.end, *" ".join((*self.call, *self.argument)).split())
-        return tuple(tag for tag in dict.fromkeys(tags) if tag.startswith("<") and tag[-1] == ">")
+        texts = (*self.opening, self.end, *self.call, *self.argument)
+        return tuple(dict.fromkeys(MARKER.findall(" ".join(texts))))
 
     def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
         return TaggedCallParser(self, tools, **options)
@@ -59,8 +60,10 @@ class TaggedCalls(ToolCallFormat):
         def tags(text: str) -> str:
             return " ".join(written(text, self.markers, vocabulary))
 
-        opening = f"{tags(self.opening[0])} {tags(self.space)}"
-        end = f"{tags(self.space)} {tags(self.end)}"
+        opening = end = ""
+        if self.end:
+            opening = f"{tags(self.opening[0])} {tags(self.space)}"
+            end = f"{tags(self.space)} {tags(self.end)}"
         before, after, end_of_call = self.call
         calls = repeated("call", self.space, is_parallel=is_parallel)
         if self.is_group:
@@ -87,7 +90,7 @@ class TaggedCalls(ToolCallFormat):
             "is_free": not tool.strict,
             "lark": lark_of(tool) if tool.strict else "",
             "end": written(end, self.markers, vocabulary),
-            "stop": end.split()[0] if vocabulary.token_id(end.split()[0]) is None else "",
+            "stop": parts_of(end)[0] if vocabulary.token_id(parts_of(end)[0]) is None else "",
         }
         names, rules = [], []
         for j, (key, schema) in enumerate(schemas.properties.items()):
@@ -137,10 +140,12 @@ class TaggedCallParser(CallParser):
     def _calls(self, opening: str) -> Reader:
         before, _, _ = self._format.call
         self._is_in_call = True
-        if opening == self._format.opening[0]:
+        if opening == self._format.opening[0] != before:
             yield from self._tag(before)
         while True:
             yield from self._call()
+            if not self._format.end:
+                return
             if (yield from self._one_of(self._format.end, before)) != before:
                 break
             self._is_in_call = True
@@ -149,25 +154,30 @@ class TaggedCallParser(CallParser):
     def _call(self) -> Reader:
         """Reads a call after what stands before its name."""
         _, after, end_of_call = self._format.call
-        name = self._checked_name((yield from self._name_until(after)))
+        begin_key, end_key, _ = self._format.argument
+        ends = (after,) if after.strip() else (begin_key, end_of_call)
+        text, tag = yield from self._name_until(*ends)
+        name = self._checked_name(text)
         if self._is_certain:
             self._begin(name)
         schemas, arguments = self._schemas_of(name), dict[str, str]()
-        begin_key, end_key, _ = self._format.argument
-        while (yield from self._one_of(begin_key, end_of_call)) == begin_key:
-            key = yield from self._name_until(end_key)
+        if after.strip():
+            tag = yield from self._one_of(begin_key, end_of_call)
+        while tag == begin_key:
+            key, _ = yield from self._name_until(end_key)
             types = schemas.types(key)
             if self._is_certain:
                 self._out.add_arguments(f"{', ' if arguments else '{'}{json.dumps(key)}: ")
             if self._is_certain and types == TEXT:
                 yield from self._stream_text()
                 arguments[key] = ""
-                continue
-            value = yield from self._value(name, types)
-            arguments[key] = f"{json.dumps(key)}: {value}"
-            if self._is_certain:
-                self._accept()
-                self._out.add_arguments(value)
+            else:
+                value = yield from self._value(name, types)
+                arguments[key] = f"{json.dumps(key)}: {value}"
+                if self._is_certain:
+                    self._accept()
+                    self._out.add_arguments(value)
+            tag = yield from self._one_of(begin_key, end_of_call)
         if self._is_certain:
             self._out.add_arguments("}" if arguments else "{}")
             self._accept()
@@ -182,7 +192,7 @@ class TaggedCallParser(CallParser):
     def _value(self, name: str, types: frozenset[str]) -> TextReader:
         """Reads a value and the tag after it; returns JSON."""
         end = self._format.argument[2]
-        first = end.split()[0]
+        first = parts_of(end)[0]
         tool = self._tools.get(name)
         is_enforced = self._is_certain or (tool is not None and tool.strict)
         is_json = "string" not in types or (types != TEXT and is_enforced)
@@ -207,7 +217,7 @@ class TaggedCallParser(CallParser):
     def _stream_text(self) -> Reader:
         """Reads a text and the tag after it, and outputs what cannot be the tag yet as JSON."""
         _, before, end = self._format.argument
-        stop, line = self._marker(end.split()[0]), "\n" if end.startswith("\n") else ""
+        stop, line = self._marker(parts_of(end)[0]), "\n" if end.startswith("\n") else ""
         stops = (f"{line}{stop}", stop) if MARK in stop else (f"{line}{stop}",)
         pending = yield from self._chars.next()
         if pending == "\n" and before.endswith("\n"):
@@ -220,21 +230,23 @@ class TaggedCallParser(CallParser):
             self._accept()
             pending += yield from self._chars.next()
         self._out.add_arguments('"')
-        yield from self._tag(end.lstrip().removeprefix(end.split()[0]))
+        yield from self._tag(end.lstrip().removeprefix(parts_of(end)[0]))
         self._accept()
 
-    def _name_until(self, tag: str) -> TextReader:
-        """Reads a name and the tag after it."""
-        first = tag.split()[0]
-        text = ""
-        while not text.endswith(self._marker(first)):
+    def _name_until(self, *tags: str) -> Generator[None, str, tuple[str, str]]:
+        """Reads a name and the tag after it, which may be any of `tags`; returns both."""
+        firsts = {self._marker(parts_of(tag)[0]): tag for tag in tags}
+        text, found = "", ""
+        while not found:
             text += yield from self._chars.next()
-            if len(text) > _MAX_KEY_CHARS + len(first):
+            if len(text) > _MAX_KEY_CHARS + max(map(len, firsts)):
                 raise Mismatch
-        yield from self._tag(tag.lstrip()[len(first) :])
-        return text.removesuffix(self._marker(first)).strip()
+            found = next(filter(text.endswith, firsts), "")
+        tag = firsts[found]
+        yield from self._tag(tag.lstrip().removeprefix(parts_of(tag)[0]))
+        return text.removesuffix(found).strip(), tag
 
     def _tag(self, text: str) -> Reader:
         """Reads tags with any white space before each."""
-        for part in text.split():
+        for part in parts_of(text):
             yield from self._literal(part, (yield from self._next_but_space()))
