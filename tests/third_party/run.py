@@ -1,6 +1,6 @@
-"""Runs each client of another project against live stacks: of the demo model, and of two that pool.
+"""Runs each client of another project against live stacks.
 
-A client is a script of `clients/` that asserts the contents of what it gets. It runs in one of the
+One serves the demo model, one a model that calls tools, and two serve models that pool. A client is a script of `clients/` that asserts the contents of what it gets. It runs in one of the
 environments of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies
 never meet ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table
 must be the one that is there, so that a client which stops working fails the run.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.signalbox.stacks import environment, serve
 from tests.third_party.pooled_models import save_pooled_models
+from tests.third_party.scripted_model import serving_scripted_model
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -81,6 +82,8 @@ CLIENTS = (
     Client("cohere", "cohere_sdk.py", "cohere"),
     Client("instructor", "instructor_models.py"),
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
+    Client("anthropic", "anthropic_sdk.py", "agents"),
+    Client("openai-agents", "openai_agents.py", "agents"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
     Client("openai", "openai_sdk.py", "inspect-ai"),
@@ -153,6 +156,7 @@ def _serving() -> Iterator[dict[str, str]]:
             serve(folder / "log", MODEL, *cpu) as stack,
             serve(folder / "encoder.log", str(encoder), *pooled) as embeds,
             serve(folder / "reranker.log", str(reranker), *pooled) as scores,
+            serving_scripted_model() as scripted,
         ):
             yield {
                 "SIGNALBOX_ROUTER": stack.address,
@@ -160,6 +164,7 @@ def _serving() -> Iterator[dict[str, str]]:
                 "SIGNALBOX_ENCODER_HTTP": embeds.http_url(),
                 "SIGNALBOX_RERANKER_HTTP": scores.http_url(),
                 "SIGNALBOX_POOLED": str(expected),
+                "SIGNALBOX_SCRIPTED_HTTP": scripted,
             }
 
 

@@ -20,6 +20,7 @@ def test_each_script_is_run() -> None:
         "demo.py",
         "demo.mjs",
         "demo_pooling.py",
+        "demo_tools.py",
     }
 
 

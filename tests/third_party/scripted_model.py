@@ -1,0 +1,44 @@
+"""Serves a model that calls the tools of clients as a script says.
+
+The demo model is too small to finish a loop of calls and results.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+
+from tests.agents.families import CHATML
+from tests.agents.stack import scripted_stack
+from tests.third_party.clients.demo_tools import CITIES, MODEL, QUESTION, THOUGHT, TOOL
+
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+
+
+def answer(prompt: str) -> str:
+    """Returns two calls at once, then the text of their results."""
+    results = _RESULT.findall(prompt.rpartition(QUESTION)[2])
+    if not results:
+        calls = "\n".join(_call(TOOL, city=city) for city in CITIES)
+        return f"<think>\n{THOUGHT}\n</think>\n\n{calls}"
+    return " ".join(results)
+
+
+def _call(name: str, **arguments: Any) -> str:
+    text = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+@contextmanager
+def serving_scripted_model() -> Iterator[str]:
+    """Yields the URL of the HTTP API, without a path."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(
+            scripted_stack(CHATML, answer, num_workers=1, name=MODEL)
+        ) as stack,
+    ):
+        yield stack.url
