@@ -7,7 +7,7 @@ not streamed is what its events add up to.
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from signalbox_contract.errors import RpcError
 from signalbox_router.apis.agents import encode_reasoning, omitted_text
@@ -119,26 +119,30 @@ class ContentBlocks:
 def added_up(events: Sequence[Event]) -> list[dict[str, Any]]:
     """Returns the content blocks that events describe."""
     blocks: list[dict[str, Any]] = []
-    inputs: dict[int, list[str]] = {}
+    values: dict[tuple[int, str], list[str]] = {}
     for event in events:
         if event["type"] == "content_block_start":
             blocks.append(dict(event["content_block"]))
         elif event["type"] == "content_block_delta":
-            kind, index = event["delta"]["type"], event["index"]
-            value = event["delta"][_VALUES[kind]]
-            if kind == "input_json_delta":
-                inputs.setdefault(index, []).append(value)
-            else:
-                blocks[index][_VALUES[kind]] += value
-    for index, parts in inputs.items():
-        blocks[index]["input"] = _input("".join(parts))
+            field = _VALUES[event["delta"]["type"]]
+            values.setdefault((event["index"], field), []).append(event["delta"][field])
+    for (index, field), parts in values.items():
+        text = "".join(parts)
+        if field == "partial_json":
+            blocks[index]["input"] = _input(text)
+        else:
+            blocks[index][field] += text
     return blocks
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call; of one that was cut, those that are there."""
+    """Returns the arguments of a call; of one that was cut, those that are there.
+
+    A number too large for a float is null: JSON cannot hold it.
+    """
     try:
-        value = from_json(arguments, allow_partial="trailing-strings")
+        read = from_json(arguments, allow_partial="trailing-strings")
+        value = from_json(to_json(read, inf_nan_mode="null"))
     except ValueError:
         value = None
     return value if isinstance(value, dict) else {}

@@ -15,6 +15,7 @@ from signalbox_router.apis.messages.conversation_codec import conversation_of
 from signalbox_router.apis.messages.response import ContentBlocks, MessageAnswer, added_up
 from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai import streaming
+from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import (
     Delta,
@@ -35,6 +36,7 @@ from tests.router.apis.messages.clients import (
 from tests.router.fakes import bytewise_ids, finished, make_files, request_finished, step
 
 THINKING = {"files": make_files(chat_template="{# <think></think> #}" + TEMPLATE)}
+HUGE = '{"x": [1e999, -0.5]}'
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 
 
@@ -97,6 +99,7 @@ def test_text_between_calls_and_cut_arguments_keep_their_places() -> None:
         Delta(index=0, tool_calls=[ToolCallDelta(index=0, arguments='{"x": [1, 2')]),
         Delta(index=0, reasoning="B", text="C"),
         Delta(index=0, tool_calls=[ToolCallDelta(index=1, id="b", name="g", arguments="no")]),
+        Delta(index=0, tool_calls=[ToolCallDelta(index=2, id="c", name="f", arguments=HUGE)]),
         Delta(index=0, finish=finish),
     ]
     events = [event for delta in deltas for event in blocks.events(delta)]
@@ -108,8 +111,11 @@ def test_text_between_calls_and_cut_arguments_keep_their_places() -> None:
         "thinking",
         "text",
         "tool_use",
+        "tool_use",
     ]
-    assert [block.get("input") for block in content] == [None, {"x": [1, 2]}, None, None, {}]
+    inputs = [block["input"] for block in content if "input" in block]
+    assert inputs == [{"x": [1, 2]}, {}, {"x": [None, -0.5]}]
+    to_json(content)
 
 
 @pytest.mark.parametrize(
