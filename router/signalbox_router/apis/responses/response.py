@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from signalbox_contract.errors import Code, RpcError
 from signalbox_router.apis.agents import omitted_text
 from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
-from signalbox_router.apis.openai.requests.errors import error_body
+from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.responses.input_codec import Read
 from signalbox_router.apis.responses.output_items import Output
@@ -36,8 +36,9 @@ class ResponsesAnswer:
     def __init__(
         self, body: ResponsesBody, read: Read, *, response_id: str, model: ServedModel
     ) -> None:
+        """Raises BadRequest for a body that an answer cannot repeat."""
         self._fields = _fields(body, read, response_id, model)
-        self._encoded = ""
+        self._encoded = _encoded(self._fields)[:-1]
         """The fields that all events with the response have, as JSON."""
         self._output = Output(
             response_id.partition("_")[2],
@@ -116,13 +117,24 @@ class ResponsesAnswer:
     def _event(self, name: str, state: Mapping[str, Any]) -> str:
         """Returns an event with the response."""
         kind = f"response.{name}"
-        self._encoded = self._encoded or _encode(self._fields)[:-1]
         response = f"{self._encoded},{_encode(state)[1:]}"
         end = self._output.events.end()
         return f'event: {kind}\ndata: {{"type":"{kind}","response":{response}{end}'
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def _encoded(fields: Json) -> str:
+    """Returns fields as JSON. Raises BadRequest for a number that is too large for a float."""
+    try:
+        return _encode(fields)
+    except ValueError:
+        if len(fields) > 1:
+            for name, value in fields.items():
+                _encoded({name: value})
+        (name,) = fields
+        raise BadRequest(f"{name}: JSON holds no infinite number", name) from None
 
 
 def _begun(status: str) -> Json:

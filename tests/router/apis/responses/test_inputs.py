@@ -103,6 +103,7 @@ async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: li
 PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
 SEARCH = {"type": "web_search"}
 LOOK = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
+HUGE = {"type": "number", "maximum": float("inf")}
 LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"store": True}, "store"),
@@ -141,6 +142,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": HUGE}}}, "text"),
+    ({"tools": [function(parameters=HUGE)]}, "tools"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [USER]}, "messages"),
@@ -156,7 +159,7 @@ async def test_what_is_not_served_is_refused_by_name(
     monkeypatch.setattr(streaming, "PATIENCE_S", 60)
     for fields, param in REFUSED:
         body = {"model": MODEL, "input": "Hi", "stream": streams} | fields
-        answer = await http.raw.post(PATH, json=body)
+        answer = await http.raw.post(PATH, content=json.dumps(body))
         assert answer.status_code == 400, (fields, answer.text)
         error = answer.json()["error"]
         assert error["param"] == param, (fields, error)
