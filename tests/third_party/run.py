@@ -1,9 +1,10 @@
 """Runs each client of another project against live stacks.
 
-One serves the demo model, one a model that calls tools, and two serve models that pool. A client is a script of `clients/` that asserts the contents of what it gets. It runs in one of the
-environments of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies
-never meet ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table
-must be the one that is there, so that a client which stops working fails the run.
+One serves the demo model, one a model that calls tools, and two serve models that pool. A client is
+a script of `clients/` that asserts the contents of what it gets. It runs in one of the environments
+of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies never meet
+ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table must be the
+one that is there, so that a client which stops working fails the run.
 """
 
 import json
@@ -84,6 +85,7 @@ CLIENTS = (
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
     Client("anthropic", "anthropic_sdk.py", "agents"),
     Client("openai-agents", "openai_agents.py", "agents"),
+    Client("openai", "openai_responses.py", "agents"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
     Client("openai", "openai_sdk.py", "inspect-ai"),

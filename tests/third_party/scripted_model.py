@@ -13,18 +13,33 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.agents.families import CHATML
 from tests.agents.stack import scripted_stack
-from tests.third_party.clients.demo_tools import CITIES, MODEL, QUESTION, THOUGHT, TOOL
+from tests.third_party.clients.demo_tools import (
+    CITIES,
+    FORM,
+    FORM_QUESTION,
+    MODEL,
+    QUESTION,
+    THOUGHT,
+    TOOL,
+)
 
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_NAME = re.compile(r'"function": \{"name": "(\w+)"')
+FINAL = "final_answer"
+"""Tool by which the agents of smolagents end."""
 
 
 def answer(prompt: str) -> str:
-    """Returns two calls at once, then the text of their results."""
+    """Returns two calls at once, then the text of their results; to FORM_QUESTION, FORM."""
+    tools = _NAME.findall(prompt)
+    if FORM_QUESTION in prompt:
+        return _call(tools[0], **FORM) if tools else json.dumps(FORM)
     results = _RESULT.findall(prompt.rpartition(QUESTION)[2])
     if not results:
         calls = "\n".join(_call(TOOL, city=city) for city in CITIES)
         return f"<think>\n{THOUGHT}\n</think>\n\n{calls}"
-    return " ".join(results)
+    said = " ".join(results)
+    return _call(FINAL, answer=said) if FINAL in tools else said
 
 
 def _call(name: str, **arguments: Any) -> str:

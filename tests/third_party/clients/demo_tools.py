@@ -20,3 +20,6 @@ CITIES = ["Seoul", "Busan"]
 WEATHER = {"Seoul": "It rains in Seoul.", "Busan": "The sun shines in Busan."}
 """Results of the calls, which the model repeats: its answer is ANSWER."""
 ANSWER = " ".join(WEATHER.values())
+FORM_QUESTION = "Which city has rain? Answer as a form."
+"""The model answers it with FORM, as a text, or as a call of the one tool that is offered."""
+FORM = {"city": CITIES[0]}
