@@ -34,8 +34,8 @@ from signalbox_router.params.token_validation import check_token_ids
 from signalbox_router.parsers.answer_constraint import ANSWER, answer_constraint
 from signalbox_router.parsers.reasoning_reader import Reasoning, reasoning_of
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.parsers.tool_call_reader import format_of, format_of_forced
-from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
+from signalbox_router.parsers.tool_call_reader import format_of_answer
+from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
@@ -167,13 +167,8 @@ class Admission:
     def _format(
         self, conversation: Conversation, model: ServedModel, encoded: EncodedPrompt
     ) -> ToolCallFormat | None:
-        """Returns the format of the calls that the answer may have, if any."""
-        if not conversation.offered_tools:
-            return None
         setting, takes_tools = self._config.tool_call_parser, encoded.takes_tools
-        if conversation.tool_choice.mode is ToolMode.REQUIRED:
-            return format_of_forced(conversation, model, setting=setting, takes_tools=takes_tools)
-        return format_of(conversation, model, setting=setting, takes_tools=takes_tools)
+        return format_of_answer(conversation, model, setting=setting, takes_tools=takes_tools)
 
     async def _echo(
         self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer

@@ -46,7 +46,7 @@ def answer_constraint(
     that cannot be kept.
 
     Args:
-        find_format: returns that of calls; None if they are not read, or if a forced call has none.
+        find_format: returns that of the answer, if it has one.
         is_constrained: True if the answer has a structured output.
     """
     mode = conversation.tool_choice.mode
@@ -57,8 +57,13 @@ def answer_constraint(
     budget = conversation.thinking.budget
     if not (is_constrained or has_calls) and budget is None:
         return NOTHING_MORE
-    format_ = find_format() if has_calls else None
-    calls = "" if format_ is None else _calls(format_, conversation, vocabulary)
+    format_ = find_format()
+    calls = _calls(format_, conversation, vocabulary) if format_ is not None and has_calls else ""
+    is_whole = format_ is not None and format_.is_whole
+    if is_whole and budget is not None:
+        raise _no_budget(budget)
+    if format_ is not None and is_whole and (is_constrained or is_forced):
+        return _of_whole(format_, calls, vocabulary, is_forced=is_forced)
     openings = () if format_ is None else format_.opening
     found = vocabulary.tokens_of(openings).values()
     markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in calls)
@@ -80,6 +85,11 @@ def answer_constraint(
     return AnswerConstraint(_after_text(calls, openings, vocabulary), scope)
 
 
+def _no_budget(budget: int) -> InvalidArgument:
+    allowed = "no budget, since no token of the model begins and ends its reasoning alone"
+    return InvalidArgument("thinking.budget", budget, allowed)
+
+
 def _scope(
     reasoning: Reasoning, vocabulary: Vocabulary, budget: int | None, markers: tuple[int, ...]
 ) -> Scope | None:
@@ -88,8 +98,7 @@ def _scope(
     start, end = vocabulary.token_id(format_.start), vocabulary.token_id(format_.end)
     if end is None or (start is None and reasoning.may_begin):
         if budget is not None:
-            allowed = "no budget, since no token of the model begins or ends its reasoning"
-            raise InvalidArgument("thinking.budget", budget, allowed)
+            raise _no_budget(budget)
         return None
     return Scope(
         is_open=reasoning.is_open,
@@ -113,6 +122,19 @@ def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Voca
         if place != i:
             calls = calls.replace(definition_of_tool(i), definition_of_tool(place))
     return calls
+
+
+def _of_whole(
+    format_: ToolCallFormat, calls: str, vocabulary: Vocabulary, *, is_forced: bool
+) -> AnswerConstraint:
+    """Returns what an answer is in a format of its own: reasoning, which is free, and then calls or
+    a structured output. Each begins with a marker, also where the sequence does."""
+    reasoning, answer = format_.answer(vocabulary, ANSWER)
+    parts = [reasoning, *(["calls"] if calls else []), *([] if is_forced else [answer])]
+    rules = f"start: {' | '.join(parts)}\n{calls}"
+    found = vocabulary.tokens_of(format_.opening).values()
+    markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in rules)
+    return AnswerConstraint(rules, Scope(marker_token_ids=markers, is_repeated=True))
 
 
 def _of_answer(

@@ -83,3 +83,8 @@ class ToolCallFormat(ABC):
     def beside(self, vocabulary: Vocabulary) -> str:
         """Returns, in Lark, what else begins with the first opening marker; "" if only calls do."""
         return ""
+
+    def answer(self, vocabulary: Vocabulary, text: str) -> tuple[str, str]:
+        """Returns, in Lark, what opens reasoning, and an answer that has a rule for its text; of a
+        format `is_whole`. Each begins with an opening marker, and an answer is all to its end."""
+        raise NotImplementedError

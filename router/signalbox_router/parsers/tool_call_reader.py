@@ -82,20 +82,18 @@ def reader_of(
         setting: one of `tool_call_formats.CHOICES`.
         takes_tools: True if the conversation's template renders tools.
     """
-    if not conversation.offered_tools:
-        source, vocabulary = _template(conversation, model), model.tokenizer.vocabulary
-        whole = tool_call_formats.choose_whole(setting, source, vocabulary)
-        return None if whole is None else _reader(whole, conversation, model)
     choice = conversation.tool_choice
-    format_ = format_of(conversation, model, setting=setting, takes_tools=takes_tools)
-    if choice.mode is ToolMode.REQUIRED and takes_tools and format_ is not None:
-        return _reader(format_, conversation, model, is_certain=True)
+    is_forced = choice.mode is ToolMode.REQUIRED
+    if (
+        own := format_of_answer(conversation, model, setting=setting, takes_tools=takes_tools)
+    ) is not None:
+        return _reader(own, conversation, model, is_certain=is_forced)
     if choice.tool:
-        make_id = (format_ or named(JSON)).make_id
+        make_id = (
+            format_of(conversation, model, setting=setting, takes_tools=takes_tools) or named(JSON)
+        ).make_id
         return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
-    if choice.mode is ToolMode.REQUIRED:
-        return _reader(named(JSON), conversation, model, is_certain=True)
-    return None if format_ is None else _reader(format_, conversation, model)
+    return _reader(named(JSON), conversation, model, is_certain=True) if is_forced else None
 
 
 def format_of(
@@ -113,12 +111,15 @@ def _template(conversation: Conversation, model: ServedModel) -> str:
     return conversation.chat_template or (template.source if template else "")
 
 
-def format_of_forced(
+def format_of_answer(
     conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallFormat | None:
-    """Returns the model's own format of a call that it must make; None for JSON, as tool_prompt
-    tells a model whose template renders no tools."""
-    if not takes_tools:
+    """Returns the format of what the answer may have beside text; None if there is none, or for a
+    forced call of a model whose template renders no tools, which tool_prompt tells of JSON."""
+    if not conversation.offered_tools:
+        source, vocabulary = _template(conversation, model), model.tokenizer.vocabulary
+        return tool_call_formats.choose_whole(setting, source, vocabulary)
+    if conversation.tool_choice.mode is ToolMode.REQUIRED and not takes_tools:
         return None
     return format_of(conversation, model, setting=setting, takes_tools=takes_tools)
 

@@ -1,12 +1,23 @@
 """Harmony, whose markup is of all of an answer."""
 
+from dataclasses import replace
 from unittest.mock import sentinel
 
+import pytest
+
+from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import compile_grammar
+from signalbox_contract.structured_output.scope import Scope
 from signalbox_router.parsers.answer_constraint import answer_constraint
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.parsers.tool_call_reader import reader_of
-from signalbox_router.prompt.chat.conversation import Conversation, Message
+from signalbox_router.prompt.chat.conversation import (
+    Conversation,
+    Message,
+    Thinking,
+    ToolChoice,
+    ToolMode,
+)
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Delta
 from tests.router.fakes import make_model
@@ -44,3 +55,33 @@ def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
     call = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{}<|call|>"
     assert conforms(call.replace("{}", '{"city": "Paris"}'))
     assert not conforms(call.replace("{}", '{"town": "Paris"}')) and not conforms(call)
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_what_is_constrained_follows_reasoning_in_a_channel_of_its_own(is_forced: bool) -> None:
+    vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
+    mode = ToolMode.REQUIRED if is_forced else ToolMode.AUTO
+    asked = Conversation(messages=ASKED, tools=TOOLS, tool_choice=ToolChoice(mode))
+    rules, scope = answer_constraint(
+        asked, vocabulary, None, lambda: HARMONY, is_constrained=not is_forced
+    )
+    with pytest.raises(InvalidArgument, match="budget"):
+        bounded = replace(asked, thinking=Thinking(budget=9))
+        answer_constraint(bounded, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    marker = vocabulary.token_id("<|channel|>")
+    assert scope == Scope(marker_token_ids=(marker,), is_repeated=True)
+    constraint = ("rules", rules) if is_forced else ("rules", rules, "regex", "[0-9]+")
+    matcher = compile_grammar(constraint, tokenizer)
+
+    def conforms(text: str) -> bool:
+        copy = matcher.deep_copy()
+        tokens = tokenizer.tokenize_str(text, parse_special=True)
+        return all(map(copy.consume_token, tokens)) and copy.is_accepting()
+
+    assert conforms("<|channel|>analysis<|message|>")
+    for header in ("final", "final <|constrain|>json"):
+        answer = f"<|channel|>{header}<|message|>12<|return|>"
+        assert conforms(answer) is not is_forced
+        assert not conforms(answer.replace("12", "x")) and not conforms(answer[:-10])
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    assert conforms(call) and not conforms(call.replace("now", "later"))

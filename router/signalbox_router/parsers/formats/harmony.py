@@ -53,6 +53,13 @@ class HarmonyCalls(ToolCallFormat):
         channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
         return f'{channel} ("{_REASONING}" | "commentary" | "final") {message}'
 
+    def answer(self, vocabulary: Vocabulary, text: str) -> tuple[str, str]:
+        channel, message, constrain, end = (
+            marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CONSTRAIN, RETURN)
+        )
+        header = f'{channel} ("final" | "final " {constrain} "json") {message}'
+        return f'{channel} "{_REASONING}" {message}', f"{header} {text} {end}"
+
 
 class _HarmonyParser(CallParser):
     """Parses the messages of one sequence."""
