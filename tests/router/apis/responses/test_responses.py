@@ -67,12 +67,12 @@ CASES: dict[str, tuple[str, dict[str, Any], list[dict[str, Any]]]] = {
         [{"type": "custom_tool_call", "name": "patch", "input": '{"text": 1}'}],
     ),
     "a forced call": (
-        '{"a": 1}',
+        ADD,
         {"tools": [function()], "tool_choice": {"type": "function", "name": "add"}},
         [called()],
     ),
     "forced calls": (
-        f'[{{"name": "patch", "parameters": {PATCHED}}}]',
+        CALL % ("patch", PATCHED),
         {"tools": [function(), PATCH], "tool_choice": "required"},
         [{"type": "custom_tool_call", "name": "patch", "input": 'a\n"b" \U0001f600'}],
     ),
