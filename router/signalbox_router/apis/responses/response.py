@@ -186,7 +186,7 @@ def _fields(body: ResponsesBody, read: Read, response_id: str, model: ServedMode
         "service_tier": "default",
         "store": False,
         "temperature": _first(body.temperature, defaults.get("temperature"), 1.0),
-        "text": {"format": {"type": "text"}} | (dumped(body.text) or {}),
+        "text": _text(dumped(body.text) or {}),
         "tool_choice": "auto" if choice is None else dumped(choice),
         "tools": [_tool(one) for one in body.tools or () if not isinstance(one, OtherTool)],
         "top_logprobs": body.top_logprobs or 0,
@@ -209,11 +209,20 @@ def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
+def _text(asked: Json) -> Json:
+    """Returns options of the text with what the type of an answer's requires."""
+    format_ = asked.get("format") or {"type": "text"}
+    if format_["type"] == "json_schema":
+        format_ |= {"name": format_.get("name") or ""}
+    return asked | {"format": format_}
+
+
 def _tool(tool: Function | Custom | Namespace) -> Json:
     asked: Json = dumped(tool)
     if isinstance(tool, Function):
         return {"description": None, "parameters": None, "strict": False} | asked
     if isinstance(tool, Namespace):
+        asked["description"] = tool.description or ""
         asked["tools"] = [_tool(one) for one in tool.tools if not isinstance(one, OtherTool)]
     return asked
 

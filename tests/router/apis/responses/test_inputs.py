@@ -6,10 +6,12 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from openai.types.responses import ResponseIncludable, ToolParam
 from openai.types.responses.tool_choice_types import ToolChoiceTypes
+from openai.types.shared import ReasoningEffort
 
 from signalbox_router.apis.openai import streaming
 from signalbox_router.apis.responses.request_codec import INCLUDABLE
 from signalbox_router.apis.responses.tools_codec import HOSTED, model_name
+from signalbox_router.apis.responses.types import ReasoningOptions
 from signalbox_router.prompt.chat.conversation import MAX_PARTS
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
@@ -145,6 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": HUGE}}}, "text"),
     ({"tools": [function(parameters=HUGE)]}, "tools"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [USER]}, "messages"),
     ({"max_output_token": 5}, "max_output_token"),
@@ -178,6 +181,10 @@ async def test_labels_and_options_without_effect_are_accepted(http: Http) -> Non
         text={"verbosity": "medium"}, reasoning={"effort": "low", "context": "auto"},
     )  # fmt: skip
     assert answer.prompt_cache_key == "k" and answer.reasoning.effort == "low"
+    space = {"type": "namespace", "name": "crm", "tools": [function()]}
+    schema = {"type": "json_schema", "schema": {"type": "integer"}}
+    unnamed = await ask(http, tools=[space], text={"format": schema})
+    assert (unnamed.tools[0].description, unnamed.text.format.name) == ("", "")
     prompt = await prompt_of(http, PATH, {"input": "Hi"})
     assert prompt == await prompt_of(http, PATH, {"input": [{"role": "user", "content": "Hi"}]})
 
@@ -188,6 +195,7 @@ def test_hosted_tools_and_includes_are_those_of_the_package() -> None:
     forced = set(get_args(ToolChoiceTypes.model_fields["type"].annotation))
     assert (types | forced) - {"function", "custom", "namespace", "mcp"} == HOSTED
     assert set(INCLUDABLE) == set(get_args(ResponseIncludable))
+    assert get_args(ReasoningOptions.model_fields["effort"].annotation) == get_args(ReasoningEffort)
 
 
 async def test_the_oldest_turns_are_left_out_of_an_input_beyond_the_window() -> None:
