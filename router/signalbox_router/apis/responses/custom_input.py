@@ -14,6 +14,8 @@ _HIGH, _LOW = r"u[dD][89abAB][0-9a-fA-F]{2}", r"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _CHARS = re.compile(
     rf'(?:[^"\\]|\\(?:["\\/bfnrt]|{_HIGH}\\{_LOW}|(?!{_HIGH}|{_LOW})u[0-9a-fA-F]{{4}}))*+'
 )
+_LONGEST_OPENING = 1024
+"""Characters that are searched for the opening with each piece; white space may go on."""
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 
 
@@ -32,7 +34,7 @@ class CustomInput:
             return ""
         self._held += arguments
         if not self._is_within:
-            if (opening := _OPENING.match(self._held)) is None:
+            if (opening := _OPENING.match(self._held, 0, _LONGEST_OPENING)) is None:
                 return ""
             self._is_within, self._held = True, self._held[opening.end() :]
         return self._read()

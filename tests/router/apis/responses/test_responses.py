@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.apis.responses.custom_input import CustomInput
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, make_http
 from tests.router.apis.responses.events import CALL, ask, built, events_of, function
@@ -99,6 +100,15 @@ async def test_a_stream_builds_the_items_of_a_whole_answer(name: str) -> None:
         has_reasoning = any(item.type == "reasoning" for item in whole.output)
         assert bool(whole.usage.output_tokens_details.reasoning_tokens) is has_reasoning
         assert whole.usage.input_tokens + whole.usage.output_tokens == whole.usage.total_tokens
+
+
+@pytest.mark.parametrize("num_spaces", [3, 9000])
+def test_the_input_of_a_custom_tool_is_the_same_behind_any_white_space(num_spaces: int) -> None:
+    arguments = f'{{{" " * num_spaces}"input": "a\\n\\u00e9"}}'
+    for size in (1, 7, len(arguments)):
+        read = CustomInput()
+        pieces = [arguments[i : i + size] for i in range(0, len(arguments), size)]
+        assert "".join([*map(read.push, pieces), read.flush()]) == "a\n\u00e9"
 
 
 async def test_events_come_in_order() -> None:
