@@ -114,8 +114,12 @@ class CallParser(ABC):
         return self._out.pop()
 
     def _marker(self, text: str) -> str:
-        """Returns a marker as it is in the text: with a MARK if it is a token."""
-        return MARK + text if text in self._marked else text
+        """Returns a marker as it is in the text: with a MARK before what is a token."""
+        if text not in self._marked:
+            for token in self._marked:
+                text = text.replace(token, MARK + token)
+            return text
+        return MARK + text
 
     def _literal(self, text: str, char: str | None = None) -> Reader:
         """Reads a marker; `char` is its first character if that has been read."""
@@ -139,13 +143,13 @@ class CallParser(ABC):
     def _until(self, *ends: str) -> TextReader:
         """Reads a text and the marker after it, which may be any of `ends`.
 
-        Returns both, without the MARK; the text may not have an end in it.
+        Returns both, the marker without MARKs; the text may not have an end in it.
         """
         text = ""
-        marked = tuple(map(self._marker, ends))
-        while not text.endswith(marked):
+        marked = {self._marker(one): one for one in ends}
+        while not (found := next(filter(text.endswith, marked), "")):
             text += yield from self._chars.next()
-        return text
+        return text.removesuffix(found) + marked[found]
 
     def _accept(self) -> None:
         """Takes the held text as part of a call, so that it is no text whatever follows."""

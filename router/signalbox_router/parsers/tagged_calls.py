@@ -41,6 +41,10 @@ class TaggedCalls(ToolCallFormat):
     the first of these, where models leave the marker out."""
     argument: tuple[str, str, str]
     """What stands before the name of an argument, after it, and after the value."""
+    kinds: tuple[str, str] = ("", "")
+    """What stands between `argument`'s second and the value: that of a text, and that of JSON."""
+    token: str = ""
+    """Part of all tags that is a token, where they are none."""
     is_group: bool = False
     """True if one pair of markers is around all calls."""
     space: str = "\n"
@@ -48,6 +52,8 @@ class TaggedCalls(ToolCallFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
+        if self.token:
+            return (self.token,)
         texts = (*self.opening, self.end, *self.call, *self.argument)
         return tuple(dict.fromkeys(MARKER.findall(" ".join(texts))))
 
@@ -97,15 +103,25 @@ class TaggedCalls(ToolCallFormat):
             self._check_key(key)
             name, value = f"argument_{position}_{j}", f"value_{position}_{j}"
             tag = " ".join(written(f"{before}{key}{after}", self.markers, vocabulary))
-            rules += [f"{name}: {tag} {value}", *value_rules(value, schemas, schema, **options)]
+            kind = self._kind(schemas.types_of(schema), is_free=not tool.strict)
+            rules.append(f"{name}: {tag} {kind} {value}")
+            rules += value_rules(value, schemas, schema, **options)
             names.append(f"{name}{'' if key in schemas.required else '?'}")
         if schemas.others is not False:
             name, value = f"other_{position}", f"others_{position}"
             key_of, rule = self._other_key(position, schemas.properties, vocabulary)
-            rules += [f"{name}: {key_of} {value}", rule]
+            kind = self._kind(schemas.types_of(schemas.others), is_free=not tool.strict)
+            rules += [f"{name}: {key_of} {kind} {value}", rule]
             rules += value_rules(value, schemas, schemas.others, **options)
             names.append(f"{name}*")
         return " ".join(names), rules
+
+    def _kind(self, types: frozenset[str], *, is_free: bool) -> str:
+        """Returns what matches the kind of an argument's value."""
+        if not any(self.kinds):
+            return ""
+        text, json_ = map(literal, self.kinds)
+        return f"({text} | {json_})" if is_free else text if types == TEXT else json_
 
     def _other_key(
         self, position: int, declared: Iterable[str], vocabulary: Vocabulary
@@ -166,6 +182,10 @@ class TaggedCallParser(CallParser):
         while tag == begin_key:
             key, _ = yield from self._name_until(end_key)
             types = schemas.types(key)
+            if any(self._format.kinds):
+                text, _ = self._format.kinds
+                is_text = (yield from self._one_of(*self._format.kinds)) == text
+                types = TEXT if is_text else types - TEXT
             if self._is_certain:
                 self._out.add_arguments(f"{', ' if arguments else '{'}{json.dumps(key)}: ")
             if self._is_certain and types == TEXT:

@@ -207,7 +207,8 @@ def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) 
     marked = frozenset(format_.markers) if has_markers else frozenset()
     schemas = {tool.name: tool.parameters or {"maxProperties": 0} for tool in TOOLS}
     rng = random.Random(name)
-    goals = [before + marker for marker in format_.markers for before in ("", "\n")]
+    tags = [*format_.markers, *re.findall(r"</[^<>]+>", examples(name).one)]
+    goals = [before + tag for tag in dict.fromkeys(tags) for before in ("", "\n")]
     num_calls = num_cut = 0
     while num_calls < NUM_DRAWN:
         tokens = draw(matcher.deep_copy(), tokenizer, rng, goals)
