@@ -71,11 +71,23 @@ def arguments_rule(name: str, position: int, tool: Tool) -> str:
     return schema_rule(name, arguments_schema(position, tool))
 
 
-def call_rule(name: str, tools: Sequence[Tool], *, arguments_key: str) -> str:
+def call_rule(
+    name: str,
+    tools: Sequence[Tool],
+    *,
+    arguments_key: str,
+    name_key: str = "name",
+    number_key: str = "",
+) -> str:
     """Returns a rule for calls as JSON objects, each of a name and its arguments.
 
     It is one schema, because what is text for one rule may not begin as JSON does in another.
+
+    Args:
+        number_key: key of the call's number, before its name; "" for none.
     """
+    number = {number_key: {"type": "string", "pattern": "^(0|[1-9][0-9]{0,2})$"}}
+    number = number if number_key else {}
     calls, definitions = [], dict[str, Any]()
     for position, tool in enumerate(tools):
         arguments = arguments_schema(position, tool)
@@ -83,8 +95,8 @@ def call_rule(name: str, tools: Sequence[Tool], *, arguments_key: str) -> str:
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, arguments_key: arguments},
-                "required": ["name", arguments_key],
+                "properties": {**number, name_key: {"const": tool.name}, arguments_key: arguments},
+                "required": [*number, name_key, arguments_key],
                 "additionalProperties": False,
             }
         )

@@ -29,6 +29,10 @@ class JsonCalls(ToolCallFormat):
     """True if any JSON object in the text that names a tool is a call, also in a code fence."""
     arguments_key: str = "arguments"
     """Key under which the model's template writes the arguments."""
+    name_key: str = "name"
+    """Key under which it writes the name."""
+    number_key: str = ""
+    """Key under which it writes the number of the call, if any; that is none of the call's id."""
     is_list: bool = False
     """True if the template writes all calls as one list."""
     separators: str = ""
@@ -60,7 +64,8 @@ class JsonCalls(ToolCallFormat):
         else:
             calls = f"{opening}{repeated('call', f'{separator} ', is_parallel=is_parallel)}"
         rules = [f"calls: {calls}", f"marked: {opening}{space} call {space} {end}"]
-        rules.append(call_rule("call", tools, arguments_key=self.arguments_key))
+        keys = {"name_key": self.name_key, "number_key": self.number_key}
+        rules.append(call_rule("call", tools, arguments_key=self.arguments_key, **keys))
         return "\n".join(rules)
 
 
@@ -149,7 +154,7 @@ class JsonCallParser(CallParser):
         self._accept()
 
     def _value(self, call: Call, key: str, char: str) -> Reader:
-        if key == "name" and call.name is None:
+        if key == self._format.name_key and call.name is None:
             if char != '"':
                 raise Mismatch
             name = yield from self._chars.string()

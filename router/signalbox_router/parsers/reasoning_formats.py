@@ -22,6 +22,7 @@ FORMATS = {
     "granite": ReasoningFormat(start="Here is my thought process:", end="Here is my response:"),
     "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
+    "cohere_command3": ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
 }
 """Formats by vLLM's names."""
 CHOICES = (AUTO, *FORMATS, NONE)

@@ -247,7 +247,7 @@ def reasoning_reader(
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:
-    for format_ in (THINK, FORMATS["mistral"], FORMATS["seed_oss"]):
+    for format_ in (THINK, *map(FORMATS.__getitem__, ("mistral", "seed_oss", "cohere_command3"))):
         if format_.end in template or model.tokenizer.vocabulary.token_id(format_.end) is not None:
             return format_
     return None
