@@ -1,4 +1,4 @@
-"""Calls of Cohere's Command and its relatives, a JSON list between markers, with a number of each."""
+"""Calls of Cohere's Command, a JSON list between markers, with a number of each."""
 
 from signalbox_router.parsers.json_calls import JsonCalls
 

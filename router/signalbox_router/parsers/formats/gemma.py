@@ -1,0 +1,161 @@
+"""Calls of FunctionGemma and Gemma 4: `call:NAME{key:value,...}`, with a marker as quotes.
+
+Keys have no quotes. The grammar writes lists and objects as JSON, which the parser takes, too.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_contract.structured_output.schema.vocabulary import SchemaError
+from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_rules import check_is_json, literal, marker, schema_rule
+from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
+from signalbox_router.parsers.parser_output import MARK, Parser
+from signalbox_router.parsers.python_values import CONSTANTS
+from signalbox_router.parsers.raw_values import TEXT, ArgumentSchemas, refused, value_rules
+from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
+
+_CALL = "call:"
+_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:")
+_CONSTANT = re.compile(rf"\b(?:{'|'.join(CONSTANTS)})\b(?!\s*:)")
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaCalls(ToolCallFormat):
+    end: str
+    """Marker that closes a call."""
+    quote: str
+    """Marker at both ends of a text."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (*self.opening, self.end, self.quote)
+
+    def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
+        return _GemmaCallParser(self, tools, **options)
+
+    def grammar(
+        self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
+    ) -> str:
+        opening, end, _ = (marker(one, vocabulary) for one in self.markers)
+        choice = " | ".join(f"call_{i}" for i in range(len(tools)))
+        rules = [f"calls: call{'+' * is_parallel}", f"call: {choice}"]
+        for i, tool in enumerate(tools):
+            name = literal(f"{_CALL}{tool.name}{{")
+            rules.append(f'call_{i}: {opening} {name} first_{i}_0 "}}" {end}')
+            try:
+                rules += self._arguments(i, tool, vocabulary)
+            except SchemaError as error:
+                raise refused(i, tool, str(error)) from None
+        return "\n".join(rules)
+
+    def _arguments(self, position: int, tool: Tool, vocabulary: Vocabulary) -> Iterator[str]:
+        """Yields rules for arguments: `first_P_J` are those from J on, `rest_P_J` those after
+        another."""
+        check_is_json(position, tool)
+        schemas = ArgumentSchemas.of(tool if tool.strict else None, is_enforced=True)
+        quote = marker(self.quote, vocabulary)
+        options: dict[str, Any] = {
+            "is_free": False,
+            "lark": "",
+            "end": [quote],
+            "stop": self.quote if vocabulary.token_id(self.quote) is None else "",
+            "position": position,
+        }
+        for j, (key, schema) in enumerate(schemas.properties.items()):
+            if not _PLAIN_KEY.fullmatch(key):
+                raise SchemaError(f"the format of the model's calls has no argument named {key!r}")
+            here, later = f"{position}_{j}", f"{position}_{j + 1}"
+            others = "" if key in schemas.required else " | {}_" + later
+            for kind, comma in (("first", ""), ("rest", '","')):
+                yield f"{kind}_{here}: {comma} argument_{here} rest_{later}{others.format(kind)}"
+            is_text = schemas.types_of(schema) == TEXT
+            before = quote if is_text else ""
+            yield f"argument_{here}: {literal(f'{key}:')} {before} value_{here}"
+            if is_text:
+                yield from value_rules(f"value_{here}", schemas, schema, **options)
+            else:
+                yield schema_rule(f"value_{here}", schemas.document(schema, position))
+        last = f"{position}_{len(schemas.properties)}"
+        if schemas.others is False:
+            yield f'first_{last}: ""'
+            yield f'rest_{last}: ""'
+            return
+        yield f'first_{last}: (other_{position} ("," other_{position})*)?'
+        yield f'rest_{last}: ("," other_{position})*'
+        yield f"other_{position}: OTHER_{position} others_{position}"
+        declared = "".join(f" & ~{literal(key)}" for key in schemas.properties)
+        yield f'OTHER_{position}: (/{_PLAIN_KEY.pattern}/{declared}) ":"'
+        yield schema_rule(f"others_{position}", schemas.document(schemas.others, position))
+
+
+class _GemmaCallParser(CallParser):
+    """Parses the calls of one sequence."""
+
+    def __init__(self, format_: GemmaCalls, tools: Sequence[Tool], **options: Any) -> None:
+        super().__init__(format_, tools, **options)
+        self._format = format_
+
+    def _calls(self, opening: str) -> Reader:
+        self._is_in_call = True
+        yield from self._literal(_CALL, (yield from self._next_but_space()))
+        name = ""
+        while (char := (yield from self._chars.next())) != "{":
+            name += char
+            if len(name) > MAX_NAME_CHARS:
+                raise Mismatch
+        arguments = yield from self._arguments()
+        self._begin(self._checked_name(name.strip()), json_object(arguments))
+        yield from self._literal(self._format.end, (yield from self._next_but_space()))
+        self._accept()
+
+    def _arguments(self) -> TextReader:
+        """Reads to the brace that closes the call; returns JSON."""
+        quote = self._marker(self._format.quote)
+        begun = quote.partition('"')[0] + '"'
+        parts, plain, depth = list[str](), "{", 1
+        while depth:
+            char = yield from self._chars.next()
+            plain += char
+            depth += (char in "{[") - (char in "}]")
+            if plain.endswith(quote):
+                depth -= sum((one in "{[") - (one in "}]") for one in quote)
+                text = yield from self._until(self._format.quote)
+                text = text.removesuffix(self._format.quote).replace(MARK, "")
+                parts += (_keyed(plain.removesuffix(quote)), json.dumps(text, ensure_ascii=False))
+                plain = ""
+            elif char == '"' and not plain.endswith(begun):
+                string = yield from self._chars.string()
+                parts += (_keyed(plain[:-1]), json.dumps(string, ensure_ascii=False))
+                plain = ""
+        return "".join((*parts, _keyed(plain)))
+
+
+def _keyed(text: str) -> str:
+    """Returns a part of JSON with quotes around its keys, and without Python's constants."""
+    return _KEY.sub(r'\1"\2":', _CONSTANT.sub(lambda found: CONSTANTS[found[0]], text))
+
+
+FORMATS = (
+    GemmaCalls(
+        name="gemma4",
+        opening=("<|tool_call>",),
+        end="<tool_call|>",
+        quote='<|"|>',
+        signs=(("<|tool_call>",),),
+        thinking_variable="enable_thinking",
+    ),
+    GemmaCalls(
+        name="functiongemma",
+        opening=("<start_function_call>",),
+        end="<end_function_call>",
+        quote="<escape>",
+        signs=(("<start_function_call>",),),
+    ),
+)
