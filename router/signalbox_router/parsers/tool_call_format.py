@@ -32,10 +32,6 @@ class ToolCallFormat(ABC):
     is_whole: bool = False
     """True if the markup is of all of an answer, so that its parser reads answers without tools,
     too, and tells reasoning from text."""
-    thinking_variable: str = ""
-    """The template's variable that switches reasoning on or off, such as "enable_thinking"."""
-    effort_variable: str = ""
-    """The template's variable of how much reasoning there is, such as "reasoning_effort"."""
     make_id: Callable[[], str] = make_id
     """Makes the id of a call to which the model gives none."""
 

@@ -12,6 +12,5 @@ FORMATS = (
         number_key="tool_call_id",
         is_list=True,
         signs=(("<|START_ACTION|>",),),
-        thinking_variable="reasoning",
     ),
 )

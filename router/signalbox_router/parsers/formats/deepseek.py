@@ -13,7 +13,6 @@ FORMATS = (
         call=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
         signs=((_OPENING[0],),),
         is_generic=True,  # V3 has the same markers
-        thinking_variable="thinking",
     ),
     NamedJsonCalls(
         name="deepseek_v3",

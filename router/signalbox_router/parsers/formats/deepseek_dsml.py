@@ -17,7 +17,6 @@ def _format(name: str, word: str) -> TaggedCalls:
         token=_TOKEN,
         is_group=True,
         signs=((_TOKEN, f"{word}>"),),
-        thinking_variable="thinking",
     )
 
 

@@ -149,7 +149,6 @@ FORMATS = (
         end="<tool_call|>",
         quote='<|"|>',
         signs=(("<|tool_call>",),),
-        thinking_variable="enable_thinking",
     ),
     GemmaCalls(
         name="functiongemma",

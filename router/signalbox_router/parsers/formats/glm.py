@@ -13,7 +13,6 @@ FORMATS = (
         call=(_OPENING, "\n", _END),
         argument=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
         signs=(("</arg_key>\n",), ("</arg_key>\\n",)),
-        thinking_variable="enable_thinking",
     ),
     TaggedCalls(
         name="glm47",
@@ -23,6 +22,5 @@ FORMATS = (
         argument=("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
         space="",
         signs=(("<arg_key>",),),
-        thinking_variable="enable_thinking",
     ),
 )

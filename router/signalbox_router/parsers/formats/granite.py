@@ -11,6 +11,5 @@ FORMATS = (
         opening=("<|tool_call|>", "<tool_call>"),
         is_list=True,
         signs=(("<|tool_call|>", "<|start_of_role|>"),),
-        thinking_variable="thinking",
     ),
 )

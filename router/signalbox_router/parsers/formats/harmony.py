@@ -103,6 +103,5 @@ FORMATS = (
         opening=(CHANNEL, START, f"{_RECIPIENT}{_NAMESPACE}"),
         signs=((CHANNEL, START, CALL),),
         is_whole=True,
-        effort_variable="reasoning_effort",
     ),
 )

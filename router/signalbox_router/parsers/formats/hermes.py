@@ -10,6 +10,5 @@ FORMATS = (
         space="\n",
         signs=(("<tool_call>",),),
         is_generic=True,
-        thinking_variable="enable_thinking",
     ),
 )

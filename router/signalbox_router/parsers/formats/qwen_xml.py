@@ -14,7 +14,6 @@ FORMATS = (
         call=_CALL,
         argument=("<parameter=", ">\n", "\n</parameter>\n"),
         signs=(("<tool_call>", "<function=", "<parameter="),),
-        thinking_variable="enable_thinking",
     ),
     TaggedCalls(
         name="seed_oss",
