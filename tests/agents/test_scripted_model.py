@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import httpx2
+import pytest
 
 from tests.agents.families import CHATML
 from tests.agents.stack import scripted_stack
@@ -43,36 +44,69 @@ async def test_it_reasons_calls_a_tool_and_answers_the_result_in_a_long_window()
         assert second["finish_reason"] == "stop"
 
 
-async def test_a_worker_that_takes_over_goes_on_with_the_same_text() -> None:
-    text = " ".join(f"word{i}" for i in range(400))
+WORDS = " ".join(f"word{i}" for i in range(200))
+JSON = json.dumps({"words": WORDS})
+OBJECT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "words",
+        "schema": {
+            "type": "object",
+            "properties": {"words": {"type": "string"}},
+            "required": ["words"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "text", "fields"),
+    [
+        ("", WORDS, {}),
+        (WORDS, JSON, {"response_format": OBJECT}),
+        ("Hm.", JSON, {"response_format": OBJECT}),
+    ],
+    ids=["text", "reasoning before what is constrained", "what is constrained after reasoning"],
+)
+async def test_a_worker_that_takes_over_goes_on_with_the_same_text(
+    reasoning: str, text: str, fields: dict[str, Any]
+) -> None:
+    answered = f"<think>\n{reasoning}\n</think>{text}" if reasoning else text
     async with (
-        scripted_stack(CHATML, lambda _: text, num_workers=2, step_ns=1_000_000) as stack,
+        scripted_stack(CHATML, lambda _: answered, num_workers=2, step_ns=1_000_000) as stack,
         httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
     ):
-        body = {"messages": [{"role": "user", "content": "Go."}], "stream": True}
-        said, is_killed = "", False
+        body = {"messages": [{"role": "user", "content": "Go."}], "stream": True, **fields}
+        said, thought, is_killed = "", "", False
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                choices = json.loads(line[len("data: ") :])["choices"]
-                said += choices[0]["delta"].get("content") or ""
-                if len(said) > 300 and not is_killed:
+                event = json.loads(line[len("data: ") :])
+                assert "error" not in event, event
+                delta = event["choices"][0]["delta"]
+                said += delta.get("content") or ""
+                thought += delta.get("reasoning") or ""
+                if len(said) + len(thought) > 300 and not is_killed:
                     is_killed = True
                     await stack.kill_busy_worker()
-        assert said == text
+        assert (thought, said) == (reasoning, text)
         assert all(one.num_drawn > 100 for one in stack.executors)
 
 
-async def test_a_script_that_breaks_a_constraint_ends_the_request_with_an_error() -> None:
+@pytest.mark.parametrize("answer", ["no JSON", "<think>\nHm.\n</think>no JSON"])
+async def test_a_script_that_breaks_a_constraint_ends_the_request_with_an_error(
+    answer: str,
+) -> None:
     async with (
-        scripted_stack(CHATML, lambda _: "no JSON") as stack,
+        scripted_stack(CHATML, lambda _: answer) as stack,
         httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
     ):
         body = {
             "messages": [{"role": "user", "content": "Go."}],
             "response_format": {"type": "json_object"},
         }
-        answer = await client.post("/v1/chat/completions", json=body)
-        assert answer.status_code >= 500
-        assert "script" in answer.text
+        told = await client.post("/v1/chat/completions", json=body)
+        assert told.status_code >= 500
+        assert "script" in told.text
