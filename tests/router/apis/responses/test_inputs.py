@@ -47,7 +47,14 @@ async def test_an_input_becomes_the_prompt_of_the_same_chat(http: Http) -> None:
         {"role": "system", "content": "Now!"},
         USER,
     ]  # fmt: skip
-    items = [USER, SAID, CALLED, OUTPUT, {"role": "developer", "content": "Now!"}, USER]
+    items: list[dict[str, Any]] = [
+        USER,
+        SAID,
+        CALLED,
+        OUTPUT,
+        {"role": "developer", "content": "Now!"},
+        USER,
+    ]
     wanted = await prompt_of(http, CHAT, {"messages": chat, "tools": [of_chat]})
     body = {"instructions": "Be brief.", "input": items, "tools": [tool]}
     assert await prompt_of(http, PATH, body) == wanted
