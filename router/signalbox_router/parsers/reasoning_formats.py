@@ -11,6 +11,8 @@ class ReasoningFormat:
 
     start: str
     end: str
+    head: str = ""
+    """A word after the start marker that is no part of the reasoning."""
     begins_within: bool = False
     """True if answers begin with reasoning even without a start marker."""
 
@@ -23,6 +25,7 @@ FORMATS = {
     "mistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
     "seed_oss": ReasoningFormat(start="<seed:think>", end="</seed:think>"),
     "cohere_command3": ReasoningFormat(start="<|START_THINKING|>", end="<|END_THINKING|>"),
+    "gemma4": ReasoningFormat(start="<|channel>", end="<channel|>", head="thought"),
 }
 """Formats by vLLM's names."""
 CHOICES = (AUTO, *FORMATS, NONE)

@@ -213,7 +213,7 @@ def reasoning_of(
     return Reasoning(
         format_,
         is_open=is_open or (format_.begins_within and may_begin),
-        is_continued=is_open and bool(reasoning.strip()),
+        is_continued=is_open and bool(reasoning.removeprefix(format_.head).strip()),
         may_begin=may_begin and not is_open,
     )
 
@@ -232,7 +232,7 @@ def reasoning_reader(
     start, end = (MARK + one if one in tokens else one for one in (format_.start, format_.end))
     make_parser = partial(
         ReasoningParser,
-        start,
+        start + format_.head,
         end,
         begins_within=reasoning.is_open,
         is_continued=reasoning.is_continued,
@@ -247,7 +247,8 @@ def reasoning_reader(
 
 
 def _detect(template: str, model: ServedModel) -> ReasoningFormat | None:
-    for format_ in (THINK, *map(FORMATS.__getitem__, ("mistral", "seed_oss", "cohere_command3"))):
+    others = ("mistral", "seed_oss", "cohere_command3", "gemma4")
+    for format_ in (THINK, *map(FORMATS.__getitem__, others)):
         if format_.end in template or model.tokenizer.vocabulary.token_id(format_.end) is not None:
             return format_
     return None

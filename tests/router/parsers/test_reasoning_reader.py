@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import sentinel
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,16 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.parsers.reasoning_formats import FORMATS
-from signalbox_router.parsers.reasoning_reader import MAX_HELD_SPACE, ReasoningParser
+from signalbox_router.parsers.reasoning_reader import (
+    MAX_HELD_SPACE,
+    Reasoning,
+    ReasoningParser,
+    reasoning_reader,
+)
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.tokenization.detokenizer import MARK
+from signalbox_router.requests.active_request import Update
+from signalbox_router.requests.request_output import Delta
 from tests.router.apis.inference.test_chat import (
     ASSISTANT,
     CALL,
@@ -38,6 +46,7 @@ from tests.router.fakes import (
     bytewise_ids,
     finished,
     make_files,
+    make_model,
     make_tokenizer,
     step,
     token,
@@ -75,6 +84,16 @@ CASES = [
     ("seed_oss", False, "<seed:think>a</seed:think>b", "a", "b"),
     ("granite", False, "Here is my thought process: a\nHere is my response: b", "a", "b"),
 ]
+
+
+def test_a_word_after_the_marker_is_no_reasoning() -> None:
+    reasoning = Reasoning(FORMATS["gemma4"], is_open=False, is_continued=False, may_begin=True)
+    reader = reasoning_reader(reasoning, make_model(), is_last=True)
+    deltas = [Delta(index=0, text=char) for char in "<|channel>thought\nHm.\n<channel|>Yes"]
+    for delta in deltas:
+        reader.read(Update(sentinel.request, [delta], None))
+    read = ["".join(parts) for parts in zip(*((d.reasoning, d.text) for d in deltas), strict=True)]
+    assert read == ["Hm.", "Yes"]
 
 
 @pytest.mark.parametrize(("name", "within", "text", "reasoning", "content"), CASES)
