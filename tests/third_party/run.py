@@ -85,6 +85,8 @@ CLIENTS = (
     Client("pydantic-ai-slim", "pydantic_ai_agent.py"),
     Client("anthropic", "anthropic_sdk.py", "agents"),
     Client("openai-agents", "openai_agents.py", "agents"),
+    Client("langchain-openai", "langchain_tools.py"),
+    Client("llama-index-llms-openai-like", "llama_index_tools.py"),
     Client("openai", "openai_responses.py", "agents"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),

@@ -37,7 +37,7 @@ def answer(prompt: str) -> str:
     results = _RESULT.findall(prompt.rpartition(QUESTION)[2])
     if not results:
         calls = "\n".join(_call(TOOL, city=city) for city in CITIES)
-        return f"<think>\n{THOUGHT}\n</think>\n\n{calls}"
+        return f"<think>\n{THOUGHT}\n</think>{calls}"
     said = " ".join(results)
     return _call(FINAL, answer=said) if FINAL in tools else said
 
