@@ -25,7 +25,7 @@ from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from tests.router.fakes import EOS, make_backend
 from tests.router.parsers.format_examples import NAMES, TOOLS, Calls, examples
 
-NUM_DRAWN = int(os.environ.get("DRAWN_CALLS", "40"))
+NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_DRAWN_CALLS", "40"))
 """Answers drawn of each format."""
 MAX_DRAWN_TOKENS = 400
 PIECES = (
