@@ -55,7 +55,7 @@ class Client:
             package = json.loads((HERE / "package.json").read_text(encoding="utf-8"))
             return str(package["dependencies"][self.package])
         pins = (ENVIRONMENTS / f"{self.environment}.txt").read_text(encoding="utf-8")
-        found = re.search(rf"^{re.escape(self.package)}==(\S+)$", pins, re.MULTILINE)
+        found = re.search(rf"^{re.escape(self.package)}==(\S+)", pins, re.MULTILINE)
         assert found, f"{self.package} is not pinned"
         return found[1]
 
@@ -73,7 +73,7 @@ class Client:
 
 CLIENTS = (
     Client("openai", "openai_sdk.py"),
-    Client("litellm", "litellm_sdk.py"),
+    Client("litellm", "litellm_sdk.py", "litellm"),
     Client("langchain-openai", "langchain_openai_chat.py"),
     Client("llama-index-llms-openai-like", "llama_index_openai_like.py"),
     Client("langchain-openai", "langchain_openai_embeddings.py"),
