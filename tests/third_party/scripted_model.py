@@ -41,7 +41,7 @@ def answer(prompt: str) -> str:
         results = [result for result in WEATHER.values() if result in turns]
     if not results:
         calls = "\n".join(_call(TOOL, city=city) for city in CITIES)
-        return f"<think>\n{THOUGHT}\n</think>{calls}"
+        return f"<think>\n{THOUGHT}\n</think>\n\n{calls}"
     said = " ".join(results)
     return _call(FINAL, answer=said) if FINAL in tools else said
 

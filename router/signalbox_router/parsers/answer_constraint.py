@@ -32,6 +32,8 @@ class AnswerConstraint(NamedTuple):
 NOTHING_MORE = AnswerConstraint()
 ANSWER = "@answer"
 """The structured output in the first rule."""
+_BREAKS = r"BREAKS: /\n{1,2}/"
+"""What models write between their reasoning and the answer; no part of either."""
 
 
 def answer_constraint(
@@ -146,18 +148,20 @@ def _of_answer(
 ) -> AnswerConstraint:
     """Returns what is around a structured output or forced calls: calls in its place, and reasoning
     before."""
-    if scope is not None:
+    if scope is not None and (reasoning is None or not (reasoning.is_open or answer == "calls")):
         return AnswerConstraint(f"start: {answer}\n{calls}" if calls else "", scope)
+    if scope is not None:  # where there may be no reasoning, line breaks would be of the answer
+        return AnswerConstraint(f"start: BREAKS? {answer}\n{_BREAKS}\n{calls}", scope)
     assert reasoning is not None
     start, end = reasoning.format_.start, reasoning.format_.end
     if (end_token := vocabulary.token_id(end)) is not None:
         thought = f"thought: ANY* <[{end_token}]>\nANY: /(?s:.+)/"
     else:
         thought = f"thought[suffix={literal(end)}]: /(?s:.*)/"
-    before = "thought" if reasoning.is_open else ""
+    before = "thought BREAKS?" if reasoning.is_open else ""
     if reasoning.may_begin:
-        before = f"({marker(start, vocabulary)} thought)?"
-    return AnswerConstraint(f"start: {before} {answer}\n{thought}\n{calls}", WHOLE)
+        before = f"({marker(start, vocabulary)} thought BREAKS?)?"
+    return AnswerConstraint(f"start: {before} {answer}\n{thought}\n{_BREAKS}\n{calls}", WHOLE)
 
 
 def _after_text(calls: str, openings: tuple[str, ...], vocabulary: Vocabulary) -> str:

@@ -169,6 +169,7 @@ def test_reasoning_without_tokens_of_its_own_is_a_part_of_the_grammar(
     assert scope == WHOLE
     conforms = matching(model, wrapped)
     assert all(conforms(f"{one}12") for one in before)
+    assert all(conforms(f"{one}\n\n12") is bool(one) for one in before)
     assert all(conforms(before[-1] + one) is with_tools for one in CALLS[HERMES])
     assert not any(conforms(f"{one}x") for one in (*before, "<think>"))
     budget = conversation(thinking=Thinking(budget=5))
@@ -186,7 +187,9 @@ def test_reasoning_with_tokens_of_its_own_is_left_out() -> None:
         found, scope = constrain(
             model, asked, constraint, reasoning=reasoning._replace(format_=format_)
         )
-        assert found == constraint
+        assert found[-1:] == constraint
+        conforms = matching(model, found)
+        assert conforms("{}") and conforms("\n\n{}") is reasoning.is_open
         opening = (start,) if reasoning.may_begin else ()
         assert scope == Scope(
             is_open=reasoning.is_open, opening_token_ids=opening, closing_token_ids=(end,)
