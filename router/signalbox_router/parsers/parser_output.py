@@ -7,7 +7,7 @@ from signalbox_router.requests.request_output import ToolCallDelta
 
 
 class Parsed(NamedTuple):
-    """What a piece of text resulted in."""
+    """Text, calls and reasoning that a piece of text resulted in."""
 
     text: str
     calls: list[ToolCallDelta]

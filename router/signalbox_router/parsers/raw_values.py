@@ -46,12 +46,12 @@ class ArgumentSchemas:
     """The schemas of one tool's arguments."""
 
     properties: Mapping[str, Any]
-    """By the names of the arguments."""
+    """The schema of each declared argument, by name."""
     others: Any
     """The schema of arguments that are not declared; False allows none."""
     required: frozenset[str]
     definitions: Mapping[str, Any]
-    """What the schemas refer to."""
+    """The definitions that the schemas refer to."""
 
     @staticmethod
     def of(tool: Tool | None, *, is_enforced: bool) -> "ArgumentSchemas":

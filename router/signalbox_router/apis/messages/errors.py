@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class MessagesErrorDetail(BaseModel):
-    """What went wrong."""
+    """Kind and text of an error."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 

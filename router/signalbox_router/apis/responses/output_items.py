@@ -37,10 +37,10 @@ def opening_of(kind: str, fields: Mapping[str, Any]) -> str:
 
 
 class Kind(NamedTuple):
-    """How an item is written."""
+    """Names by which an item of one type is written."""
 
     prefix: str
-    """Of the item's id."""
+    """Text that the item's id begins with."""
     events: str
     """Name that its events of text begin with."""
     text: str

@@ -128,6 +128,6 @@ class ToolChoiceObject(ToolReference):
     type: str
     """`function` or `custom`: the tool that must be called; `allowed_tools`: those that may."""
     mode: Literal["auto", "required"] | None = None
-    """With allowed_tools: whether one of them must be called."""
+    """Says of allowed_tools whether one of them must be called."""
     tools: Items[ToolReference] | None = None
-    """With allowed_tools: the tools."""
+    """The tools of allowed_tools."""

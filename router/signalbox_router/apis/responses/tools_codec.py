@@ -54,7 +54,7 @@ class Offered(NamedTuple):
 
     tools: Sequence[Tool]
     origins: Mapping[str, Origin]
-    """By the names that the model knows."""
+    """What each tool was in the request, by the name that the model knows."""
     omitted: Sequence[str]
     """Types of tools that the model is not told of."""
     choice: ToolChoice
