@@ -341,6 +341,9 @@ async def test_a_budget_and_a_structured_output_are_of_the_reasonings_tokens() -
             is_required=True,
         )
         assert params.structured_output.HasField("json_object")
+        enabled = {"thinking": {"type": "enabled", "budget_tokens": 1 << 70}, "max_tokens": 64}
+        huge = {"messages": body["messages"], **enabled}
+        assert (await http.raw.post("/v1/messages", json=huge)).status_code == 200
     async with make_http(files=make_files(chat_template=THINKS)) as http:
         refused = await http.raw.post("/v1/chat/completions", json=body)
         assert refused.status_code == 400

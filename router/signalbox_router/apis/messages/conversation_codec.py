@@ -21,6 +21,7 @@ from signalbox_router.apis.messages.types import (
     family_of,
 )
 from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed
+from signalbox_router.apis.openai.requests.field_setters import UINT32_MAX
 from signalbox_router.prompt.chat.conversation import (
     AUTOMATIC,
     UP_TO_TEMPLATE,
@@ -260,4 +261,5 @@ def _thinking(body: ConversationBody) -> Thinking:
         raise BadRequest(f"{field}: it is for the type enabled alone, which needs it", field)
     if budget is not None and budget < 1:
         raise BadRequest(f"{field}: allowed: at least 1; given: {budget}", field)
-    return Thinking(thinking.type != "disabled", effort, budget)
+    most = None if budget is None else min(budget, UINT32_MAX)
+    return Thinking(thinking.type != "disabled", effort, most)
