@@ -107,8 +107,8 @@ class SchedulerConnection:
     def submit(self, request: ActiveRequest) -> None:
         """Sends a request on the stream, which must be open; from now on its tokens arrive."""
         assert self._outgoing is not None, "no stream"
-        self._requests[request.handle] = request
         message = pb.ConnectRequest(add_request=encode_request(request_of(request)))
+        self._requests[request.handle] = request
         self._outgoing.put_nowait(message)
 
     def abort(self, handle: int) -> None:

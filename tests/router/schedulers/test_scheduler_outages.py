@@ -179,3 +179,14 @@ async def test_a_lost_stream_leaves_no_task_behind() -> None:
         gc.collect()
         await asyncio.sleep(0.01)
     assert [context for context in complaints if {"task", "future"} & context.keys()] == []
+
+
+async def test_a_request_that_cannot_be_encoded_is_not_kept(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request: object) -> None:
+        raise ValueError("out of range")
+
+    monkeypatch.setattr(scheduler_client, "encode_request", fail)
+    assert await code_of(stack.generate()) is StatusCode.INTERNAL
+    await stack.check_nothing_is_left()
