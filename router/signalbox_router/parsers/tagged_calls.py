@@ -228,7 +228,7 @@ class TaggedCallParser(CallParser):
                 part += yield from self._chars.next()
             is_open = is_json and (has_odd_quotes(part) != bool(text))
             text, part = text + part, ""
-        text = text.removesuffix(last).replace(MARK, "")
+        text = text.removesuffix(self._marker(last)).replace(MARK, "")
         if end.startswith("\n") and last == first:
             text = text.removesuffix("\n")
         yield from self._tag(end.lstrip()[len(first) :])

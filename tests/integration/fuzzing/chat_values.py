@@ -129,6 +129,7 @@ ANY = {
     "messages.name",
     "messages.tool_call_id",
     "messages.reasoning",
+    "thinking",
 }
 """Every value is legal, beside what else `chats` draws."""
 
@@ -159,6 +160,9 @@ def chats(draw: st.DrawFn) -> pb.ChatRequest:
     if draw(st.booleans()):
         request.parallel_tool_calls = draw(st.booleans())
         request.parse_special_tokens = draw(st.booleans())
+    if draw(st.booleans()):
+        effort = draw(TEXTS)
+        request.thinking.MergeFrom(pb.Thinking(effort=effort, budget=draw(st.integers(0, INT32))))
     opens = draw(st.sampled_from([None, "add_generation_prompt", "continue_final_message"]))
     if opens is not None:
         setattr(request, opens, True)

@@ -239,5 +239,5 @@ def test_json_text_of_too_many_values_is_refused_before_it_is_parsed(
     monkeypatch.setattr("signalbox_router.limits.json_text.json.loads", parsed.append)
     text = '{"enum":[' + "0," * 400_000 + "0]}"
     with pytest.raises(chat_codec.InvalidArgument, match="400002 values"):
-        chat_codec._object(text, "tools[0].parameters")
+        chat_codec.json_object(text, "tools[0].parameters")
     assert not parsed

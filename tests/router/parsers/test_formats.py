@@ -180,7 +180,7 @@ def draw(
         chosen = rng.choice(wanted or (closing if closing and is_late else allowed))
         tokens.append(chosen)
         text += tokenizer.decode_bytes([chosen])
-        assert matcher.consume_token(chosen)
+        assert matcher.consume_token(chosen), matcher.get_error()
     return tokens if matcher.is_accepting() else None
 
 
