@@ -5,7 +5,6 @@ that is the text itself in an encoding without a key, so any router reads it, af
 """
 
 import base64
-import binascii
 import zlib
 from collections.abc import Sequence
 
@@ -33,7 +32,7 @@ def decode_reasoning(encoded: str) -> str | None:
         content = summed[_SUM_BYTES:]
         is_whole = summed[:_SUM_BYTES] == zlib.crc32(content).to_bytes(_SUM_BYTES)
         return content.decode() if is_whole else None
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None
 
 

@@ -91,7 +91,7 @@ def json_object(text: str) -> str:
     """Returns an object as JSON. Raises Mismatch for any other text."""
     for is_strict in (True, False):  # models write line breaks into strings
         try:
-            value = json.loads(text, parse_constant=_refuse, strict=is_strict)
+            value = json.loads(text, parse_constant=no_constant, strict=is_strict)
         except (ValueError, RecursionError):
             continue
         if not isinstance(value, dict):
@@ -100,5 +100,6 @@ def json_object(text: str) -> str:
     raise Mismatch
 
 
-def _refuse(constant: str) -> None:
+def no_constant(constant: str) -> None:
+    """Raises ValueError for NaN and infinities, which Python's reader takes for JSON."""
     raise ValueError(f"{constant} is no JSON")

@@ -26,6 +26,7 @@ from signalbox_contract.structured_output.schema.vocabulary import (
 )
 from signalbox_router.params.structured_output_check import definition_of_tool
 from signalbox_router.parsers.call_rules import lark_rule, literal, schema_rule
+from signalbox_router.parsers.char_reader import no_constant
 from signalbox_router.parsers.python_values import CONSTANTS, json_of_python
 from signalbox_router.prompt.chat.conversation import Tool
 
@@ -169,7 +170,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
         is_pythons = "string" not in types or plain in CONSTANTS
         for one in (plain, json_of_python(plain)) if is_pythons else (plain,):
             try:
-                value = json.loads(one, strict=False, parse_constant=_no_constant)
+                value = json.loads(one, strict=False, parse_constant=no_constant)
             except (ValueError, RecursionError):
                 continue
             if type_name(value) in types or "string" not in types:
@@ -263,7 +264,3 @@ def _pattern(pattern: str) -> str:
 def _escaped(pattern: str) -> str:
     """Returns a regular expression as it stands between the slashes of Lark."""
     return re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern).replace("\n", r"\n")
-
-
-def _no_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -28,7 +28,7 @@ class ToolCallFormat(ABC):
     opening: tuple[str, ...] = ()
     """Markers that open calls, anywhere in the text. None is the beginning of another."""
     is_generic: bool = False
-    """True if the template of another format may have the same signs, so that it is asked first."""
+    """True if the template of another format may have the same signs; that one is asked first."""
     is_whole: bool = False
     """True if the markup is of all of an answer, so that its parser reads answers without tools,
     too, and tells reasoning from text."""

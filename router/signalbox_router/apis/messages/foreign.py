@@ -28,7 +28,6 @@ MESSAGES: Table = {
     ),
     **_rows(IGNORED, "diagnostics", "user_profile_id", "workspace_id", speed="standard"),
 }  # fmt: skip
-CONVERSATION: Table = MESSAGES
 MESSAGE: Table = _rows(REFUSED, "output_config")
 TEXT: Table = _rows(IGNORED, "citations")
 CALL: Table = {**_rows(REFUSED, caller=_DIRECT), **_rows(IGNORED, "toolset_name")}

@@ -1,7 +1,7 @@
 """Request bodies of Anthropic's Messages API.
 
-Types are checked here; values are checked in `validation`, for all APIs. /docs and /openapi.json
-show the docstrings as the descriptions of the fields.
+Types are checked here; values are checked in `params_validation`, for all APIs. /docs and
+/openapi.json show the docstrings as the descriptions of the fields.
 """
 
 import re
@@ -296,7 +296,7 @@ class ConversationBody(Body):
 class CountTokensBody(ConversationBody):
     """Body of POST /v1/messages/count_tokens."""
 
-    FOREIGN = foreign.CONVERSATION
+    FOREIGN = foreign.MESSAGES
 
 
 class MessagesBody(ConversationBody):

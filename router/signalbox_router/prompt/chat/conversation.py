@@ -23,7 +23,8 @@ from signalbox_router.prompt.chat.provenance import (
 from signalbox_router.prompt.chat.template_facts import ContentForm
 
 MAX_MESSAGES = 65_536
-"""Most messages: one takes at least two tokens in known templates, and windows have 131,072."""
+"""Most messages: as one takes at least two tokens in known templates, so many fill a window of
+131,072."""
 MAX_PARTS = 16_384
 """Most parts of one message's content, and most calls in it."""
 MAX_TOOLS = 128

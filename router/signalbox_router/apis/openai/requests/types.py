@@ -1,8 +1,8 @@
 """Request bodies of the HTTP API: OpenAI's fields, and the extra ones of vLLM.
 
-Types are checked here; values are checked in `validation`, for all APIs. The fields of other
-servers are in `foreign_fields`. /docs and /openapi.json show the docstrings as the descriptions of
-the fields.
+Types are checked here; values are checked in `params_validation`, for all APIs. The fields of
+other servers are in `foreign_fields`. /docs and /openapi.json show the docstrings as the
+descriptions of the fields.
 """
 
 from collections.abc import Mapping
