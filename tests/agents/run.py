@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -195,12 +196,13 @@ async def _run(agent: CommandLine, url: str, folder: Path) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(LIMIT_S):
             output, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children hold the output open
         output, _ = await process.communicate()
         raise AssertionError(f"not finished in {LIMIT_S} s:\n{output.decode()}") from None
     said = output.decode(errors="replace")

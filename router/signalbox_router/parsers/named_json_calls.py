@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from signalbox_router.parsers.call_parser import MARKER, MAX_NAME_CHARS, CallParser, parts_of
+from signalbox_router.parsers.call_parser import MARKER, CallParser, parts_of
 from signalbox_router.parsers.call_rules import arguments_rule, literal, repeated, written
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _NUMBERED = re.compile(r"(.+):\d+")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
-from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_parser import CallParser
 from signalbox_router.parsers.call_rules import (
     check_is_json,
     literal,
@@ -18,7 +18,7 @@ from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.python_values import json_of_python
 from signalbox_router.parsers.raw_values import ArgumentSchemas, refused
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _BOOLEAN = frozenset({"boolean"})

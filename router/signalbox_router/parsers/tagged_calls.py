@@ -91,12 +91,14 @@ class TaggedCalls(ToolCallFormat):
         before, after, end = self.argument
         known = tool if tool.strict else None
         schemas = ArgumentSchemas.of(known, is_enforced=True)
+        tag = parts_of(end)[0]
+        is_text = written(tag, self.markers, vocabulary) == [literal(tag)]
         options: dict[str, Any] = {
             "position": position,
             "is_free": not tool.strict,
             "lark": lark_of(tool) if tool.strict else "",
             "end": written(end, self.markers, vocabulary),
-            "stop": parts_of(end)[0] if vocabulary.token_id(parts_of(end)[0]) is None else "",
+            "stop": tag if is_text else "",
         }
         names, rules = [], []
         for j, (key, schema) in enumerate(schemas.properties.items()):

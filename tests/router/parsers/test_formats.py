@@ -21,9 +21,10 @@ from signalbox_contract.structured_output.grammar import compile_grammar
 from signalbox_router.parsers import tool_call_formats
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from tests.router.fakes import EOS, make_backend
-from tests.router.parsers.format_examples import NAMES, TOOLS, Calls, examples
+from tests.router.parsers.format_examples import NAMES, PARIS, TOOLS, Calls, examples
 
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_DRAWN_CALLS", "40"))
 """Answers drawn of each format."""
@@ -67,6 +68,14 @@ def with_marks(format_: ToolCallFormat, text: str) -> str:
     if not markers:
         return text
     return re.sub("|".join(map(re.escape, markers)), lambda found: MARK + found[0], text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_longest_name_of_a_tool_is_that_of_a_call(name: str) -> None:
+    long, example = "n" * MAX_NAME_CHARS, examples(name)
+    tools = [TOOLS[0]._replace(name=long), *TOOLS[1:]]
+    parser = example.format_.parser(tools)
+    assert read(parser, example.one.replace("get_weather", long)) == ("", [(long, PARIS)])
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls", "reasoning"), CASES)

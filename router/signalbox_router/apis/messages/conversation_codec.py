@@ -223,7 +223,8 @@ def _hosted(position: int, tool: dict[str, Any], body: ConversationBody) -> str:
     if family not in HOSTED:
         served = ", ".join(("custom", *CLIENT_TOOLS))
         raise BadRequest(f"{field}.type: {served} are served, and not {kind[:100]!r}", field)
-    if body.tool_choice is not None and body.tool_choice.name in (name, kind, family):
+    chosen = body.tool_choice.name if body.tool_choice is not None else None
+    if chosen is not None and chosen in (name, kind, family):
         raise NotServed(f"tool_choice.name: {kind} is not served", "tool_choice.name")
     return kind
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
-from signalbox_router.parsers.call_parser import MAX_NAME_CHARS, CallParser
+from signalbox_router.parsers.call_parser import CallParser
 from signalbox_router.parsers.call_rules import check_is_json, literal, marker, schema_rule
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.python_values import CONSTANTS
 from signalbox_router.parsers.raw_values import TEXT, ArgumentSchemas, refused, value_rules
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _CALL = "call:"

@@ -8,12 +8,11 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from signalbox_router.parsers.call_parser import MAX_NAME_CHARS
 from signalbox_router.parsers.call_rules import arguments_rule, literal, marker
 from signalbox_router.parsers.char_reader import Mismatch, Reader, json_object
 from signalbox_router.parsers.json_calls import Call, JsonCallParser, JsonCalls
 from signalbox_router.parsers.parser_output import Parser
-from signalbox_router.prompt.chat.conversation import Tool
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 OPENING, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -29,7 +29,9 @@ MAX_PARTS = 16_384
 """Most parts of one message's content, and most calls in it."""
 MAX_TOOLS = 128
 MAX_TEMPLATE_BYTES = 64 << 10
-_TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}", re.ASCII)
+MAX_NAME_CHARS = 128
+"""Most characters of a tool's name."""
+_TOOL_NAME = re.compile(rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME_CHARS}}}", re.ASCII)
 _OUR_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 

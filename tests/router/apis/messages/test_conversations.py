@@ -119,11 +119,14 @@ async def test_hosted_tools_are_left_out_and_named() -> None:
         prompt = await messages.prompt(tools=[SEARCH, WEATHER, hidden])
         answer = await messages.post(tools=[SEARCH, WEATHER, hidden])
         counted = await messages.post("/v1/messages/count_tokens", max_tokens=None, tools=[SEARCH])
+        nameless = [{"type": "computer_toolset_20990101"}, WEATHER]
+        chosen = await messages.post(tools=nameless, tool_choice={"type": "auto"})
         none = await messages.post(tools=[WEATHER])
     assert "get_weather" in prompt and "web_search" not in prompt and "hidden" not in prompt
     assert answer.headers[OMITTED_HEADER] == "web_search_20250305, hidden"
     assert answer.json()["metadata"] == {"omitted_tools": "web_search_20250305, hidden"}
     assert counted.headers[OMITTED_HEADER] == "web_search_20250305"
+    assert chosen.status_code == 200, chosen.text
     assert OMITTED_HEADER not in none.headers and "metadata" not in none.json()
 
 
