@@ -54,7 +54,8 @@ class NamedJsonCalls(ToolCallFormat):
         )
         calls = repeated("call", self.separator, is_parallel=is_parallel)
         choice = " | ".join(f"call_{i}" for i in range(len(tools)))
-        rules = [f"calls: {opening} {calls} {end}", f"call: {choice}"]
+        bare = f" | {calls}" if len(self.opening) > 1 else ""
+        rules = [f"calls: {opening} {calls} {end}{bare}", f"call: {choice}"]
         number = "/:(0|[1-9][0-9]{0,2})/" if self.is_numbered else ""
         for i, tool in enumerate(tools):
             name = f"{literal(f'{self.prefix}{tool.name}')} {number}"

@@ -15,7 +15,7 @@ from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_router.parsers.answer_constraint import NOTHING_MORE, answer_constraint
 from signalbox_router.parsers.reasoning_formats import THINK, ReasoningFormat
 from signalbox_router.parsers.reasoning_reader import Reasoning
-from signalbox_router.parsers.tool_call_formats import HERMES, NONE
+from signalbox_router.parsers.tool_call_formats import HERMES, NONE, named
 from signalbox_router.parsers.tool_call_reader import format_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
@@ -28,6 +28,8 @@ from signalbox_router.prompt.chat.conversation import (
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from tests.router.fakes import BOS, EOS, POOL, make_files, make_model, token
+from tests.router.parsers import format_examples
+from tests.router.parsers.test_formats import WITH_MARKERS, tokenizer_of
 
 TOOLS = (Tool("get_weather"), Tool("add"))
 CONSTRAINTS = {
@@ -215,6 +217,17 @@ def test_strict_calls_conform_from_their_marker_on() -> None:
     assert conforms(call) and not conforms(call.replace("1", "true")) and not conforms("Well.")
     loose = constrain(model, conversation(), setting="mistral")
     assert loose == ((), NOTHING_MORE.scope)
+
+
+@pytest.mark.parametrize("name", WITH_MARKERS)
+def test_strict_calls_may_begin_with_each_marker_of_their_scope(name: str) -> None:
+    vocabulary, tokenizer = tokenizer_of(name, has_markers=True)
+    asked = conversation(tools=format_examples.TOOLS)
+    rules, scope = answer_constraint(
+        asked, vocabulary, None, lambda: named(name), is_constrained=False
+    )
+    for marker in scope.marker_token_ids:
+        assert compile_grammar(("rules", rules), tokenizer).consume_token(marker)
 
 
 def test_strict_calls_whose_marker_is_no_token_conform_within_free_text() -> None:
