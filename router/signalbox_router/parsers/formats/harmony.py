@@ -70,6 +70,8 @@ class _HarmonyParser(CallParser):
     def _calls(self, opening: str) -> Reader:
         while opening not in _ENDS:
             header = yield from self._header(opening)
+            if not header:
+                break
             to = re.search(rf"(?:\A|\s)to=({re.escape(_NAMESPACE)})?([^\s<]+)", header)
             self._out.is_reasoning = f"{CHANNEL}{_REASONING}" in header
             if to is None or not (to[1] or to[2] in self._tools):
@@ -83,15 +85,22 @@ class _HarmonyParser(CallParser):
         self._accept()
 
     def _header(self, opening: str) -> TextReader:
-        """Reads to the marker before the text; returns the header without MARKs."""
-        end = self._marker(MESSAGE)
+        """Reads to the marker before the text; returns the header without MARKs.
+
+        What a marker in `_ENDS` ends is no header but text: it is output, and "" returned.
+        """
+        ends = {self._marker(one): one for one in (MESSAGE, *_ENDS)}
         header = opening
-        while not header.endswith(end):
+        while not (end := next(filter(header.endswith, ends), "")):
             header += yield from self._chars.next()
-            if len(header) > _MAX_HEADER_CHARS or header.endswith("\n"):
+            is_long = len(header) > _MAX_HEADER_CHARS and "<" not in header[-len(MESSAGE) :]
+            if is_long or header.endswith("\n"):
                 raise Mismatch
+        if ends[end] in _ENDS:
+            self._out.say(header.removesuffix(end))
+            return ""
         text = header.removesuffix(end).replace(MARK, "")
-        if CHANNEL not in text or any(one in text for one in _ENDS):
+        if CHANNEL not in text:
             raise Mismatch
         return text
 
