@@ -6,7 +6,7 @@ the schema leaves the type open; there the parser takes what is no JSON as a tex
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ _OF_ALL_ARGUMENTS = (
 )  # fmt: skip
 """Keywords that a grammar of arguments one by one cannot enforce."""
 _ANY_TEXT = "/(?s:.*)/"
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""An escape, a class of characters or one character of a pattern."""
 
 
 @dataclass(frozen=True)
@@ -250,15 +252,28 @@ def _any_of(terms: Sequence[str]) -> str:
 def _pattern(pattern: str) -> str:
     """Returns a regular expression of the texts in which a pattern is found.
 
-    Anchors are taken around the whole; llguidance refuses others.
+    Anchors are taken around each alternative; llguidance refuses others.
     """
-    inner, begin, end = pattern, "(?s:.*)", "(?s:.*)"
-    if "|" not in re.sub(r"\\.|\(.*\)", "", pattern):
+    branches = []
+    for inner in _branches(pattern):
+        begin = end = "(?s:.*)"
         if inner.startswith("^"):
             inner, begin = inner[1:], ""
         if re.search(r"(?<!\\)(?:\\\\)*\$\Z", inner):
             inner, end = inner[:-1], ""
-    return f"/{begin}(?:{_escaped(plain_pattern(inner))}){end}/"
+        branches.append(f"{begin}(?:{_escaped(plain_pattern(inner))}){end}")
+    return f"/{'|'.join(branches)}/"
+
+
+def _branches(pattern: str) -> Iterator[str]:
+    """Yields the alternatives of a pattern, without those in groups."""
+    begin = depth = 0
+    for found in _PARTS.finditer(pattern):
+        depth += (found[0] == "(") - (found[0] == ")")
+        if found[0] == "|" and depth == 0:
+            yield pattern[begin : found.start()]
+            begin = found.end()
+    yield pattern[begin:]
 
 
 def _escaped(pattern: str) -> str:

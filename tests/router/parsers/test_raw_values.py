@@ -44,6 +44,8 @@ CASES: list[tuple[Any, list[Texts], list[Texts]]] = [
     (of_text(minLength=2, maxLength=3), [{"a": "é<"}, {"a": "abc"}], [{"a": "a"}, {"a": "abcd"}]),
     (of_text(pattern="^[a-z]+/[0-9]$"), [{"a": "ab/1"}], [{"a": "ab/12"}, {"a": "0ab/1"}]),
     (of_text(pattern="b|(cc)?d"), [{"a": "abc"}], [{"a": "a"}]),
+    (of_text(pattern=r"^[^|\](]+$"), [{"a": "ab"}], [{"a": "a|"}, {"a": "a]"}, {"a": ""}]),
+    (of_text(pattern="^(a|b)[)]|(d)$"), [{"a": "b)x"}, {"a": "xd"}], [{"a": "xb)"}, {"a": "dx"}]),
     (of_text(pattern=r"\$$", minLength=3), [{"a": "10$"}], [{"a": "10"}, {"a": "$$"}]),
     (of_text(anyOf=[{"const": "x"}, {"pattern": "^y+$"}]), [{"a": "yy"}], [{"a": "xy"}]),
     (of_text(oneOf=[{"const": "x"}, {"enum": ["y"]}]), [{"a": "y"}], [{"a": "z"}]),
