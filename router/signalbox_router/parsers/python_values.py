@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+_STRING = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
 _TOKEN = re.compile(
-    r"""\s+|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""",
-    re.DOTALL,
+    rf"""\s+|{_STRING.pattern}|["'].*|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""", re.DOTALL
 )
+"""A quote that opens no string goes with all after it, which is then read once."""
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
 
@@ -27,7 +28,7 @@ def _as_json(text: str) -> Iterator[str]:
     depth = 0
     for token, following in pairwise([*tokens, ")"]):
         depth += (token in "([{") - (token in ")]}")
-        if token[0] in "\"'" and len(token) > 1:
+        if _STRING.fullmatch(token):
             yield json.dumps(_text(token[1:-1]), ensure_ascii=False)
         elif depth == 0 and following == "=" and token.isidentifier():
             yield json.dumps(token)

@@ -7,6 +7,7 @@ import pytest
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import faulty_definition
+from signalbox_router.parsers.python_values import json_of_python
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.prompt.chat.conversation import INPUT, FreeText, Tool, custom_tool
 from tests.contract.structured_output.matching import admits
@@ -188,3 +189,8 @@ def test_schemas_that_lead_to_many_others_cost_little() -> None:
     parameters = {"properties": {"a": wide}, "$defs": {"X": wide}}
     parser = SEED.parser([Tool("tool", "", parameters)])
     assert read(parser, [text_of({"a": "1"})]) == ("", [("tool", {"a": 1})])
+
+
+def test_a_string_that_is_not_closed_costs_little_and_is_left_as_it_is() -> None:
+    for text in ("'" + r"\' (1,) " * 100_000, r'"a\"'):
+        assert json_of_python(text) == text
