@@ -71,12 +71,18 @@ def detect(template: str, vocabulary: Vocabulary) -> ToolCallFormat:
 
     The template tells it, or else a token that opens calls.
     """
-    formats = [*map(named, _OF_PACKAGES), *sorted(OWN, key=lambda one: one.is_generic)]
+    own = _own_or_replaced()
+    formats = [*map(named, _OF_PACKAGES), *sorted(own, key=lambda one: one.is_generic)]
     found = [one for one in formats if one.detects(template, vocabulary)]
     if not found:
-        first = sorted(OWN, key=lambda one: not one.is_generic)
+        first = sorted(own, key=lambda one: not one.is_generic)
         found = [one for one in first if one.opening and _has(vocabulary, one.opening[0])]
-    return found[0] if found else _BY_NAME[JSON]
+    return found[0] if found else named(JSON)
+
+
+def _own_or_replaced() -> list[ToolCallFormat]:
+    """Returns the formats of this package, each as that of a package which replaces it, if any."""
+    return [named(one.name) for one in OWN]
 
 
 def _has(vocabulary: Vocabulary, token: str) -> bool:
@@ -93,7 +99,7 @@ def choose(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat |
 def choose_whole(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat | None:
     """Returns the format of a setting if its markup is of all of an answer, also without tools."""
     if name in (AUTO, NONE):
-        formats = [*map(named, _OF_PACKAGES), *OWN] if name == AUTO else []
+        formats = [*map(named, _OF_PACKAGES), *_own_or_replaced()] if name == AUTO else []
         found = (one for one in formats if one.is_whole and one.detects(template, vocabulary))
         return next(found, None)
     return format_ if (format_ := named(name)).is_whole else None

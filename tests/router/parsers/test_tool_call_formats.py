@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from signalbox_router.config import RouterConfig
 from signalbox_router.parsers import tool_call_formats
-from signalbox_router.parsers.tool_call_formats import GROUP, choose, detect
+from signalbox_router.parsers.tool_call_formats import GROUP, choose, choose_whole, detect
 from tests.router.fakes import make_tokenizer
 from tests.router.parsers.test_formats import tokenizer_of
 
@@ -28,6 +28,16 @@ def test_a_package_adds_a_format_and_replaces_one(monkeypatch: pytest.MonkeyPatc
         assert choose(name, "", vocabulary) is OF_PACKAGE
     assert detect("<tool_call>[TOOL_CALLS]", vocabulary) is OF_PACKAGE  # asked before ours
     assert choose("none", "<tool_call>", vocabulary) is None
+
+
+def test_what_a_package_replaces_is_not_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mistral", "openai", "json"):
+        install(monkeypatch, name, f"{MODULE}:OF_PACKAGE")
+    for has_markers in (False, True):
+        vocabulary, _ = tokenizer_of("mistral", has_markers=has_markers)
+        for template in ("[TOOL_CALLS]", "<|start|><|channel|><|call|>", ""):
+            assert detect(template, vocabulary) is OF_PACKAGE
+            assert choose_whole("auto", template, vocabulary) is None
 
 
 def test_a_token_tells_the_format_where_the_template_does_not() -> None:
