@@ -72,12 +72,11 @@ class Launched:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where sockets of the ranks are made."""
-    made = tmp_path / "sockets"
-    made.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    return made
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where sockets of the ranks are made: not below `tmp_path`, as their paths must be short."""
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
 def test_ranks_end_in_order_with_status_0(native_tiny: Path, folder: Path) -> None:
