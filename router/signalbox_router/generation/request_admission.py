@@ -4,6 +4,7 @@ Invalid requests are refused as cheaply as possible: first by the message alone,
 of the prompt.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,7 @@ from signalbox_router.parsers.answer_constraint import ANSWER, answer_constraint
 from signalbox_router.parsers.reasoning_reader import Reasoning, reasoning_of
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.parsers.tool_call_reader import format_of_answer
+from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
 from signalbox_router.prompt.served_model import ServedModel
@@ -149,8 +151,9 @@ class Admission:
                 partial(self._format, conversation, model, encoded),
                 is_constrained=bool(constraint),
             )
-            if rules and ANSWER not in rules.partition("\n")[0]:
-                constraint = ()  # the calls in their own format take its place
+            is_answer = not rules or ANSWER in rules.partition("\n")[0]
+            if is_answer and (schema := forced_schema(conversation)) is not None:
+                constraint = ("json_schema", json.dumps(schema))  # no format has the calls
         if (rules or scope is not WHOLE) and "beam_search" in api_request.sampling:
             allowed = "none beside strict tools or a bound on the reasoning"
             raise InvalidArgument("beam_search", "a search", allowed)

@@ -25,7 +25,8 @@ from signalbox_rpc.lifetime.limited_program import ProgramLimits
 
 MAX_BYTES = 64 << 10
 MAX_RULES_CHARS = 256 << 10
-"""Most characters of the rules of calls, which hold the schemas of strict and forced tools."""
+"""Most characters of the rules of calls, or of the schema of forced calls where the model has no
+format: both hold the schemas of tools."""
 MAX_CHOICES = 1024
 MAX_PROCESSES = 3
 """Trial compilations at a time; one payer gets one fewer."""
@@ -198,8 +199,9 @@ class GrammarChecker:
             rules: those of the whole text, in which `@answer` is the constraint.
             vocabulary: the model's, whose special tokens the constraint may name.
         """
-        if len(rules) > MAX_RULES_CHARS:
-            count = f"schemas of {len(rules)} characters"
+        num_chars = max(len(rules), sum(map(len, constraint)))
+        if num_chars > MAX_RULES_CHARS:
+            count = f"schemas of {num_chars} characters"
             raise InvalidArgument("tools", count, f"at most {MAX_RULES_CHARS} where calls conform")
         tokens = () if vocabulary is None else named_tokens((*constraint, rules), vocabulary)
         asked = _Asked(constraint, rules, tokens)

@@ -25,7 +25,8 @@ class AnswerConstraint(NamedTuple):
     """Rules in Lark of the text that is constrained, and where it is."""
 
     rules: str = ""
-    """They begin at `start`; `@answer` is the structured output. Empty: that alone, if any."""
+    """They begin at `start`; `@answer` is the structured output, or forced calls where the answer
+    has no format. Empty: that alone, if any."""
     scope: Scope = WHOLE
 
 
@@ -74,7 +75,7 @@ def answer_constraint(
         scope = _scope(reasoning, vocabulary, budget, markers)
     if calls and is_forced:
         return _of_answer("calls", calls, reasoning, scope, vocabulary)
-    if is_constrained:
+    if is_constrained or is_forced:
         answer = f"({ANSWER} | calls)" if calls else ANSWER
         return _of_answer(answer, calls, reasoning, scope, vocabulary)
     if scope is None:

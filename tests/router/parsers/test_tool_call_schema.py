@@ -10,7 +10,7 @@ import pytest
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import find_fault
 from signalbox_protos.inference.v1 import inference_pb2 as pb
-from signalbox_router.apis.inference import generate_codec
+from signalbox_router.apis.inference import chat_codec
 from signalbox_router.apis.openai.requests.error_params import param_of
 from signalbox_router.params.structured_output_check import GrammarChecker, closed_form
 from signalbox_router.parsers.tool_call_reader import reader_of
@@ -101,13 +101,13 @@ def test_a_forced_call_has_an_object_of_no_more_than_the_parameters(
         tools=[pb.Tool(name="ping", parameters=parameters)],
         tool_choice=choice,
     )
-    _, text = generate_codec.chat_api_request(request).sampling["structured_output"]
+    schema = forced_schema(chat_codec.conversation(request))
 
     def answer(arguments: object) -> object:
         return arguments if choice.tool else [{"name": "ping", "parameters": arguments}]
 
-    assert is_legal(json.loads(text), answer({}))
-    assert not is_legal(json.loads(text), answer(illegal))
+    assert is_legal(schema, answer({}))
+    assert not is_legal(schema, answer(illegal))
 
 
 NESTED = {"a": {"k": {"a": {"k": {}}}}, "k": {}}
@@ -184,18 +184,6 @@ async def test_a_fault_names_the_tool_and_the_reason_before_its_schema(
     assert reason in caught.value.description
     assert "get_weather" not in caught.value.description
     assert len(caught.value.description) < 500
-
-
-def test_a_forced_call_asks_for_structured_output() -> None:
-    request = make_chat(
-        tools=[pb.Tool(name="add", parameters=json.dumps(ADD.parameters))],
-        tool_choice=pb.ToolChoice(tool="add"),
-    )
-    assert (
-        generate_codec.chat_api_request(request).sampling["structured_output"][0] == "json_schema"
-    )
-    request.tool_choice.mode = pb.TOOL_CHOICE_MODE_AUTO
-    assert "structured_output" not in generate_codec.chat_api_request(request).sampling
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Converts conversations of inference.v1 to plain data."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -59,15 +58,12 @@ def conversation(request: pb.ChatRequest) -> Conversation:
     )
 
 
-def constrained(request: pb.ChatRequest, schema: Mapping[str, Any]) -> pb.ChatRequest:
-    """Returns the request with its output constrained to a schema that its tool choice implies."""
-    if request.sampling_params.HasField("structured_output"):
+def check_structured_output(request: pb.ChatRequest, choice: ToolChoice) -> None:
+    """Raises InvalidArgument for a structured output beside calls that must be made."""
+    is_forced = choice.mode is ToolMode.REQUIRED
+    if is_forced and request.sampling_params.HasField("structured_output"):
         allowed = "auto or none beside a structured output"
         raise InvalidArgument("tool_choice", "a call that must be made", allowed)
-    changed = pb.ChatRequest()
-    changed.CopyFrom(request)
-    changed.sampling_params.structured_output.json_schema = json.dumps(schema)
-    return changed
 
 
 def _default_true(request: pb.ChatRequest, name: str) -> bool:

@@ -14,7 +14,6 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference import chat_codec
 from signalbox_router.params.generation_params import SharedFields
 from signalbox_router.params.token_validation import MAX_ITEMS, as_list, check_counts
-from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.active_request import Update
@@ -60,9 +59,7 @@ def chat_api_request(request: pb.ChatRequest) -> ApiRequest:
 def conversation_api_request(request: pb.ChatRequest, conversation: Conversation) -> ApiRequest:
     """Returns the request for an answer to the conversation; the message's own is not read."""
     conversation.check()
-    schema = forced_schema(conversation)
-    if schema is not None:
-        request = chat_codec.constrained(request, schema)
+    chat_codec.check_structured_output(request, conversation.tool_choice)
     return _asked(request, conversation)
 
 

@@ -10,6 +10,7 @@ from google.protobuf import struct_pb2
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.params.structured_output_check import MAX_BYTES, MAX_RULES_CHARS
 from tests.router.fakes import (
     EOS,
     bytewise_ids,
@@ -32,6 +33,7 @@ TEMPLATE = (
 )
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}}'
 WEATHER = pb.Tool(name="get_weather", description="Tells the weather", parameters=SCHEMA)
+REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 
 
@@ -110,6 +112,23 @@ async def test_a_call_may_take_the_place_of_a_structured_output() -> None:
         first, second = (one.sampling_params.structured_output for one in stack.scheduler.added)
         assert first.HasField("json_object") and second.HasField("json_object")
         assert "<tool_call>" in first.rules and not second.rules
+
+
+@pytest.mark.parametrize(("setting", "kind"), [("auto", "rules"), ("none", "json_schema")])
+async def test_schemas_of_forced_calls_are_bounded_as_rules_are(setting: str, kind: str) -> None:
+    template = TEMPLATE.replace("tools | tojson", "tools | length")
+    parameters = [json.dumps({"title": "T" * num}) for num in (MAX_BYTES, MAX_RULES_CHARS)]
+    async with chat_stack(CALL, template, tool_call_parser=setting) as stack:
+        fits, exceeds = (
+            make_chat(tools=[pb.Tool(name="f", parameters=one)], tool_choice=REQUIRED)
+            for one in parameters
+        )
+        await ask(stack, fits)
+        (added,) = stack.scheduler.added
+        assert len(getattr(added.sampling_params.structured_output, kind)) > MAX_BYTES
+        with pytest.raises(grpc.aio.AioRpcError, match=f"at most {MAX_RULES_CHARS}") as caught:
+            await ask(stack, exceeds)
+        assert (caught.value.details() or "").startswith("tools: ")
 
 
 async def test_the_setting_none_leaves_calls_in_the_text() -> None:
@@ -217,7 +236,6 @@ async def test_a_template_that_fails_or_takes_too_much_is_refused(template: str,
 
 
 ASSISTANT = pb.CHAT_ROLE_ASSISTANT
-REQUIRED = pb.ToolChoice(mode=pb.TOOL_CHOICE_MODE_REQUIRED)
 
 
 @pytest.mark.parametrize(
