@@ -1,6 +1,7 @@
 """What an answer must conform to where the tool choice forces calls."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import sentinel
 
@@ -62,6 +63,15 @@ def test_allowed_and_custom_tools_are_what_an_answer_may_call() -> None:
     assert len(conversation.offered_tools) == 3  # the prompt is that of any other choice
     with pytest.raises(InvalidArgument, match=r"tool_choice.tools\[0\]"):
         make_conversation(ToolChoice(allowed=("sub",))).check()
+
+
+@pytest.mark.parametrize("name", ["", "patch", "add"])
+def test_a_lark_grammar_is_refused_where_forced_calls_are_json(name: str) -> None:
+    patch = custom_tool("patch", "", FreeText("lark", 'start: "x"'))
+    asked = make_conversation(ToolChoice(ToolMode.REQUIRED, name), ADD, patch)
+    refusal = pytest.raises(InvalidArgument, match=r"tools\[1\]\.format: .* Lark")
+    with nullcontext() if name == "add" else refusal:
+        assert is_legal(forced_schema(asked), {"a": 1})
 
 
 def is_legal(schema: dict[str, Any] | None, answer: Any) -> bool:
