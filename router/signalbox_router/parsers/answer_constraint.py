@@ -33,6 +33,7 @@ class AnswerConstraint(NamedTuple):
 NOTHING_MORE = AnswerConstraint()
 ANSWER = "@answer"
 """The structured output in the first rule."""
+_TOOL = re.compile(r"tools\[(\d+)\]")
 _BREAKS = r"BREAKS: /\n{1,2}/"
 """What models write between their reasoning and the answer; no part of either."""
 
@@ -118,10 +119,14 @@ def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Voca
     if conversation.tool_choice.mode is ToolMode.REQUIRED:
         tools = [tool._replace(strict=True) for tool in tools if named in ("", tool.name)]
     is_parallel = conversation.parallel_tool_calls and not named
-    calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
-    places = [tool.name for tool in conversation.tools]
-    for i in reversed(range(len(tools))):  # errors name a tool by its place among all
-        place = places.index(tools[i].name)
+    names = [tool.name for tool in conversation.tools]
+    places = [names.index(tool.name) for tool in tools]  # errors name a tool by its place among all
+    try:
+        calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
+    except InvalidArgument as error:
+        field = _TOOL.sub(lambda found: f"tools[{places[int(found[1])]}]", error.field)
+        raise InvalidArgument(field, None, reason=error.description) from None
+    for i, place in reversed([*enumerate(places)]):
         if place != i:
             calls = calls.replace(definition_of_tool(i), definition_of_tool(place))
     return calls

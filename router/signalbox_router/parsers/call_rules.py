@@ -108,7 +108,7 @@ def arguments_schema(position: int, tool: Tool) -> dict[str, Any]:
     require it.
 
     Args:
-        position: the tool's among all, by which an error names its schema.
+        position: the tool's, by which an error names its schema.
     """
     if not tool.strict:
         return {"type": "object"}

@@ -114,7 +114,7 @@ class ArgumentSchemas:
         """Returns a schema with the definitions that it refers to.
 
         Args:
-            position: the tool's among all, by which an error names the schema.
+            position: the tool's among those of the grammar, by which an error names the schema.
         """
         own = definition_of_tool(position)
         needed = {own: schema}
@@ -199,7 +199,7 @@ def value_rules(
     """Returns rules for the value of an argument and the marker that ends it.
 
     Args:
-        position: the tool's among all.
+        position: the tool's among those of the grammar.
         is_free: True for any text.
         lark: a client's grammar of the text, if there is one.
         end: the texts and tokens that end the value, in Lark.
@@ -232,7 +232,7 @@ def refused(position: int, tool: Tool, reason: str) -> InvalidArgument:
     """Returns the error for a tool whose calls a format cannot write.
 
     Args:
-        position: the tool's among all.
+        position: the tool's among those of the grammar.
     """
     return InvalidArgument(f"tools[{position}].parameters", tool.name, reason=reason)
 

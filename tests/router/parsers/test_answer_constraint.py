@@ -19,11 +19,13 @@ from signalbox_router.parsers.tool_call_formats import HERMES, NONE, named
 from signalbox_router.parsers.tool_call_reader import format_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
+    FreeText,
     Message,
     Thinking,
     Tool,
     ToolChoice,
     ToolMode,
+    custom_tool,
 )
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
@@ -257,3 +259,16 @@ def test_forced_calls_are_strict_and_in_the_models_own_format(reasoning: Reasoni
         assert not conforms(before + call.replace("1", "true"))
         assert not any(conforms(before + one) for one in ("", "Well."))
         assert ('"tools.1.parameters"' in wrapped[1]) is is_legal  # its place among all
+
+
+@pytest.mark.parametrize(("setting", "field"), [("qwen3_coder", "parameters"), ("json", "format")])
+def test_a_refused_tool_is_named_by_its_place_among_all(setting: str, field: str) -> None:
+    bad = Tool("bad", "", {"not": {}})
+    if field == "format":
+        bad = custom_tool("bad", "", FreeText("lark", 'start: "x"'))
+    for choice in (ToolChoice(ToolMode.REQUIRED, "bad"), ToolChoice(allowed=("bad",))):
+        asked = conversation(tools=(*TOOLS, bad._replace(strict=True)), tool_choice=choice)
+        with pytest.raises(InvalidArgument) as caught:
+            constrain(model_of(has_markers=False), asked, setting=setting)
+        assert caught.value.field == f"tools[2].{field}"
+        assert caught.value.description.count("'bad'") == 1
