@@ -202,7 +202,7 @@ def _turn(messages: Sequence[Message]) -> Message:
 
 def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:
     """Returns the tools that the model is told of, and what names the others."""
-    tools, omitted = [], []
+    tools, omitted, places = [], [], []
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, dict):
             omitted.append(_hosted(i, tool, body))
@@ -210,6 +210,8 @@ def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:
             omitted.append(tool.name)
         else:
             tools.append(_tool(tool))
+            places.append(f"tools[{i}]")
+    body.place_tools(places, (f"{place}.input_schema" for place in places))
     return tools, omitted
 
 

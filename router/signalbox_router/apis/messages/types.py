@@ -5,13 +5,14 @@ Types are checked here; values are checked in `params_validation`, for all APIs.
 """
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from signalbox_router.apis.messages import foreign
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS
-from signalbox_router.apis.openai.requests.types import Body, Items, Json
+from signalbox_router.apis.openai.requests.types import Body, BodyWithTools, Items, Json
 
 CUSTOM = "custom"
 _VERSION = re.compile(r"_[0-9]{8}$")
@@ -253,8 +254,10 @@ class Metadata(Body):
     """A label; no effect."""
 
 
-class ConversationBody(Body):
+class ConversationBody(BodyWithTools):
     """Fields that are rendered into a prompt."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = foreign.RENAMED
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
@@ -286,7 +289,7 @@ class ConversationBody(Body):
 
     def client_name(self, field: str) -> str:
         if field.partition(".")[0] != "structured_output":
-            return foreign.RENAMED.get(field, field.replace("].parameters", "].input_schema"))
+            return super().client_name(field) or field
         newer = self.output_config.format if self.output_config else None
         if self.forces_call or newer is self.output_format is None:
             return "tools"

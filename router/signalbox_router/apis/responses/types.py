@@ -1,10 +1,9 @@
 """Bodies of OpenAI's Responses API. Sampling has the fields of chats."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.foreign_fields import (
@@ -17,6 +16,7 @@ from signalbox_router.apis.openai.requests.foreign_fields import (
 )
 from signalbox_router.apis.openai.requests.types import (
     Body,
+    BodyWithTools,
     GenerationBody,
     Items,
     Json,
@@ -68,13 +68,6 @@ RESPONSES: Table = {
 INPUT_TOKENS: Table = {**_OF_STATE, "personality": Foreign(OPENAI)}
 TEXT: Table = {"verbosity": Foreign(OPENAI, "medium")}
 REASONING: Table = {"mode": Foreign(OPENAI, "standard"), "context": Foreign(OPENAI, "auto")}
-_RENAMED = {
-    "messages": "input",
-    "max_tokens": _LIMIT,
-    "logprobs": "top_logprobs",
-    "tool_choice.tool": "tool_choice.name",
-}
-_TOOL = re.compile(r"tools\[(\d+)\]")
 
 
 class TextFormat(Body):
@@ -124,9 +117,15 @@ class ResponsesStreamOptions(Body):
     """Must be false: events are not padded."""
 
 
-class PromptBody(Body):
+class PromptBody(BodyWithTools):
     """Fields that become a prompt."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": _LIMIT,
+        "logprobs": "top_logprobs",
+        "tool_choice.tool": "tool_choice.name",
+    }
     MAX_VALUES: ClassVar[Mapping[str, int]] = {"input": 1 << 18}
 
     model: str | None = None
@@ -149,21 +148,6 @@ class PromptBody(Body):
     truncation: Literal["auto", "disabled"] | None = None
     """`auto` leaves the oldest turns of a conversation out that is longer than the window.
     Default disabled."""
-    _tool_places: list[str] = PrivateAttr(default_factory=list)
-    _schema_places: list[str] = PrivateAttr(default_factory=list)
-
-    def place_tools(self, places: Iterable[str], schema_places: Iterable[str]) -> None:
-        """Stores where in the body each tool of the conversation and its schema are, for error
-        messages."""
-        self._tool_places, self._schema_places = list(places), list(schema_places)
-
-    def client_name(self, field: str) -> str | None:
-        if found := _TOOL.match(field):
-            index, rest = int(found[1]), field[found.end() :]
-            if rest == ".parameters":
-                return self._schema_places[index]
-            return f"{self._tool_places[index]}{rest}"
-        return _RENAMED.get(field)
 
 
 class InputTokensBody(PromptBody):

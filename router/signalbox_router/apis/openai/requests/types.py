@@ -5,15 +5,17 @@ other servers are in `foreign_fields`. /docs and /openapi.json show the docstrin
 descriptions of the fields.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
 
 from signalbox_router.apis.openai.requests import foreign_fields
 
 Json = dict[str, Any]
 T = TypeVar("T")
+_TOOL = re.compile(r"tools\[(\d+)\]")
 
 
 class _FirstError(FailFast):  # a part of a union type must have a hash
@@ -45,6 +47,26 @@ class Body(BaseModel):
         """Returns the client's name for a field of inference.v1; None if the rules of chats say
         it."""
         return self.RENAMED.get(field)
+
+
+class BodyWithTools(Body):
+    """A body of tools that are not all offered to the model, or are in namespaces."""
+
+    _tool_places: list[str] = PrivateAttr(default_factory=list)
+    _schema_places: list[str] = PrivateAttr(default_factory=list)
+
+    def place_tools(self, places: Iterable[str], schema_places: Iterable[str]) -> None:
+        """Stores where in the body each tool of the conversation and its schema are, for error
+        messages."""
+        self._tool_places, self._schema_places = list(places), list(schema_places)
+
+    def client_name(self, field: str) -> str | None:
+        if found := _TOOL.match(field):
+            index, rest = int(found[1]), field[found.end() :]
+            if rest == ".parameters":
+                return self._schema_places[index]
+            return f"{self._tool_places[index]}{rest}"
+        return super().client_name(field)
 
 
 class StreamOptions(Body):
