@@ -16,7 +16,7 @@ from signalbox_router.parsers.call_rules import (
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.python_values import json_of_python
-from signalbox_router.parsers.raw_values import ArgumentSchemas, refused
+from signalbox_router.parsers.raw_values import ArgumentSchemas, listed_arguments, refused
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
@@ -62,34 +62,25 @@ class PythonicCalls(ToolCallFormat):
 
 
 def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
-    """Yields rules for a tool's arguments: `first_P_J` are those from argument J on, and `rest_P_J`
-    too, after one that has been written."""
+    """Yields the rules of `raw_values.listed_arguments` for a tool."""
     check_is_json(position, tool)
     schemas = ArgumentSchemas.of(tool if tool.strict else None, is_enforced=True)
-    for j, (key, schema) in enumerate(schemas.properties.items()):
-        if not key.isidentifier():
-            raise SchemaError(f"the format of the model's calls has no argument named {key!r}")
-        here, later = f"{position}_{j}", f"{position}_{j + 1}"
-        is_required = key in schemas.required
-        for kind, separator in (("first", ""), ("rest", '", " ')):
-            others = "" if is_required else f" | {kind}_{later}"
-            yield f"{kind}_{here}: {separator}argument_{here} rest_{later}{others}"
+
+    def argument(here: str, key: str, schema: Any) -> Iterator[str]:
         yield f"argument_{here}: {literal(f'{key}=')} value_{here}"
         if schemas.types_of(schema) == _BOOLEAN and schema.keys() <= {"type", "description"}:
             yield f'value_{here}: "True" | "False"'
         else:
             yield schema_rule(f"value_{here}", schemas.document(schema, position))
-    last = f"{position}_{len(schemas.properties)}"
-    if schemas.others is False:
-        yield f'first_{last}: ""'
-        yield f'rest_{last}: ""'
-        return
-    yield f'first_{last}: (other_{position} (", " other_{position})*)?'
-    yield f'rest_{last}: (", " other_{position})*'
-    yield f"other_{position}: OTHER_{position} others_{position}"
-    declared = "".join(f" & ~{literal(key)}" for key in schemas.properties)
-    yield f'OTHER_{position}: (/[A-Za-z_][A-Za-z0-9_]*/{declared}) "="'
-    yield schema_rule(f"others_{position}", schemas.document(schemas.others, position))
+
+    yield from listed_arguments(
+        position,
+        schemas,
+        is_name=str.isidentifier,
+        sign="=",
+        separator=", ",
+        argument=argument,
+    )
 
 
 class PythonicCallParser(CallParser):

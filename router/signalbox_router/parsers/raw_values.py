@@ -6,7 +6,7 @@ the schema leaves the type open; there the parser takes what is no JSON as a tex
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,6 +226,54 @@ def value_rules(
         f"{name}_text[suffix={literal(before + stop)}]: {text}",
         rule,
     ]
+
+
+PLAIN_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+"""Regular expression of the name of an argument that is not declared, in a list."""
+
+
+def listed_arguments(
+    position: int,
+    schemas: ArgumentSchemas,
+    *,
+    is_name: Callable[[str], bool],
+    sign: str,
+    separator: str,
+    argument: Callable[[str, str, Any], Iterable[str]],
+) -> Iterator[str]:
+    """Yields rules for arguments in a list: `first_P_J` are those from argument J on, and
+    `rest_P_J` too, after one that has been written.
+
+    Args:
+        position: the tool's, P in names of rules.
+        is_name: says whether the format can write the name of a declared argument.
+        sign: what follows the name.
+        separator: what stands between arguments.
+        argument: yields the rules that begin with `argument_P_J`, of P_J, its key and its schema.
+
+    Raises SchemaError for a name that it cannot write.
+    """
+    for j, (name, schema) in enumerate(schemas.properties.items()):
+        if not is_name(name):
+            raise SchemaError(f"the format of the model's calls has no argument named {name!r}")
+        here, later = f"{position}_{j}", f"{position}_{j + 1}"
+        others = "" if name in schemas.required else " | {}_" + later
+        for kind, before in (("first", ""), ("rest", f"{literal(separator)} ")):
+            rest = others.format(kind)
+            yield f"{kind}_{here}: {before}argument_{here} rest_{later}{rest}"
+        yield from argument(here, name, schema)
+    last = f"{position}_{len(schemas.properties)}"
+    if schemas.others is False:
+        yield f'first_{last}: ""'
+        yield f'rest_{last}: ""'
+        return
+    again = f"({literal(separator)} other_{position})*"
+    yield f"first_{last}: (other_{position} {again})?"
+    yield f"rest_{last}: {again}"
+    yield f"other_{position}: OTHER_{position} others_{position}"
+    declared = "".join(f" & ~{literal(name)}" for name in schemas.properties)
+    yield f"OTHER_{position}: (/{PLAIN_NAME}/{declared}) {literal(sign)}"
+    yield schema_rule(f"others_{position}", schemas.document(schemas.others, position))
 
 
 def refused(position: int, tool: Tool, reason: str) -> InvalidArgument:

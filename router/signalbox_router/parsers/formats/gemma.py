@@ -15,7 +15,14 @@ from signalbox_router.parsers.call_rules import check_is_json, literal, marker, 
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.python_values import CONSTANTS
-from signalbox_router.parsers.raw_values import TEXT, ArgumentSchemas, refused, value_rules
+from signalbox_router.parsers.raw_values import (
+    PLAIN_NAME,
+    TEXT,
+    ArgumentSchemas,
+    listed_arguments,
+    refused,
+    value_rules,
+)
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
@@ -23,7 +30,6 @@ from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 _CALL = "call:"
 _KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:")
 _CONSTANT = re.compile(rf"\b(?:{'|'.join(CONSTANTS)})\b(?!\s*:)")
-_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +74,8 @@ class GemmaCalls(ToolCallFormat):
             "stop": self.quote if vocabulary.token_id(self.quote) is None else "",
             "position": position,
         }
-        for j, (key, schema) in enumerate(schemas.properties.items()):
-            if not _PLAIN_KEY.fullmatch(key):
-                raise SchemaError(f"the format of the model's calls has no argument named {key!r}")
-            here, later = f"{position}_{j}", f"{position}_{j + 1}"
-            others = "" if key in schemas.required else " | {}_" + later
-            for kind, comma in (("first", ""), ("rest", '","')):
-                yield f"{kind}_{here}: {comma} argument_{here} rest_{later}{others.format(kind)}"
+
+        def argument(here: str, key: str, schema: Any) -> Iterator[str]:
             is_text = schemas.types_of(schema) == TEXT
             before = quote if is_text else ""
             yield f"argument_{here}: {literal(f'{key}:')} {before} value_{here}"
@@ -82,17 +83,15 @@ class GemmaCalls(ToolCallFormat):
                 yield from value_rules(f"value_{here}", schemas, schema, **options)
             else:
                 yield schema_rule(f"value_{here}", schemas.document(schema, position))
-        last = f"{position}_{len(schemas.properties)}"
-        if schemas.others is False:
-            yield f'first_{last}: ""'
-            yield f'rest_{last}: ""'
-            return
-        yield f'first_{last}: (other_{position} ("," other_{position})*)?'
-        yield f'rest_{last}: ("," other_{position})*'
-        yield f"other_{position}: OTHER_{position} others_{position}"
-        declared = "".join(f" & ~{literal(key)}" for key in schemas.properties)
-        yield f'OTHER_{position}: (/{_PLAIN_KEY.pattern}/{declared}) ":"'
-        yield schema_rule(f"others_{position}", schemas.document(schemas.others, position))
+
+        yield from listed_arguments(
+            position,
+            schemas,
+            is_name=lambda key: re.fullmatch(PLAIN_NAME, key) is not None,
+            sign=":",
+            separator=",",
+            argument=argument,
+        )
 
 
 class _GemmaCallParser(CallParser):
