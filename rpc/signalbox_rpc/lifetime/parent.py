@@ -19,6 +19,9 @@ PARENT_PID = "SIGNALBOX_PARENT_PID"
 """Variable that makes a process end with its parent, which has this process id."""
 
 _LOOK_S = 0.2
+_CLOSING_MS = 2_000
+"""Milliseconds for a parent that is ending to close its files. Linux hands its children on while
+the last of its threads, which may have gigabytes to free, still holds them."""
 _THREAD = "end of parent"
 
 
@@ -49,6 +52,7 @@ def _watch(parent_pid: int) -> None:
                 ended.poll()
     while os.getppid() == parent_pid:
         time.sleep(_LOOK_S)
+    ended.poll(_CLOSING_MS)  # returns once it has ended
     try:
         private_folder.remove_leftovers()  # the parent's
     finally:
