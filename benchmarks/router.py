@@ -1,10 +1,12 @@
 """Measures the cost of one router process: CPU for each token message, and added latency.
 
     python -m benchmarks.router [--rates 1000 4000 12000] [--clients 256] [--workers 8] [--pin]
+    python -m benchmarks.router --servers /v1/chat/completions /v1/responses /v1/messages
 
 A paced scheduler sends each of the clients' requests a token a step; the clients read them through
 a real router. Scheduler, router and clients have a process each. Beside it the same clients read as
-much from a server that does nothing but write, which is what gRPC alone costs. For each offered
+much from a server that does nothing but write, which is what gRPC alone costs. A server that is a
+path reads the router's stream of that HTTP API. For each offered
 rate of tokens a second the table has what came through, how many tokens a message held (more than
 one where the router coalesced), the server's CPU, and the time from the scheduler's writing to the
 client's reading: both hops of gRPC and the client's own turn are in it. --pin gives the server the
@@ -28,6 +30,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.harness import bare_stream
+from benchmarks.harness.event_readers import HTTP_APIS, EventReaders
 from benchmarks.harness.paced_scheduler import (
     MIN_VOCAB_SIZE,
     NUM_STEP_IDS,
@@ -103,7 +106,7 @@ async def _stream(pipe: Connection, pace: Pace) -> None:
     await running
 
 
-async def _read(pipe: Connection, readers: Readers) -> None:
+async def _read(pipe: Connection, readers: Readers | EventReaders) -> None:
     """Answers each question with the messages and tokens so far; at the last, with the messages.
 
     The first answer waits for the first token.
@@ -155,16 +158,19 @@ def process(main: Any, argument: Any, cores: list[int]) -> Iterator[Peer]:
 
 
 @contextlib.asynccontextmanager
-async def router(scheduler_port: int, arguments: list[str]) -> AsyncIterator[tuple[str, int]]:
-    """Yields a router's address and process id once it serves."""
-    address = f"127.0.0.1:{free_port()}"
-    flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--grpc-port", address.partition(":")[2]]
-    flags += ["--no-http", "--log-level", "warning", "--trace-exporter", "none", *arguments]
+async def router(
+    scheduler_port: int, arguments: list[str], *, is_http: bool
+) -> AsyncIterator[tuple[str, int]]:
+    """Yields a router's address, that of gRPC or of HTTP, and process id once it serves."""
+    grpc_port, http_port = free_port(), free_port()
+    flags = ["--scheduler", f"127.0.0.1:{scheduler_port}", "--grpc-port", str(grpc_port)]
+    flags += [f"--http-port={http_port}"] if is_http else ["--no-http"]
+    flags += ["--log-level", "warning", "--trace-exporter", "none", *arguments]
     child = await watch(start("router", ["router", *flags]))
     try:
         async with asyncio.timeout(START_S):
             assert await child.news.readline(), f"the router {child.ending}"
-        yield address, child.pid
+        yield f"127.0.0.1:{http_port if is_http else grpc_port}", child.pid
     finally:
         await child.end(within_s=5)
 
@@ -192,8 +198,23 @@ async def serving(
         if server == BARE:
             yield Serving(f"127.0.0.1:{port}", source.pid, source)
             return
-        async with router(port, options.router_flags) as (address, pid):
+        is_http = server in HTTP_APIS
+        async with router(port, options.router_flags, is_http=is_http) as (address, pid):
             yield Serving(address, pid, source)
+
+
+def readers_of(server: str, address: str, options: argparse.Namespace) -> Readers | EventReaders:
+    num_clients, max_tokens = options.clients, options.max_tokens
+    if server in HTTP_APIS:
+        return EventReaders(
+            address=address, api=server, num_clients=num_clients, max_tokens=max_tokens
+        )
+    return Readers(
+        address=address,
+        num_clients=num_clients,
+        num_connections=min(options.connections or num_clients, num_clients),
+        max_tokens=max_tokens,
+    )
 
 
 async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: float) -> Run:
@@ -204,13 +225,7 @@ async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: flo
     async with serving(server, pace, options, cores) as (address, pid, source):
         if cores:
             psutil.Process(pid).cpu_affinity(cores[:1])
-        readers = Readers(
-            address=address,
-            num_clients=options.clients,
-            num_connections=min(options.connections or options.clients, options.clients),
-            max_tokens=options.max_tokens,
-        )
-        with process(_read, readers, cores[1:]) as clients:
+        with process(_read, readers_of(server, address, options), cores[1:]) as clients:
             await clients.ask()
             await asyncio.sleep(options.warm_up)
             before, cpu, start = await clients.ask(), cpu_s(pid), time.perf_counter()
@@ -233,13 +248,16 @@ async def measure(server: str, options: argparse.Namespace, *, tokens_per_s: flo
 async def run(options: argparse.Namespace) -> None:
     print(HEADER)
     for rate in options.rates:
-        for server in (ROUTER, BARE):
+        for server in options.servers:
             print((await measure(server, options, tokens_per_s=rate)).row(), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--rates", type=float, nargs="+", default=[1000, 4000, 12000])
+    parser.add_argument(
+        "--servers", nargs="+", default=[ROUTER, BARE], choices=[ROUTER, BARE, *HTTP_APIS]
+    )
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--connections", type=int, help="of the clients (default: one each)")
     parser.add_argument("--workers", type=int, default=8, help="whose steps are shared out")

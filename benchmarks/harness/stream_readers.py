@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import time
 from array import array
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -28,13 +29,13 @@ class Seen:
     num_tokens: "array[int]" = field(default_factory=lambda: array("q"))
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, response: pb.GenerateResponse) -> None:
-        for output in response.outputs:
-            if output.token_ids:
-                self.read_ns.append(time.monotonic_ns())
-                self.first_token.append(output.token_ids[0])
-                self.num_tokens.append(len(output.token_ids))
-                self.begun.set()
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Adds a message, if it has tokens."""
+        if token_ids:
+            self.read_ns.append(time.monotonic_ns())
+            self.first_token.append(token_ids[0])
+            self.num_tokens.append(len(token_ids))
+            self.begun.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,4 +68,5 @@ class Readers:
         request = pb.GenerateRequest(token_ids=prompt, sampling_params=params)
         while True:
             async for response in stub.Generate(request):
-                seen.add(response)
+                for output in response.outputs:
+                    seen.add(output.token_ids)
