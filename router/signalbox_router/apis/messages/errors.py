@@ -9,7 +9,7 @@ from starlette.types import Scope
 
 from signalbox_contract.errors import InvalidArgument, RpcError
 from signalbox_router.apis.openai.requests.error_params import param_of
-from signalbox_router.apis.openai.requests.errors import BadRequest, status_of
+from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed, status_of
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.prompt.chat.length_errors import ContextOverflow
 from signalbox_rpc.http import request_ids
@@ -28,6 +28,8 @@ _TYPES = {
     504: "timeout_error",
 }
 """`type` of the error for each status; others are of the request below 500, else of the API."""
+_NO_THREADS = {"error_code": "thread_unsupported_request"}
+"""By which clients that hold their conversation themselves, too, know to send all of it."""
 
 
 class MessagesErrorDetail(BaseModel):
@@ -39,6 +41,8 @@ class MessagesErrorDetail(BaseModel):
     """Kind of error, such as invalid_request_error."""
     message: str
     """Description of the error for people; it begins with the invalid field."""
+    details: dict[str, str] | None = None
+    """The error's `error_code` for programs, if the API has one."""
 
 
 class MessagesError(BaseModel):
@@ -54,10 +58,12 @@ class MessagesError(BaseModel):
     """Id of the request, as in the header request-id."""
 
 
-def error_of(error: RpcError, body: Body | None) -> dict[str, str]:
+def error_of(error: RpcError, body: Body | None) -> dict[str, Any]:
     status = status_of(error)
     fallback = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": _TYPES.get(status, fallback), "message": bounded(_message(error, body))}
+    told = {"type": _TYPES.get(status, fallback), "message": bounded(_message(error, body))}
+    is_of_thread = isinstance(error, NotServed) and error.param == "thread"
+    return told | ({"details": _NO_THREADS} if is_of_thread else {})
 
 
 def _message(error: RpcError, body: Body | None) -> str:

@@ -73,7 +73,7 @@ class ContentBlocks:
             if not self._omits_thoughts:
                 events.append(self._delta("thinking_delta", delta.reasoning))
         if delta.text:
-            self._begin(events, "text", {"text": "", "citations": None})
+            self._begin(events, "text", {"text": ""})
             events.append(self._delta("text_delta", delta.text))
         for call in delta.tool_calls:
             events += self._call(call)

@@ -120,6 +120,8 @@ def _messages(items: Iterable[InputItem], removed: list[str]) -> Iterator[Messag
             case ToolOutput():
                 yield from turn.message()
                 yield _output(item, place, names)
+            case OtherItem(type="item_reference"):
+                raise NotServed(f"{place}: no items are stored; send them, with store: false", place)
             case OtherItem():
                 raise NotServed(f"{place}: items of type {item.type[:100]} are not served", place)
     yield from turn.message()

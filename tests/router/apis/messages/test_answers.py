@@ -63,6 +63,7 @@ async def test_a_stream_adds_up_to_the_whole_answer(text: str, kinds: list[str])
             read = json.loads((await stream.get_final_message()).to_json(exclude_unset=False))
     assert [block["type"] for block in whole["content"]] == kinds
     for block in whole["content"]:
+        assert None not in block.values()  # clients in TypeScript take no null for an absent field
         if block["type"] == "thinking":
             assert block["thinking"] == decode_reasoning(block["signature"]) == "Let me see."
         if block["type"] == "tool_use":
@@ -74,6 +75,25 @@ async def test_a_stream_adds_up_to_the_whole_answer(text: str, kinds: list[str])
     assert delta["usage"] == whole["usage"]
     assert [block["type"] for block in read["content"]] == kinds
     check_order(middle)
+
+
+async def test_a_runner_of_tools_goes_on_without_a_thread_that_is_not_held() -> None:
+    """The SDK asks for a thread by default, and reads in the error whether there may be none."""
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """Tells the weather."""
+        return f"{city}: rain"
+
+    async with make_messages(writing(CALL)) as messages:
+        runner = messages.sdk.beta.messages.tool_runner(
+            **BODY, tools=[get_weather], max_iterations=1
+        )
+        answer = await runner.until_done()
+        assert len(messages.http.stack.scheduler.added) == 1
+    assert [block.input for block in answer.content if block.type == "tool_use"] == [
+        {"city": "Paris"}
+    ]
 
 
 def check_order(events: list[dict[str, Any]]) -> None:
