@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from pydantic_core import from_json
+
 from signalbox_router.limits.json_scan import measure
 
 MAX_DEPTH = 512
@@ -26,6 +28,15 @@ def parsed(text: str) -> Any:
     if len(text) > _SHORT or text.count("[") + text.count("{") > MAX_DEPTH:
         _check(text.encode())
     return json.loads(text)
+
+
+def partly_parsed(text: str) -> Any:
+    """Returns what is there of a value whose text was cut, with texts that have begun; None if the
+    text is not the beginning of a value."""
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 def _check(text: bytes) -> None:

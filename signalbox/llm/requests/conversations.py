@@ -3,11 +3,10 @@
 An error is a ValueError or TypeError that names the message and the field.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from signalbox_router.prompt.chat.conversation import Message, Tool, ToolCall
+from signalbox_router.prompt.chat.conversation import Message, Tool, ToolCall, arguments_of
 
 Turns = Sequence[Mapping[str, Any]]
 """Messages, each {"role": "system" | "user" | "assistant" | "tool", "content": text or text
@@ -72,10 +71,7 @@ def _tool_call(call: object, *, field: str) -> ToolCall:
     assert isinstance(call, Mapping)
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = None
+        arguments = arguments_of(arguments)
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{field}: arguments must be an object, or one as JSON text")
     return ToolCall(_text(call, "id", field=field), str(function["name"]), arguments)

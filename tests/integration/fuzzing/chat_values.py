@@ -18,7 +18,8 @@ ROLES = st.sampled_from(
     [pb.CHAT_ROLE_SYSTEM, pb.CHAT_ROLE_USER, pb.CHAT_ROLE_ASSISTANT, pb.CHAT_ROLE_TOOL]
 )
 NO_ENUM = st.integers(5, INT32) | st.integers(-INT32 - 1, -1) | st.just(0)
-NO_OBJECT = st.sampled_from(["[]", "1", "null", '"a"', "{", "{'a': 1}", "[" * 5000, '{"a"'])
+BROKEN = st.sampled_from(["[]", "1", "null", '"a"', "{", "{'a': 1}", '{"a"'])
+NO_OBJECT = BROKEN | st.just("[" * 5000)
 NO_TOOL_NAME = st.sampled_from(["", "a b", "ä", "a" * 129]) | unprintable()
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
@@ -26,6 +27,8 @@ JSON_VALUES = st.recursive(
     max_leaves=4,
 )
 OBJECTS = st.dictionaries(TEXTS, JSON_VALUES, max_size=3).map(json.dumps)
+CALLED = st.just("") | OBJECTS | BROKEN
+"""Arguments of an earlier call."""
 NAMES = st.from_regex(r"[a-zA-Z0-9_.-]{1,64}", fullmatch=True)
 
 
@@ -82,7 +85,7 @@ BAD: dict[str, list[Bad]] = {
         ),
     ],
     "messages.tool_calls": [
-        Bad(NO_OBJECT.map(with_arguments), "messages[1].tool_calls[0].arguments")
+        Bad(st.just(with_arguments("[" * 5000)), "messages[1].tool_calls[0].arguments")
     ],
     "add_generation_prompt": [
         Bad(st.just(pb.ChatRequest(add_generation_prompt=True, continue_final_message=True)))
@@ -141,7 +144,7 @@ def messages(draw: st.DrawFn) -> pb.ChatMessage:
     message.name, message.tool_call_id = draw(TEXTS), draw(TEXTS)
     message.reasoning = draw(TEXTS)
     if role == pb.CHAT_ROLE_ASSISTANT:
-        for arguments in draw(st.lists(st.just("") | OBJECTS, max_size=2)):
+        for arguments in draw(st.lists(CALLED, max_size=2)):
             message.tool_calls.add(id=draw(TEXTS), name=draw(TEXTS), arguments=arguments)
     return message
 

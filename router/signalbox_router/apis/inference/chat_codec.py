@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf import struct_pb2
@@ -17,6 +18,7 @@ from signalbox_router.prompt.chat.conversation import (
     ToolCall,
     ToolChoice,
     ToolMode,
+    arguments_of,
     check_counts,
     check_num_parts,
 )
@@ -92,7 +94,7 @@ def _message(position: int, message: pb.ChatMessage) -> Message:
 
 def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> tuple[ToolCall, ...]:
     return tuple(
-        ToolCall(call.id, call.name, json_object(call.arguments or "{}", f"{field}[{i}].arguments"))
+        ToolCall(call.id, call.name, call_arguments(call.arguments, f"{field}[{i}].arguments"))
         for i, call in enumerate(calls)
     )
 
@@ -126,15 +128,30 @@ def _thinking(thinking: pb.Thinking) -> Thinking:
 
 def json_object(text: str, field: str) -> dict[str, Any]:
     """Returns the object that a text holds. Raises InvalidArgument."""
-    try:
-        value = parsed(text)
-    except TooMuchJson as error:
-        raise InvalidArgument(field, f"JSON of {error.found}", error.allowed) from None
-    except ValueError:
-        value = None
+    with _within_bounds(field):
+        try:
+            value = parsed(text)
+        except TooMuchJson:
+            raise
+        except ValueError:
+            value = None
     if not isinstance(value, dict):
         raise InvalidArgument(field, text, "a JSON object, as text")
     return value
+
+
+def call_arguments(text: str, field: str) -> Mapping[str, Any]:
+    """Returns the arguments of an earlier call. Raises InvalidArgument for too much JSON."""
+    with _within_bounds(field):
+        return arguments_of(text)
+
+
+@contextmanager
+def _within_bounds(field: str) -> Iterator[None]:
+    try:
+        yield
+    except TooMuchJson as error:
+        raise InvalidArgument(field, f"JSON of {error.found}", error.allowed) from None
 
 
 def _template_kwargs(kwargs: Mapping[str, struct_pb2.Value]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from signalbox_router.apis.messages.errors import error_of
 from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.openai.response_fields import TextEvent, to_event
+from signalbox_router.limits.json_text import partly_parsed
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Delta, Finish, FinishReason, ToolCallDelta
 
@@ -140,11 +141,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
     A number too large for a float is null: JSON cannot hold it.
     """
-    try:
-        read = from_json(arguments, allow_partial="trailing-strings")
-        value = from_json(to_json(read, inf_nan_mode="null"))
-    except ValueError:
-        value = None
+    value = from_json(to_json(partly_parsed(arguments), inf_nan_mode="null"))
     return value if isinstance(value, dict) else {}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from signalbox_router.apis.agents import decode_reasoning
-from signalbox_router.apis.inference.chat_codec import json_object
+from signalbox_router.apis.inference.chat_codec import call_arguments
 from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed
 from signalbox_router.apis.responses.item_types import (
     ContentPart,
@@ -143,7 +143,7 @@ def _call(item: FunctionCall | CustomToolCall, place: str) -> ToolCall:
     name = model_name(item.name, item.namespace)
     if isinstance(item, CustomToolCall):
         return ToolCall(item.call_id, name, {INPUT: item.input})
-    return ToolCall(item.call_id, name, json_object(item.arguments or "{}", f"{place}.arguments"))
+    return ToolCall(item.call_id, name, call_arguments(item.arguments, f"{place}.arguments"))
 
 
 def _output(item: ToolOutput, place: str, names: dict[str, str]) -> Message:

@@ -91,7 +91,7 @@ class FunctionCall(_Item):
     namespace: str | None = None
     """Namespace of the function, if it has one."""
     arguments: str
-    """Arguments, a JSON object as a string."""
+    """Arguments, a JSON object as a string. It may have been cut by max_tokens."""
 
 
 class CustomToolCall(_Item):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
+from signalbox_router.limits.json_text import TooMuchJson, parsed, partly_parsed
 from signalbox_router.prompt.chat.provenance import (
     CLIENT,
     MODEL,
@@ -47,6 +48,27 @@ def check_num_parts(num_parts: int, *, field: str) -> None:
     """Checks the number of a message's parts or calls."""
     if num_parts > MAX_PARTS:
         raise InvalidArgument(field, f"a list of {num_parts}", f"at most {MAX_PARTS}")
+
+
+INPUT = "input"
+"""The one argument of a custom tool, as which the model sees its input."""
+
+
+def arguments_of(text: str) -> Mapping[str, Any]:
+    """Returns the arguments of an earlier call as an object, which chat templates expect.
+
+    Arguments that were cut by length are what there is of them. Another text that is no object is
+    one argument, as a custom tool's input is. Raises TooMuchJson.
+    """
+    if text.strip() in ("", "null"):
+        return {}
+    try:
+        value = parsed(text)
+    except TooMuchJson:
+        raise
+    except ValueError:
+        value = partly_parsed(text)
+    return value if isinstance(value, dict) else {INPUT: text}
 
 
 class ToolCall(NamedTuple):
@@ -119,10 +141,6 @@ class FreeText(NamedTuple):
     """Syntax of the grammar that the whole text conforms to; "" is any text."""
     definition: str = ""
     """The grammar."""
-
-
-INPUT = "input"
-"""The one argument of a custom tool, as which the model sees its input."""
 
 
 class Tool(NamedTuple):

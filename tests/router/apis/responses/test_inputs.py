@@ -109,6 +109,28 @@ async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: li
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "rendered"),
+    [
+        ("", "{}"),
+        ("null", "{}"),
+        ('{"path": "a b", "li', '{"path": "a b"}'),
+        ('{"a": {"b": [1, "x\\ny\\ud83d', '{"a": {"b": [1, "x\\ny"]}}'),
+        ("{'a': 1}", """{"input": "{'a': 1}"}"""),
+        ("[1]", '{"input": "[1]"}'),
+    ],
+)
+async def test_a_call_that_was_cut_or_broken_is_taken_back(
+    http: Http, written: str, rendered: str
+) -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": written}}
+    talk = [USER, {"role": "assistant", "tool_calls": [call]}]
+    text = await prompt_of(http, CHAT, {"messages": talk})
+    assert f'{{"name": "add", "arguments": {rendered}}}' in text
+    body = {"input": [USER, CALLED | {"arguments": written}]}
+    assert await prompt_of(http, PATH, body) == text
+
+
 PART = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
 SEARCH = {"type": "web_search"}
 LOOK = {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"}
@@ -139,7 +161,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": []}]}, "input[0].content"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-    ({"input": [USER, CALLED | {"arguments": "[]"}]}, "input[1].arguments"),
+    ({"input": [USER, CALLED | {"arguments": "[" * 513}]}, "input[1].arguments"),
     ({"input": [5]}, "input[0]"),
     ({"input": []}, "input"),
     ({"input": None}, "input"),

@@ -57,7 +57,9 @@ def test_an_engine_may_have_a_template_instead_of_the_models(tmp_path: Path) -> 
         EngineArgs("m.gguf", chat_template="absent").core_config()
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Rome"}', {"city": "Rome"}])
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Rome"}', {"city": "Rome"}, '{"city": "Rome", "da']
+)
 def test_tools_calls_and_results_are_rendered(llm: LLM, arguments: Any) -> None:
     call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
     messages = [
@@ -101,7 +103,7 @@ def test_a_last_message_that_is_continued_is_left_open(llm: LLM) -> None:
             r"messages\[0\]\.tool_calls\[0\]",
         ),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "x"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 5}}]}],
             {},
             "arguments must be an object",
         ),

@@ -23,7 +23,7 @@ class CalledFunction(Body):
     name: str
     """Name of the function."""
     arguments: str
-    """Arguments, a JSON object as a string."""
+    """Arguments, a JSON object as a string. It may have been cut by max_tokens."""
 
 
 class FunctionToolCall(Body):

@@ -182,7 +182,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
       "tool_choice": "required"}, "tools[1].function.parameters"),
     ({"messages": [*HI, {"role": "assistant", "tool_calls": [
-        {"id": "a", "function": {"name": "f", "arguments": "["}}]}]},
+        {"id": "a", "function": {"name": "f", "arguments": "[" * 513}}]}]},
      "messages[1].tool_calls[0].function.arguments"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
