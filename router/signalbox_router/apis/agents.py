@@ -1,4 +1,4 @@
-"""What the APIs of agents share: reasoning that clients keep, and tools that are left out.
+"""Handlers and codecs that the Responses and the Messages API share.
 
 A client sends the reasoning of earlier answers back in a field that only the server reads. Here
 that is the text itself in an encoding without a key, so any router reads it, after any restart.
@@ -6,9 +6,20 @@ that is the text itself in an encoding without a key, so any router reads it, af
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
+from starlette.requests import Request
+
+from signalbox_router.apis.openai.bodies.body_reader import ignored_header
 from signalbox_router.apis.openai.bodies.unknown_fields import escaped, named
+from signalbox_router.apis.openai.generating_api import GeneratingApi
+from signalbox_router.apis.openai.requests.types import BodyWithTools
+from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.schedulers.served_models import GENERATING
+from signalbox_rpc.http.disconnection import until_disconnected
 
 OMITTED_HEADER = "x-signalbox-omitted-tools"
 """Header that lists the tools that were offered and that the model was not told of."""
@@ -44,3 +55,49 @@ def omitted_text(names: Sequence[str]) -> str:
 def omitted_header(names: Sequence[str]) -> dict[str, str]:
     """Returns the header that names the tools that were left out; empty if there are none."""
     return {OMITTED_HEADER: omitted_text(names)} if names else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadConversation:
+    """The conversation of a body, and what was left out of it."""
+
+    conversation: Conversation
+    omitted: Sequence[str]
+    """Names or types of the tools that the model is not told of."""
+    input_transformations: Sequence[Mapping[str, str]]
+    """Entries of the answer's field: reasoning that this server cannot read."""
+    drops_turns: bool = False
+    """True if the oldest turns are left out of a conversation that does not fit the window."""
+
+
+def answer_headers(request: Request, read: ReadConversation) -> dict[str, str]:
+    """Returns the headers that list what was ignored or left out."""
+    return {**ignored_header(request), **omitted_header(read.omitted)}
+
+
+B = TypeVar("B", bound=BodyWithTools)
+R = TypeVar("R", bound=ReadConversation)
+
+
+class AgentsApi(GeneratingApi):
+    """Base class of the handlers of both APIs."""
+
+    async def _count_tokens(
+        self, request: Request, kind: type[B], read: Callable[[B], R]
+    ) -> tuple[B, R, int]:
+        """Returns a body, its conversation and the number of tokens of the prompt."""
+
+        def checked(body: B) -> R:
+            found = read(body)
+            found.conversation.check()
+            return found
+
+        caller = self._callers.identify(request)
+        self._generator.models.all()  # raises Unavailable
+        body, found = await self._bodies.read(request, kind, into=checked)
+        with self._generator.place(caller, body.model or "", GENERATING) as place:
+            asked = ApiRequest(prompt=found.conversation, drops_turns=found.drops_turns)
+            encode = self._generator.admission.encode(asked, place.model, caller.payer)
+            num_tokens = len((await until_disconnected(request.receive, encode)).token_ids)
+            place.spend(num_tokens)
+        return body, found, num_tokens

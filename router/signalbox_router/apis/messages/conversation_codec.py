@@ -4,9 +4,9 @@ Blocks of one message become several: results of tools are messages of their own
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from signalbox_router.apis.agents import decode_reasoning
+from signalbox_router.apis.agents import ReadConversation, decode_reasoning
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS, known_tool
 from signalbox_router.apis.messages.types import (
     ClientTool,
@@ -50,40 +50,13 @@ _MODES = {
 }
 
 
-class Dropped(NamedTuple):
-    """A block of reasoning that is left out, because this server cannot read it."""
-
-    message: int
-    block: int
-
-    def transformation(self) -> dict[str, str]:
-        """Returns the entry of `input_transformations`.
-
-        The reason is the one of the API's for reasoning that the model may not read.
-        """
-        return {
-            "type": "thinking_dropped",
-            "path": f"messages.{self.message}.content.{self.block}",
-            "reason": "model_binding_mismatch",
-        }
-
-
-class Read(NamedTuple):
-    """A conversation, and what was left out of it."""
-
-    conversation: Conversation
-    dropped: Sequence[Dropped]
-    omitted: Sequence[str]
-    """Types of hosted tools, and names of others that only hosted code may call."""
-
-
-def conversation_of(body: ConversationBody) -> Read:
+def read_conversation(body: ConversationBody) -> ReadConversation:
     """Returns the conversation, unchecked. Raises BadRequest or InvalidArgument.
 
     It empties the body's list of messages: otherwise the objects would live until the request ends.
     """
     check_counts(num_messages=len(body.messages), num_tools=len(body.tools or ()))
-    dropped: list[Dropped] = []
+    dropped: list[dict[str, str]] = []
     messages = _joined(_messages(body, dropped))
     tools, omitted = _tools(body)
     continues = bool(body.messages) and body.messages[-1].role == "assistant"
@@ -101,17 +74,12 @@ def conversation_of(body: ConversationBody) -> Read:
         continue_final_message=continues,
         thinking=_thinking(body),
     )
-    return Read(conversation, dropped, omitted)
+    return ReadConversation(
+        conversation=conversation, omitted=omitted, input_transformations=dropped
+    )
 
 
-def checked_conversation_of(body: ConversationBody) -> Read:
-    """Returns the conversation to render, for a client that only asks for its tokens."""
-    read = conversation_of(body)
-    read.conversation.check()
-    return read
-
-
-def _messages(body: ConversationBody, dropped: list[Dropped]) -> Iterator[Message]:
+def _messages(body: ConversationBody, dropped: list[dict[str, str]]) -> Iterator[Message]:
     if body.system:
         yield Message("system", _texts(body.system))
     last_user = max((i for i, one in enumerate(body.messages) if one.role == "user"), default=-1)
@@ -129,7 +97,7 @@ def _messages(body: ConversationBody, dropped: list[Dropped]) -> Iterator[Messag
             yield from _of_blocks(i, message, dropped)
 
 
-def _of_blocks(i: int, message: MessageParam, dropped: list[Dropped]) -> Iterator[Message]:
+def _of_blocks(i: int, message: MessageParam, dropped: list[dict[str, str]]) -> Iterator[Message]:
     """Yields the messages that a message's blocks stand for, in their order."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -146,7 +114,7 @@ def _of_blocks(i: int, message: MessageParam, dropped: list[Dropped]) -> Iterato
             case ThinkingBlock() | RedactedThinkingBlock() if message.role == "assistant":
                 thought = decode_reasoning(_sealed(block))
                 if thought is None:
-                    dropped.append(Dropped(i, j))
+                    dropped.append(_dropped(f"messages.{i}.content.{j}"))
                 else:
                     thoughts.append(thought)
             case ToolResultBlock() if message.role == "user":
@@ -163,6 +131,12 @@ def _of_blocks(i: int, message: MessageParam, dropped: list[Dropped]) -> Iterato
     elif not blocks:
         place = f"messages[{i}].content"
         raise BadRequest(f"{place}: it is empty", place)
+
+
+def _dropped(path: str) -> dict[str, str]:
+    """Returns the entry for a block of reasoning, with the API's reason for one that the model may
+    not read."""
+    return {"type": "thinking_dropped", "path": path, "reason": "model_binding_mismatch"}
 
 
 def _sealed(block: ThinkingBlock | RedactedThinkingBlock) -> str:
@@ -201,7 +175,8 @@ def _turn(messages: Sequence[Message]) -> Message:
 
 
 def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:
-    """Returns the tools that the model is told of, and what names the others."""
+    """Returns the tools that the model is told of; and the types of those that are hosted, and the
+    names of those that only hosted code may call."""
     tools, omitted, places = [], [], []
     for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, dict):

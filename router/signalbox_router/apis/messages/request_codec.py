@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.apis.agents import ReadConversation
 from signalbox_router.apis.inference import generate_codec
-from signalbox_router.apis.messages.conversation_codec import Read
 from signalbox_router.apis.messages.types import MessagesBody, OutputFormat
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import (
@@ -19,7 +19,7 @@ from signalbox_router.requests.api_request import ApiRequest
 _SAME_NAME = ("temperature", "top_p", "top_k")
 
 
-def api_request(body: MessagesBody, read: Read, *, request_id: str) -> ApiRequest:
+def api_request(body: MessagesBody, read: ReadConversation, *, request_id: str) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises BadRequest or
     InvalidArgument."""
     request = pb.ChatRequest(request_id=request_id, model=body.model or "")

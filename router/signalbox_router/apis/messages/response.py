@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from pydantic_core import from_json, to_json
 
 from signalbox_contract.errors import RpcError
-from signalbox_router.apis.agents import encode_reasoning, omitted_text
-from signalbox_router.apis.messages.conversation_codec import Read
+from signalbox_router.apis.agents import ReadConversation, encode_reasoning, omitted_text
 from signalbox_router.apis.messages.errors import error_of
 from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai.requests.types import Body
@@ -152,7 +151,13 @@ class MessageAnswer:
     end_of_stream: ClassVar[bytes] = b""
 
     def __init__(
-        self, body: MessagesBody, read: Read, *, message_id: str, model: str, betas: str
+        self,
+        body: MessagesBody,
+        read: ReadConversation,
+        *,
+        message_id: str,
+        model: str,
+        betas: str,
     ) -> None:
         """`betas` is the value of the header anthropic-beta."""
         self._max_tokens = body.max_tokens
@@ -169,8 +174,8 @@ class MessageAnswer:
         self._notes: dict[str, Any] = {}
         if read.omitted:
             self._notes["metadata"] = {"omitted_tools": omitted_text(read.omitted)}
-        if read.dropped or BINDING_BETA in betas:
-            self._notes["input_transformations"] = [one.transformation() for one in read.dropped]
+        if read.input_transformations or BINDING_BETA in betas:
+            self._notes["input_transformations"] = list(read.input_transformations)
         self._edits: dict[str, Any] = {}
         if body.context_management is not None:
             self._edits["context_management"] = {"applied_edits": []}

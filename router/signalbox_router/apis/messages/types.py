@@ -12,7 +12,13 @@ from pydantic import Discriminator, Field, Tag
 
 from signalbox_router.apis.messages import foreign
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS
-from signalbox_router.apis.openai.requests.types import Body, BodyWithTools, Items, Json
+from signalbox_router.apis.openai.requests.types import (
+    Body,
+    BodyWithTools,
+    Items,
+    Json,
+    StreamableBody,
+)
 
 CUSTOM = "custom"
 _VERSION = re.compile(r"_[0-9]{8}$")
@@ -259,8 +265,6 @@ class ConversationBody(BodyWithTools):
 
     RENAMED: ClassVar[Mapping[str, str]] = foreign.RENAMED
 
-    model: str | None = None
-    """Name of the served model, as in /v1/models. Default: the served model."""
     messages: Items[MessageParam]
     """The conversation, oldest message first. Neighbours of one author are one turn; if the last is
     the assistant's, the answer continues it."""
@@ -302,7 +306,7 @@ class CountTokensBody(ConversationBody):
     FOREIGN = foreign.MESSAGES
 
 
-class MessagesBody(ConversationBody):
+class MessagesBody(ConversationBody, StreamableBody):
     """Body of POST /v1/messages."""
 
     FOREIGN = foreign.MESSAGES
@@ -310,8 +314,6 @@ class MessagesBody(ConversationBody):
     max_tokens: int
     """Maximum tokens of the answer. One beyond the window is cut; 0 computes the prompt alone, so
     that it is cached."""
-    stream: bool | None = None
-    """True if the answer comes as server-sent events. Default false."""
     temperature: float | None = None
     """Softmax temperature in [0, 2]; 0 is greedy. Default: the model's, else 1."""
     top_p: float | None = None

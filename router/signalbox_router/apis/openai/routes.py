@@ -2,21 +2,19 @@
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
 from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader, Ids, ignored_header
-from signalbox_router.apis.openai.callers import Callers, completed
 from signalbox_router.apis.openai.chat_response import ChatAnswer
 from signalbox_router.apis.openai.completion_response import CompletionAnswer
+from signalbox_router.apis.openai.generating_api import GeneratingApi, Generation
 from signalbox_router.apis.openai.model_cards import model_card, page_of
-from signalbox_router.apis.openai.multi_prompt import merged
 from signalbox_router.apis.openai.requests import request_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
-from signalbox_router.apis.openai.requests.types import CompletionBody, GenerationBody
+from signalbox_router.apis.openai.requests.types import CompletionBody
 from signalbox_router.apis.openai.response_fields import ResponseHead
 from signalbox_router.apis.openai.route import (
     EVENTS,
@@ -26,32 +24,24 @@ from signalbox_router.apis.openai.route import (
     OF_WORK,
     Route,
 )
-from signalbox_router.apis.openai.streaming import (
-    GeneratedResponse,
-    json_content,
-    json_response,
-)
+from signalbox_router.apis.openai.streaming import json_content, json_response
 from signalbox_router.apis.openai.tokenize_response import conversation_of, detokenized, tokenized
-from signalbox_router.generation.call_context import CHAT, COMPLETION, CallContext
+from signalbox_router.generation.call_context import COMPLETION
 from signalbox_router.generation.generator import Generator
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.requests.active_request import Update
-from signalbox_router.requests.api_request import ApiRequest
 from signalbox_router.schedulers.served_models import ANY, GENERATING
 from signalbox_rpc.http.disconnection import until_disconnected
 
 
-class Api:
+class Api(GeneratingApi):
     """The endpoints' handlers. Their exceptions become errors in OpenAI's shape."""
 
     def __init__(
         self, generator: Generator, *, tenants: Tenants, version: str, bodies: BodyReader
     ) -> None:
-        self._generator = generator
-        self._callers = Callers(tenants)
+        super().__init__(generator, tenants=tenants, bodies=bodies)
         self._version = version
-        self._bodies = bodies
         self._started = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -114,24 +104,13 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continues prompts."""
-        call_context = self._callers.call_context(request, operation=COMPLETION)
-        with self._generator.reading(call_context):
-            body, (head, ids, many) = await self._bodies.read(
-                request, CompletionBody, into=lambda body: self._completions(request, body)
-            )
-        answer = CompletionAnswer(body, head)
-        updates = self._generate(many, completed(call_context, request, streams=body.stream))
-        return _response(body, updates, answer, ids)
+        return await self._generate(
+            request, CompletionBody, self._completions, operation=COMPLETION
+        )
 
     async def chat_completions(self, request: Request) -> Response:
         """Answers a conversation."""
-        call_context = self._callers.call_context(request, operation=CHAT)
-        with self._generator.reading(call_context):
-            body, (answer, ids, asked) = await self._bodies.read(
-                request, ChatBody, into=lambda body: self._chat(request, body)
-            )
-        updates = self._generate([asked], completed(call_context, request, streams=body.stream))
-        return _response(body, updates, answer, ids)
+        return await self._generate(request, ChatBody, self._chat)
 
     async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a conversation into token ids."""
@@ -168,27 +147,21 @@ class Api:
         Route("/detokenize", detokenize, DetokenizeBody, OF_TOKENS),
     )
 
-    def _completions(
-        self, request: Request, body: CompletionBody
-    ) -> tuple[ResponseHead, Ids, list[ApiRequest]]:
+    def _completions(self, request: Request, body: CompletionBody) -> Generation:
         ids = Ids("cmpl", request, body.request_id)
         prompts = request_codec.prompts_of(body)
         names = [ids.of(i, len(prompts)) for i in range(len(prompts))]
         model = self._generator.model_of(body.model or "", GENERATING)
         many = request_codec.completion_api_request(body, prompts, names, model=model)
-        return self._head(ids, body.model, model), ids, many
+        answer = CompletionAnswer(body, self._head(ids, body.model, model))
+        return Generation(many, answer, ids.headers)
 
-    def _chat(self, request: Request, body: ChatBody) -> tuple[ChatAnswer, Ids, ApiRequest]:
+    def _chat(self, request: Request, body: ChatBody) -> Generation:
         ids = Ids("chatcmpl", request, body.request_id)
         model = self._generator.model_of(body.model or "", GENERATING)
         answer = ChatAnswer(body, self._head(ids, body.model, model))
         asked = request_codec.chat_api_request(body, request_id=ids.of(0, 1), model=model)
-        return answer, ids, asked
-
-    def _generate(
-        self, many: Sequence[ApiRequest], call_context: CallContext
-    ) -> AsyncGenerator[Update]:
-        return merged([self._generator.generate(asked, call_context) for asked in many])
+        return Generation([asked], answer, ids.headers)
 
     def _head(self, ids: Ids, asked: str | None, model: ServedModel) -> ResponseHead:
         return ResponseHead(
@@ -204,14 +177,3 @@ def fingerprint(version: str, model: ServedModel) -> str:
     """Returns OpenAI's system_fingerprint: it changes with the server's version and the model."""
     made_of = f"{version} {model.name} {model.architecture} {model.dtype} {model.vocab_size}"
     return f"signalbox-{version}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
-
-
-def _response(
-    body: GenerationBody,
-    updates: AsyncGenerator[Update],
-    answer: CompletionAnswer | ChatAnswer,
-    ids: Ids,
-) -> Response:
-    return GeneratedResponse(
-        updates, answer, body=body, is_streamed=bool(body.stream), headers=ids.headers
-    )

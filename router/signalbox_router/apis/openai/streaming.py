@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from signalbox_contract.errors import Internal, RpcError
 from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorShape
 from signalbox_router.apis.openai.requests.errors import error_headers, status_of
-from signalbox_router.apis.openai.requests.types import Body
+from signalbox_router.apis.openai.requests.types import Body, StreamableBody
 from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.requests.active_request import Update
 from signalbox_rpc.http.disconnection import until_disconnected
@@ -99,19 +99,17 @@ class GeneratedResponse(Response):
         updates: AsyncGenerator[Update],
         answer: ResponseWriter,
         *,
-        body: Body,
-        is_streamed: bool,
+        body: StreamableBody,
         headers: Headers,
     ) -> None:
         """`body` is the request's."""
-        media_type = "text/event-stream" if is_streamed else "application/json"
-        uncached = NOT_CACHED if is_streamed else {}
+        media_type = "text/event-stream" if body.stream else "application/json"
+        uncached = NOT_CACHED if body.stream else {}
         super().__init__(headers={**headers, **uncached}, media_type=media_type)
         del self.headers["content-length"]
         self._updates = updates
         self._answer = answer
         self._body = body
-        self._is_streamed = is_streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
@@ -119,7 +117,7 @@ class GeneratedResponse(Response):
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._updates) as updates:
-            if not self._is_streamed:
+            if not self._body.stream:
                 content = await self._answer.whole(updates)
                 await json_response(content, headers=dict(self.headers))(scope, receive, send)
                 return

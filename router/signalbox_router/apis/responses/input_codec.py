@@ -3,11 +3,10 @@
 What an answer had as several items, reasoning, text and calls, is one message of the assistant.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from signalbox_router.apis.agents import decode_reasoning
+from signalbox_router.apis.agents import ReadConversation, decode_reasoning
 from signalbox_router.apis.inference.chat_codec import call_arguments
 from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed
 from signalbox_router.apis.responses.item_types import (
@@ -20,7 +19,7 @@ from signalbox_router.apis.responses.item_types import (
     ReasoningInput,
     ToolOutput,
 )
-from signalbox_router.apis.responses.tools_codec import Offered, model_name, offered_tools
+from signalbox_router.apis.responses.tools_codec import Origin, model_name, offered_tools
 from signalbox_router.apis.responses.types import PromptBody
 from signalbox_router.prompt.chat.conversation import (
     INPUT,
@@ -37,22 +36,21 @@ _TEXTS = ("input_text", "output_text", "text")
 _SYSTEM = ("system", "developer")
 
 
-class Read(NamedTuple):
-    """A conversation, and what was left out of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadInput(ReadConversation):
+    """The conversation of a body, with the tools as the client names them."""
 
-    conversation: Conversation
-    offered: Offered
-    removed: Sequence[str]
-    """Ids of reasoning items that this server cannot read."""
+    origins: Mapping[str, Origin]
+    """What each tool is in the body, by the name that the model knows."""
 
 
-def conversation_of(body: PromptBody) -> Read:
-    """Returns the conversation. Raises BadRequest or InvalidArgument.
+def read_input(body: PromptBody) -> ReadInput:
+    """Returns the conversation, unchecked. Raises BadRequest or InvalidArgument.
 
     It empties the body's input: otherwise the objects would live until the request ends.
     """
     offered = offered_tools(body)
-    removed: list[str] = []
+    removed: list[dict[str, str]] = []
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         messages.append(Message("user", body.input))
@@ -69,8 +67,13 @@ def conversation_of(body: PromptBody) -> Read:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         thinking=UP_TO_TEMPLATE if effort is None else Thinking(effort=effort),
     )
-    conversation.check()
-    return Read(conversation, offered, removed)
+    return ReadInput(
+        conversation=conversation,
+        omitted=offered.omitted,
+        input_transformations=removed,
+        drops_turns=body.truncation == "auto",
+        origins=offered.origins,
+    )
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class _Turn:
         self.texts, self.reasoning, self.calls = [], [], []
 
 
-def _messages(items: Iterable[InputItem], removed: list[str]) -> Iterator[Message]:
+def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iterator[Message]:
     turn, names = _Turn(), dict[str, str]()
     for i, item in enumerate(items):
         place = f"input[{i}]"
@@ -121,13 +124,15 @@ def _messages(items: Iterable[InputItem], removed: list[str]) -> Iterator[Messag
                 yield from turn.message()
                 yield _output(item, place, names)
             case OtherItem(type="item_reference"):
-                raise NotServed(f"{place}: no items are stored; send them, with store: false", place)
+                raise NotServed(
+                    f"{place}: no items are stored; send them, with store: false", place
+                )
             case OtherItem():
                 raise NotServed(f"{place}: items of type {item.type[:100]} are not served", place)
     yield from turn.message()
 
 
-def _reasoning(item: ReasoningInput, removed: list[str]) -> Iterator[str]:
+def _reasoning(item: ReasoningInput, removed: list[dict[str, str]]) -> Iterator[str]:
     if item.encrypted_content:
         decoded = decode_reasoning(item.encrypted_content)
         if decoded is not None:
@@ -136,7 +141,13 @@ def _reasoning(item: ReasoningInput, removed: list[str]) -> Iterator[str]:
     parts = item.content or item.summary or []
     yield from (part.text for part in parts)
     if item.encrypted_content and not parts:
-        removed.append(item.id or "")
+        removed.append(_removed(item.id or ""))
+
+
+def _removed(item_id: str) -> dict[str, str]:
+    """Returns the entry for a reasoning item that another server has encoded."""
+    names = {"id": item_id, "type": "reasoning"}
+    return names | {"action": "removed", "reason": "model_mismatch"}
 
 
 def _call(item: FunctionCall | CustomToolCall, place: str) -> ToolCall:

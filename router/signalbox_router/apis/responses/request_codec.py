@@ -7,7 +7,7 @@ from signalbox_router.apis.inference import generate_codec
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import set_field
 from signalbox_router.apis.openai.requests.request_codec import set_common, set_truncation
-from signalbox_router.apis.responses.input_codec import Read
+from signalbox_router.apis.responses.input_codec import ReadInput
 from signalbox_router.apis.responses.types import ENCRYPTED, LOGPROBS, ResponsesBody
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import ApiRequest
@@ -22,7 +22,7 @@ INCLUDABLE = (
 
 
 def api_request(
-    body: ResponsesBody, read: Read, *, request_id: str, model: ServedModel
+    body: ResponsesBody, read: ReadInput, *, request_id: str, model: ServedModel
 ) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises InvalidArgument."""
     _check(body)
@@ -37,7 +37,7 @@ def api_request(
     if body.shows_logprobs:  # pieces, because each token belongs to reasoning, text or a call
         asked = replace(asked, delivery=Delivery(stream_interval=asked.delivery.stream_interval))
     cuts_end = body.truncation_side == "right"
-    return replace(asked, truncate_end=cuts_end, drops_turns=body.truncation == "auto")
+    return replace(asked, truncate_end=cuts_end, drops_turns=read.drops_turns)
 
 
 def _check(body: ResponsesBody) -> None:

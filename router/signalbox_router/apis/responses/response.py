@@ -11,7 +11,7 @@ from signalbox_router.apis.agents import omitted_text
 from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
 from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
-from signalbox_router.apis.responses.input_codec import Read
+from signalbox_router.apis.responses.input_codec import ReadInput
 from signalbox_router.apis.responses.output_items import Output
 from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
 from signalbox_router.apis.responses.types import ENCRYPTED, ResponsesBody, dumped
@@ -34,7 +34,7 @@ class ResponsesAnswer:
     end_of_stream: ClassVar[bytes] = b""
 
     def __init__(
-        self, body: ResponsesBody, read: Read, *, response_id: str, model: ServedModel
+        self, body: ResponsesBody, read: ReadInput, *, response_id: str, model: ServedModel
     ) -> None:
         """Raises BadRequest for a body that an answer cannot repeat."""
         self._fields = _fields(body, read, response_id, model)
@@ -42,7 +42,7 @@ class ResponsesAnswer:
         """The fields that all events with the response have, as JSON."""
         self._output = Output(
             response_id.partition("_")[2],
-            read.offered.origins,
+            read.origins,
             summarizes=body.summarizes,
             encrypts=ENCRYPTED in (body.include or ()),
         )
@@ -158,12 +158,12 @@ def _usage(end: End) -> Json:
     }
 
 
-def _fields(body: ResponsesBody, read: Read, response_id: str, model: ServedModel) -> Json:
+def _fields(body: ResponsesBody, read: ReadInput, response_id: str, model: ServedModel) -> Json:
     """Returns the fields of a response that say what was asked for."""
     defaults = model.sampling_defaults.fields()
     metadata = dict(body.metadata or {})
-    if read.offered.omitted:
-        metadata["omitted_tools"] = omitted_text(read.offered.omitted)
+    if read.omitted:
+        metadata["omitted_tools"] = omitted_text(read.omitted)
     reasoning, choice = body.reasoning, body.tool_choice
     fields: Json = {
         "id": response_id,
@@ -194,15 +194,9 @@ def _fields(body: ResponsesBody, read: Read, response_id: str, model: ServedMode
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
-    if read.removed:
-        fields["input_transformations"] = [_removed(one) for one in read.removed]
+    if read.input_transformations:
+        fields["input_transformations"] = list(read.input_transformations)
     return fields
-
-
-def _removed(item_id: str) -> Json:
-    """Returns what says that reasoning was left out, because another server has encoded it."""
-    names = {"id": item_id, "type": "reasoning"}
-    return names | {"action": "removed", "reason": "model_mismatch"}
 
 
 def _first(*values: Any) -> Any:

@@ -128,8 +128,6 @@ class PromptBody(BodyWithTools):
     }
     MAX_VALUES: ClassVar[Mapping[str, int]] = {"input": 1 << 18}
 
-    model: str | None = None
-    """Name of the served model, as in /v1/models. Default: the served model."""
     input: str | Items[InputItem] | None = None
     """A text, or the items of a conversation, oldest first."""
     instructions: str | None = None
@@ -161,8 +159,6 @@ class ResponsesBody(PromptBody, GenerationBody):
 
     FOREIGN = RESPONSES
 
-    model: str | None = None
-    """Name of the served model, as in /v1/models. Default: the served model."""
     input: str | Items[InputItem]
     """A text, or the items of a conversation, oldest first."""
     max_output_tokens: int | None = None

@@ -11,7 +11,7 @@ import pytest
 from signalbox_contract.updates import Timings, Usage
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.agents import decode_reasoning
-from signalbox_router.apis.messages.conversation_codec import conversation_of
+from signalbox_router.apis.messages.conversation_codec import read_conversation
 from signalbox_router.apis.messages.response import ContentBlocks, MessageAnswer, added_up
 from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai import streaming
@@ -281,7 +281,7 @@ def test_a_delta_of_text_alone_is_written_as_any_other() -> None:
 
 async def test_usage_tells_how_many_tokens_are_thoughts() -> None:
     body = MessagesBody(**BODY)
-    answer = MessageAnswer(body, conversation_of(body), message_id="a", model="b", betas="")
+    answer = MessageAnswer(body, read_conversation(body), message_id="a", model="b", betas="")
     end = End(Usage(7, 5, 3), Timings(0, 0, 0, 0), num_reasoning_tokens=2)
     delta = Delta(index=0, text="A", finish=Finish(FinishReason.STOP))
 

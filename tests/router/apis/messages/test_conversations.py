@@ -15,7 +15,7 @@ from typing_extensions import get_type_hints
 
 from signalbox_router.apis.agents import OMITTED_HEADER, encode_reasoning
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS
-from signalbox_router.apis.messages.conversation_codec import HOSTED, conversation_of
+from signalbox_router.apis.messages.conversation_codec import HOSTED, read_conversation
 from signalbox_router.apis.messages.types import CountTokensBody, MessageParam, family_of
 from tests.router.apis.inference.test_chat import TEMPLATE
 from tests.router.apis.messages.clients import HI, SCHEMA, WEATHER, make_messages
@@ -84,7 +84,7 @@ async def test_blocks_are_messages_in_their_order(fields: dict[str, Any], prompt
 def test_the_parts_of_one_turn_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     copies = copies_of_parts(monkeypatch)
     body = CountTokensBody(messages=[MessageParam(**HI[0])] * 50)
-    assert [len(one.parts) for one in conversation_of(body).conversation.messages] == [50]
+    assert [len(one.parts) for one in read_conversation(body).conversation.messages] == [50]
     assert copies == [50]
 
 

@@ -52,6 +52,8 @@ class Body(BaseModel):
 class BodyWithTools(Body):
     """A body of tools that are not all offered to the model, or are in namespaces."""
 
+    model: str | None = None
+    """Name of the served model, as in /v1/models. Default: the served model."""
     _tool_places: list[str] = PrivateAttr(default_factory=list)
     _schema_places: list[str] = PrivateAttr(default_factory=list)
 
@@ -147,15 +149,20 @@ class Labels(Body):
     """A label; no effect. See cache_salt."""
 
 
-class GenerationBody(Labels):
+class StreamableBody(Body):
+    """A body whose answer is generated."""
+
+    stream: bool | None = None
+    """True if the answer comes as server-sent events. Default false."""
+
+
+class GenerationBody(Labels, StreamableBody):
     """Fields that completions and chat completions share."""
 
     FOREIGN = foreign_fields.GENERATION
 
     model: str | None = None
     """Name of the served model, as in /v1/models. Default: the served model."""
-    stream: bool | None = None
-    """True if the answer comes as server-sent events. Default false."""
     stream_options: StreamOptions | None = None
     """Options of a streamed answer; needs stream."""
     temperature: float | None = None
