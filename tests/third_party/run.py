@@ -98,6 +98,8 @@ CLIENTS = (
     Client("lm-eval", "lm_eval_tasks.py", "lm-eval"),
     Client("guidellm", "guidellm_run.py", "guidellm"),
     Client("aiperf", "aiperf_profile.py", "aiperf"),
+    Client("ai", "ai_sdk.mjs"),
+    Client("@anthropic-ai/sdk", "anthropic_node.mjs"),
     Client("@grpc/grpc-js", "grpc_js.mjs"),
     Client("@connectrpc/connect-node", "connect_node.mjs"),
     Client("ruby-grpc", "ruby_grpc.rb"),
