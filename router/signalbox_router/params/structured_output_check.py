@@ -42,7 +42,8 @@ MAX_FAULT_CHARS = 400
 """Characters of a compiler's reason that an error repeats; it may quote the constraint."""
 _FIELD = "sampling_params.structured_output"
 
-_DEFINITION_OF_TOOL = re.compile(r"tools\.(\d+)\.parameters")
+DEFINITION_OF_TOOL = re.compile(r"tools\.(\d{1,9})\.parameters")
+"""Names of `definition_of_tool`."""
 
 _TOKEN_IN_RULES = re.compile(r"<[^<>\s]+>")
 _NUMBER = re.compile(r"\d{1,9}")
@@ -82,7 +83,7 @@ def cannot_compile(constraint: Constraint, fault: str, definition: str = "") -> 
     field, value = f"{_FIELD}.{kind}", texts[0] if texts else ""
     reason = fault if len(fault) <= MAX_FAULT_CHARS else f"{fault[:MAX_FAULT_CHARS]}..."
     if definition:
-        of_tool = _DEFINITION_OF_TOOL.fullmatch(definition)
+        of_tool = DEFINITION_OF_TOOL.fullmatch(definition)
         if of_tool is not None:
             field = f"tools[{of_tool[1]}].parameters"
             of_schema = json.loads(value).get("$defs", {}) if kind == "json_schema" else {}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.scope import WHOLE, Scope
-from signalbox_router.params.structured_output_check import definition_of_tool
+from signalbox_router.params.structured_output_check import DEFINITION_OF_TOOL, definition_of_tool
 from signalbox_router.parsers.call_rules import literal, marker
 from signalbox_router.parsers.reasoning_reader import Reasoning
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
@@ -119,17 +119,19 @@ def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Voca
     if conversation.tool_choice.mode is ToolMode.REQUIRED:
         tools = [tool._replace(strict=True) for tool in tools if named in ("", tool.name)]
     is_parallel = conversation.parallel_tool_calls and not named
-    names = [tool.name for tool in conversation.tools]
-    places = [names.index(tool.name) for tool in tools]  # errors name a tool by its place among all
+    positions = {tool.name: i for i, tool in enumerate(conversation.tools)}
+    places = [positions[tool.name] for tool in tools]  # errors name a tool by its place among all
     try:
         calls = format_.grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
     except InvalidArgument as error:
         field = _TOOL.sub(lambda found: f"tools[{places[int(found[1])]}]", error.field)
         raise InvalidArgument(field, None, reason=error.description) from None
-    for i, place in reversed([*enumerate(places)]):
-        if place != i:
-            calls = calls.replace(definition_of_tool(i), definition_of_tool(place))
-    return calls
+    if places == [*range(len(places))]:
+        return calls
+    moved = dict(enumerate(places))
+    return DEFINITION_OF_TOOL.sub(
+        lambda found: definition_of_tool(moved.get(int(found[1]), int(found[1]))), calls
+    )
 
 
 def _of_whole(

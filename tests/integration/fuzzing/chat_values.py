@@ -11,6 +11,7 @@ from google.protobuf import struct_pb2
 from hypothesis import strategies as st
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
+from signalbox_router.prompt.chat.conversation import MAX_TOOLS
 from tests.integration.fuzzing.bad_values import INT32, Bad, make_chat, too_long, unprintable
 
 TEXTS = st.text(max_size=12)
@@ -99,7 +100,7 @@ BAD: dict[str, list[Bad]] = {
             "tools[0].parameters",
         ),
         Bad(
-            st.integers(129, 140).map(
+            st.integers(MAX_TOOLS + 1, MAX_TOOLS + 9).map(
                 lambda n: with_tools(*(pb.Tool(name=str(i)) for i in range(n)))
             )
         ),

@@ -28,7 +28,9 @@ MAX_MESSAGES = 65_536
 131,072."""
 MAX_PARTS = 16_384
 """Most parts of one message's content, and most calls in it."""
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
+"""Most tools: clients with several MCP servers offer hundreds. A forced call with more schemas than
+`MAX_RULES_CHARS` holds is refused in any case."""
 MAX_TEMPLATE_BYTES = 64 << 10
 MAX_NAME_CHARS = 128
 """Most characters of a tool's name."""
@@ -259,7 +261,7 @@ class Conversation:
     @property
     def callable_tools(self) -> Sequence[Tool]:
         """The offered tools that the model may call."""
-        allowed = self.tool_choice.allowed
+        allowed = frozenset(self.tool_choice.allowed)
         return [tool for tool in self.offered_tools if not allowed or tool.name in allowed]
 
     def opening_of(self, text: Text) -> str:
@@ -311,11 +313,12 @@ class Conversation:
 
     def _check_tools(self) -> None:
         check_counts(num_messages=len(self.messages), num_tools=len(self.tools))
-        names = [tool.name for tool in self.tools]
-        for i, name in enumerate(names):
-            if not _TOOL_NAME.fullmatch(name) or name in names[:i]:
+        names = set[str]()
+        for i, tool in enumerate(self.tools):
+            if not _TOOL_NAME.fullmatch(tool.name) or tool.name in names:
                 allowed = "1 to 128 of a-z, A-Z, 0-9, _, . and -, each name once"
-                raise InvalidArgument(f"tools[{i}].name", name, allowed)
+                raise InvalidArgument(f"tools[{i}].name", tool.name, allowed)
+            names.add(tool.name)
         choice = self.tool_choice
         if choice.tool and choice.tool not in names:
             raise InvalidArgument("tool_choice.tool", choice.tool, "the name of one of tools")

@@ -11,6 +11,7 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.params.structured_output_check import MAX_BYTES, MAX_RULES_CHARS
+from signalbox_router.prompt.chat.conversation import MAX_TOOLS
 from tests.router.fakes import (
     EOS,
     bytewise_ids,
@@ -129,6 +130,19 @@ async def test_schemas_of_forced_calls_are_bounded_as_rules_are(setting: str, ki
         with pytest.raises(grpc.aio.AioRpcError, match=f"at most {MAX_RULES_CHARS}") as caught:
             await ask(stack, exceeds)
         assert (caught.value.details() or "").startswith("tools: ")
+
+
+async def test_a_thousand_tools_may_be_offered_and_the_last_be_called() -> None:
+    template = TEMPLATE.replace("tools | tojson", "tools | length")
+    tools = [pb.Tool(name=f"t{i}", parameters=SCHEMA) for i in range(MAX_TOOLS)]
+    last = pb.ToolChoice(tool=tools[-1].name)
+    async with chat_stack(CALL, template) as stack:
+        await ask(stack, make_chat(tools=tools, tool_choice=last))
+        rules = stack.scheduler.added[0].sampling_params.structured_output.rules
+        assert f"tools.{MAX_TOOLS - 1}.parameters" in rules and '"t1"' not in rules
+        await ask(stack, make_chat(tools=tools))
+        with pytest.raises(grpc.aio.AioRpcError, match=f"at most {MAX_TOOLS}"):
+            await ask(stack, make_chat(tools=[*tools, WEATHER]))
 
 
 async def test_the_setting_none_leaves_calls_in_the_text() -> None:
