@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from signalbox_router.apis.openai.bodies.body_reader import ignored_header
-from signalbox_router.apis.openai.bodies.unknown_fields import escaped, named
+from signalbox_router.apis.openai.bodies.unknown_fields import escaped, listed
 from signalbox_router.apis.openai.generating_api import GeneratingApi
 from signalbox_router.apis.openai.requests.types import BodyWithTools
 from signalbox_router.prompt.chat.conversation import Conversation
@@ -49,7 +49,7 @@ def decode_reasoning(encoded: str) -> str | None:
 
 def omitted_text(names: Sequence[str]) -> str:
     """Returns the names of tools that were left out as one text, which a header can hold."""
-    return named([escaped(name) for name in names])
+    return listed([escaped(name) for name in names])
 
 
 def omitted_header(names: Sequence[str]) -> dict[str, str]:

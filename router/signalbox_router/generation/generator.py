@@ -25,10 +25,8 @@ from signalbox_router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.requests.output_buffer import OutputBuffer
 from signalbox_router.schedulers.first_use import FirstUse
-from signalbox_router.schedulers.served_models import ANY, ServedModels
+from signalbox_router.schedulers.served_models import ANY, MAX_MODEL_NAME_CHARS, ServedModels
 from signalbox_rpc.telemetry import tracing
-
-MAX_NAME_CHARS = 100
 
 
 class CallReservation(NamedTuple):
@@ -160,7 +158,7 @@ class Generator:
         arrived_ns = now_ns()
         with self.reading(call_context):
             model = self.model_of(api_request.model, frozenset({api_request.task}))
-        span = _open_span(call_context, api_request.model[:MAX_NAME_CHARS] or model.name)
+        span = _open_span(call_context, api_request.model[:MAX_MODEL_NAME_CHARS] or model.name)
         with (
             span.ending(call_context.time_remaining),
             self._observer.request(

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 """Seconds after which clients are told to retry while no scheduler serves."""
-MAX_NAME_CHARS = 100
-"""Characters of an unknown name that the error message repeats."""
+MAX_MODEL_NAME_CHARS = 100
+"""Characters of the name in a request that an error message or a span repeats."""
 
 GENERATING = frozenset({"generate"})
 EMBEDDING, CLASSIFYING = frozenset({"embed"}), frozenset({"classify"})
@@ -149,7 +149,7 @@ class ServedModels:
                 return Unavailable(f"model {one.name!r} is not served now: {reason}", RETRY_AFTER_S)
         names = [one.name for one in self._served]
         what = (
-            f"model {name[:MAX_NAME_CHARS]!r} is not served here;"
+            f"model {name[:MAX_MODEL_NAME_CHARS]!r} is not served here;"
             f" {_listed(names, 'and')} {'is' if len(names) == 1 else 'are'}"
         )
         if self._num_silent:

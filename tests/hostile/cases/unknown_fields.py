@@ -15,6 +15,6 @@ CASES = (
         name="unknown-key-of-a-megabyte",
         attack=long_key,
         codes=frozenset({"200"}),  # unknown fields are ignored, and named in a header
-        unbounded={"signalbox_router.apis.openai.bodies.unknown_fields.MAX_NAME_CHARS": 1 << 22},
+        unbounded={"signalbox_router.apis.openai.bodies.unknown_fields.MAX_FIELD_CHARS": 1 << 22},
     ),
 )

@@ -10,9 +10,9 @@ from signalbox_router.apis.agents import ReadConversation, decode_reasoning
 from signalbox_router.apis.messages.client_tools import CLIENT_TOOLS, known_tool
 from signalbox_router.apis.messages.types import (
     ClientTool,
-    ConversationBody,
     CustomTool,
     MessageParam,
+    MessagesPromptBody,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -50,7 +50,7 @@ _MODES = {
 }
 
 
-def read_conversation(body: ConversationBody) -> ReadConversation:
+def read_conversation(body: MessagesPromptBody) -> ReadConversation:
     """Returns the conversation, unchecked. Raises BadRequest or InvalidArgument.
 
     It empties the body's list of messages: otherwise the objects would live until the request ends.
@@ -79,7 +79,7 @@ def read_conversation(body: ConversationBody) -> ReadConversation:
     )
 
 
-def _messages(body: ConversationBody, dropped: list[dict[str, str]]) -> Iterator[Message]:
+def _messages(body: MessagesPromptBody, dropped: list[dict[str, str]]) -> Iterator[Message]:
     if body.system:
         yield Message("system", _texts(body.system))
     last_user = max((i for i, one in enumerate(body.messages) if one.role == "user"), default=-1)
@@ -174,7 +174,7 @@ def _turn(messages: Sequence[Message]) -> Message:
     )
 
 
-def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:
+def _tools(body: MessagesPromptBody) -> tuple[list[Tool], list[str]]:
     """Returns the tools that the model is told of; and the types of those that are hosted, and the
     names of those that only hosted code may call."""
     tools, omitted, places = [], [], []
@@ -190,7 +190,7 @@ def _tools(body: ConversationBody) -> tuple[list[Tool], list[str]]:
     return tools, omitted
 
 
-def _hosted(position: int, tool: dict[str, Any], body: ConversationBody) -> str:
+def _hosted(position: int, tool: dict[str, Any], body: MessagesPromptBody) -> str:
     """Returns the type of a tool that is left out. Raises NotServed if it must not be, and
     BadRequest if there is no such type."""
     kind, name = str(tool["type"]), tool.get("name")
@@ -217,7 +217,7 @@ def _tool(tool: CustomTool | ClientTool) -> Tool:
     return Tool(tool.name, description, schema, strict=bool(tool.strict))
 
 
-def _tool_choice(body: ConversationBody, tools: Sequence[Tool]) -> ToolChoice:
+def _tool_choice(body: MessagesPromptBody, tools: Sequence[Tool]) -> ToolChoice:
     choice = body.tool_choice
     if choice is None:
         return AUTOMATIC
@@ -229,7 +229,7 @@ def _tool_choice(body: ConversationBody, tools: Sequence[Tool]) -> ToolChoice:
     return ToolChoice(mode, choice.name or "")
 
 
-def _thinking(body: ConversationBody) -> Thinking:
+def _thinking(body: MessagesPromptBody) -> Thinking:
     effort = body.output_config.effort if body.output_config else None
     thinking = body.thinking
     if thinking is None:

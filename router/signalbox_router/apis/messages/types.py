@@ -202,7 +202,7 @@ ToolParam = Annotated[
 ]
 
 
-class ToolChoice(Body):
+class ToolChoiceParam(Body):
     """Rule for the model's calls of tools."""
 
     IS_CLOSED = True
@@ -216,7 +216,7 @@ class ToolChoice(Body):
     """True if an answer has at most one call. Default false."""
 
 
-class Thinking(Body):
+class ThinkingParam(Body):
     """How the model thinks before it answers."""
 
     FOREIGN = foreign.THINKING
@@ -260,7 +260,7 @@ class Metadata(Body):
     """A label; no effect."""
 
 
-class ConversationBody(BodyWithTools):
+class MessagesPromptBody(BodyWithTools):
     """Fields that are rendered into a prompt."""
 
     RENAMED: ClassVar[Mapping[str, str]] = foreign.RENAMED
@@ -273,9 +273,9 @@ class ConversationBody(BodyWithTools):
     tools: Items[ToolParam] | None = None
     """Tools that the model may call. Tools that the API's own servers execute are left out, unless
     tool_choice names one; the header x-signalbox-omitted-tools lists them."""
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoiceParam | None = None
     """Rule for calls of tools. Default: auto if there are tools."""
-    thinking: Thinking | None = None
+    thinking: ThinkingParam | None = None
     """How the model thinks before it answers. Default: as the template has it."""
     output_config: OutputConfig | None = None
     """Options of the answer."""
@@ -300,13 +300,13 @@ class ConversationBody(BodyWithTools):
         return "output_format.schema" if newer is None else "output_config.format.schema"
 
 
-class CountTokensBody(ConversationBody):
+class CountTokensBody(MessagesPromptBody):
     """Body of POST /v1/messages/count_tokens."""
 
     FOREIGN = foreign.MESSAGES
 
 
-class MessagesBody(ConversationBody, StreamableBody):
+class MessagesBody(MessagesPromptBody, StreamableBody):
     """Body of POST /v1/messages."""
 
     FOREIGN = foreign.MESSAGES

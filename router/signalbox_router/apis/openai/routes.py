@@ -25,7 +25,11 @@ from signalbox_router.apis.openai.route import (
     Route,
 )
 from signalbox_router.apis.openai.streaming import json_content, json_response
-from signalbox_router.apis.openai.tokenize_response import conversation_of, detokenized, tokenized
+from signalbox_router.apis.openai.tokenize_response import (
+    asked_conversation,
+    detokenized,
+    tokenized,
+)
 from signalbox_router.generation.call_context import COMPLETION
 from signalbox_router.generation.generator import Generator
 from signalbox_router.limits.tenants import Tenants
@@ -116,7 +120,7 @@ class Api(GeneratingApi):
         """Turns a prompt or a conversation into token ids."""
         caller = self._callers.identify(request)
         self._generator.models.all()  # raises Unavailable
-        body, conversation = await self._bodies.read(request, TokenizeBody, into=conversation_of)
+        body, conversation = await self._bodies.read(request, TokenizeBody, into=asked_conversation)
         with self._generator.place(caller, body.model or "") as place:
             max_bytes = self._generator.admission.max_text_bytes
             answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)

@@ -18,7 +18,7 @@ _TEXT_PIECE = 1 << 18
 """Characters that are written in one turn of the event loop."""
 
 
-def conversation_of(body: TokenizeBody) -> Conversation | None:
+def asked_conversation(body: TokenizeBody) -> Conversation | None:
     """Returns the conversation that a /tokenize body asks to render; None for a plain prompt."""
     if (body.prompt is None) is (body.messages is None):
         raise BadRequest("prompt: exactly one of prompt and messages", "prompt")

@@ -36,7 +36,7 @@ def opening_of(kind: str, fields: Mapping[str, Any]) -> str:
     return f"event: {kind}\ndata: {_encode({'type': kind, **fields})[:-1]}"
 
 
-class Kind(NamedTuple):
+class ItemKind(NamedTuple):
     """Names by which an item of one type is written."""
 
     prefix: str
@@ -52,19 +52,19 @@ class Kind(NamedTuple):
     """Field with the index of its part."""
 
 
-MESSAGE = Kind(
+MESSAGE = ItemKind(
     "msg", "response.output_text", "text", "response.content_part", "output_text", "content_index"
 )
-REASONING = Kind(
+REASONING = ItemKind(
     "rs", "response.reasoning_text", "text", "response.content_part", "reasoning_text",
     "content_index",
 )  # fmt: skip
-SUMMARY = Kind(
+SUMMARY = ItemKind(
     "rs", "response.reasoning_summary_text", "text", "response.reasoning_summary_part",
     "summary_text", "summary_index",
 )  # fmt: skip
-FUNCTION = Kind("fc", "response.function_call_arguments", "arguments")
-CUSTOM = Kind("ctc", "response.custom_tool_call_input", "input")
+FUNCTION = ItemKind("fc", "response.function_call_arguments", "arguments")
+CUSTOM = ItemKind("ctc", "response.custom_tool_call_input", "input")
 
 
 _NO_TOOL = Origin("")
@@ -74,7 +74,7 @@ _NO_TOOL = Origin("")
 class Item:
     """One item, as its text arrives."""
 
-    kind: Kind
+    kind: ItemKind
     id: str
     index: int
     events: Events
@@ -165,7 +165,7 @@ def _of_event(logprobs: Logprobs) -> list[dict[str, Any]]:
     ]
 
 
-class Output:
+class OutputItems:
     """The items of one answer: reasoning, text and calls in the order in which they come."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Output:
     def bodies(self) -> list[dict[str, Any]]:
         return [item.body() for item in self.items]
 
-    def _add_text(self, kind: Kind, text: str, logprobs: Logprobs = ()) -> str:
+    def _add_text(self, kind: ItemKind, text: str, logprobs: Logprobs = ()) -> str:
         item = self._open
         if item is not None and item.kind is kind:
             return item.add(text, logprobs)
@@ -217,7 +217,7 @@ class Output:
         text = item.input.push(call.arguments) if item.kind is CUSTOM else call.arguments
         return begun + (item.add(text) if text else "")
 
-    def _begin(self, kind: Kind, **fields: Any) -> str:
+    def _begin(self, kind: ItemKind, **fields: Any) -> str:
         ended = self.end("completed")
         index = len(self.items)
         item = Item(

@@ -12,7 +12,7 @@ from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
 from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.responses.input_codec import ReadInput
-from signalbox_router.apis.responses.output_items import Output
+from signalbox_router.apis.responses.output_items import OutputItems
 from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
 from signalbox_router.apis.responses.types import ENCRYPTED, ResponsesBody, dumped
 from signalbox_router.prompt.served_model import ServedModel
@@ -40,7 +40,7 @@ class ResponsesAnswer:
         self._fields = _fields(body, read, response_id, model)
         self._encoded = _encoded(self._fields)[:-1]
         """The fields that all events with the response have, as JSON."""
-        self._output = Output(
+        self._output = OutputItems(
             response_id.partition("_")[2],
             read.origins,
             summarizes=body.summarizes,

@@ -36,7 +36,7 @@ HOSTED = frozenset(
 )  # fmt: skip
 """Types of tools that OpenAI's servers execute, or that its models were trained to write."""
 _MCP = "mcp"
-_MAX_NAME_CHARS = 64
+_MAX_JOINED_CHARS = 64
 _HASH_CHARS = 8
 _MODES = {"none": ToolMode.NONE, "auto": ToolMode.AUTO, "required": ToolMode.REQUIRED}
 
@@ -71,10 +71,10 @@ def model_name(name: str, namespace: str | None) -> str:
     if not namespace:
         return name
     joined = f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
-    if len(joined) <= _MAX_NAME_CHARS:
+    if len(joined) <= _MAX_JOINED_CHARS:
         return joined
     digest = hashlib.sha256(joined.encode()).hexdigest()[:_HASH_CHARS]
-    return f"{joined[: _MAX_NAME_CHARS - _HASH_CHARS - 1]}_{digest}"
+    return f"{joined[: _MAX_JOINED_CHARS - _HASH_CHARS - 1]}_{digest}"
 
 
 def offered_tools(body: PromptBody) -> Offered:

@@ -137,7 +137,7 @@ class ChatTemplate:
     def _tries_later_system(self, rendering: Rendering) -> bool:
         """Returns whether the template renders a later system message in its place."""
         if self._takes_later_system is None:
-            trial = message_order.Trial()
+            trial = message_order.OrderTrial()
             variables = trial.variables(self.facts.content_form)
             try:
                 text = self._ask(variables, max_bytes=MAX_TRIAL_BYTES, rendering=rendering)

@@ -16,7 +16,7 @@ from signalbox_router.prompt.chat.template_facts import ContentForm
 _TRIAL_ROLES = ("system", "user", "assistant", "system", "user")
 
 
-class Trial:
+class OrderTrial:
     """A conversation with a later system message, which shows where a template puts that."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from signalbox_router.apis.openai.requests.types import Body
 
 IGNORED_HEADER = "x-signalbox-ignored-fields"
 MAX_NAMED = 16
-MAX_NAME_CHARS = 64
+MAX_FIELD_CHARS = 64
 MAX_UNKNOWN = 256
 """Different unknown names in a body; each is compared with every known name."""
 LEAST_SIMILARITY = 0.88
@@ -109,7 +109,7 @@ def _set_meant(one: Unknown, foreign: Foreign, param: str) -> None:
 
 def header_of(names: Sequence[str]) -> dict[str, str]:
     """Returns the header that lists ignored fields; empty if there are none."""
-    return {IGNORED_HEADER: named(names)} if names else {}
+    return {IGNORED_HEADER: listed(names)} if names else {}
 
 
 class IgnoredLog:
@@ -119,7 +119,7 @@ class IgnoredLog:
         self._seen: set[str] = set()
 
     def record(self, names: Sequence[str]) -> None:
-        text = named(names)
+        text = listed(names)
         is_new = text not in self._seen and len(self._seen) < MAX_LOGGED_SETS
         if is_new:
             self._seen.add(text)
@@ -171,10 +171,10 @@ def _meant(name: str, kind: type[Body]) -> str | None:
     A foreign name is meant by the same letters alone: others resemble it by chance.
     """
     by_letters, foreign = _names(kind)
-    if (meant := foreign.get(_letters(name[:MAX_NAME_CHARS]))) is not None:
+    if (meant := foreign.get(_letters(name[:MAX_FIELD_CHARS]))) is not None:
         return meant
     found = difflib.get_close_matches(
-        _letters(name[:MAX_NAME_CHARS]), by_letters, n=1, cutoff=LEAST_SIMILARITY
+        _letters(name[:MAX_FIELD_CHARS]), by_letters, n=1, cutoff=LEAST_SIMILARITY
     )
     return by_letters[found[0]] if found else None
 
@@ -190,7 +190,7 @@ def _general(place: str) -> str:
     return "[".join([parts[0], *("]" + part.partition("]")[2] for part in parts[1:])])
 
 
-def named(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Returns the first MAX_NAMED of some escaped names as one text."""
     rest = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f", and {rest} more" if rest > 0 else "")
@@ -198,9 +198,9 @@ def named(names: Sequence[str]) -> str:
 
 def escaped(name: str) -> str:
     """Returns a name that can end neither a header nor a log line, cut to a length."""
-    head = name[: MAX_NAME_CHARS + 1].encode("unicode_escape").decode("ascii")
+    head = name[: MAX_FIELD_CHARS + 1].encode("unicode_escape").decode("ascii")
     return _cut(head.replace(",", "\\x2c"))
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "..."
+    return name if len(name) <= MAX_FIELD_CHARS else name[:MAX_FIELD_CHARS] + "..."

@@ -112,7 +112,7 @@ class NamedToolChoice(Body):
     """The function to call."""
 
 
-class Reasoning(Body):
+class ChatReasoning(Body):
     """Options of reasoning, in the form of Ollama, OpenRouter and SGLang."""
 
     FOREIGN = foreign_fields.REASONING
@@ -142,7 +142,7 @@ class ConversationBody(Body):
     """vLLM: true if the answer continues the last message. Default false."""
     reasoning_effort: str | None = None
     """Variable of the chat template, if the template reads it."""
-    reasoning: Reasoning | None = None
+    reasoning: ChatReasoning | None = None
     """Another form of reasoning_effort and include_reasoning."""
     enable_thinking: bool | None = None
     """Qwen's API: variable of the chat template, if the template reads it."""
