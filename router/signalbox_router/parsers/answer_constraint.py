@@ -16,7 +16,7 @@ from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_router.params.structured_output_check import DEFINITION_OF_TOOL, definition_of_tool
 from signalbox_router.parsers.call_rules import literal, marker
 from signalbox_router.parsers.reasoning_reader import Reasoning
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
@@ -63,11 +63,11 @@ def answer_constraint(
         return NOTHING_MORE
     format_ = find_format()
     calls = _calls(format_, conversation, vocabulary) if format_ is not None and has_calls else ""
-    is_whole = format_ is not None and format_.is_whole
-    if is_whole and budget is not None:
-        raise _no_budget(budget)
-    if format_ is not None and is_whole and (is_constrained or is_forced):
-        return _of_whole(format_, calls, vocabulary, is_forced=is_forced)
+    if isinstance(format_, AnswerFormat):
+        if budget is not None:
+            raise _no_budget(budget)
+        if is_constrained or is_forced:
+            return _of_whole(format_, calls, vocabulary, is_forced=is_forced)
     openings = () if format_ is None else format_.opening
     found = vocabulary.tokens_of(openings).values()
     markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in calls)
@@ -135,12 +135,12 @@ def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Voca
 
 
 def _of_whole(
-    format_: ToolCallFormat, calls: str, vocabulary: Vocabulary, *, is_forced: bool
+    format_: AnswerFormat, calls: str, vocabulary: Vocabulary, *, is_forced: bool
 ) -> AnswerConstraint:
     """Returns what an answer is in a format of its own: reasoning, which is free, and then calls or
     a structured output. Each begins with a marker, also where the sequence does."""
-    reasoning, answer = format_.answer(vocabulary, ANSWER)
-    parts = [reasoning, *(["calls"] if calls else []), *([] if is_forced else [answer])]
+    answer = [] if is_forced else [format_.answer(vocabulary, ANSWER)]
+    parts = [format_.reasoning(vocabulary), *(["calls"] if calls else []), *answer]
     rules = f"start: {' | '.join(parts)}\n{calls}"
     found = vocabulary.tokens_of(format_.opening).values()
     markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in rules)

@@ -29,9 +29,6 @@ class ToolCallFormat(ABC):
     """Markers that open calls, anywhere in the text. None is the beginning of another."""
     is_generic: bool = False
     """True if the template of another format may have the same signs; that one is asked first."""
-    is_whole: bool = False
-    """True if the markup is of all of an answer, so that its parser reads answers without tools,
-    too, and tells reasoning from text."""
     make_id: Callable[[], str] = make_id
     """Makes the id of a call to which the model gives none."""
 
@@ -80,7 +77,19 @@ class ToolCallFormat(ABC):
         """Returns, in Lark, what else begins with the first opening marker; "" if only calls do."""
         return ""
 
-    def answer(self, vocabulary: Vocabulary, text: str) -> tuple[str, str]:
-        """Returns, in Lark, what opens reasoning, and an answer that has a rule for its text; of a
-        format `is_whole`. Each begins with an opening marker, and an answer is all to its end."""
-        raise NotImplementedError
+
+class AnswerFormat(ToolCallFormat):
+    """A format whose markup is of all of an answer. Its parser reads answers without tools, too,
+    and tells reasoning from text."""
+
+    @abstractmethod
+    def reasoning(self, vocabulary: Vocabulary) -> str:
+        """Returns, in Lark, what opens reasoning; it begins with an opening marker."""
+
+    @abstractmethod
+    def answer(self, vocabulary: Vocabulary, text: str) -> str:
+        """Returns, in Lark, an answer without calls, from an opening marker to its end.
+
+        Args:
+            text: what matches the text in it.
+        """

@@ -9,7 +9,7 @@ import pkgutil
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallFormat
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 GROUP = "signalbox.tool_call_formats"
@@ -96,10 +96,12 @@ def choose(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat |
     return detect(template, vocabulary) if name == AUTO else named(name)
 
 
-def choose_whole(name: str, template: str, vocabulary: Vocabulary) -> ToolCallFormat | None:
+def choose_whole(name: str, template: str, vocabulary: Vocabulary) -> AnswerFormat | None:
     """Returns the format of a setting if its markup is of all of an answer, also without tools."""
-    if name in (AUTO, NONE):
-        formats = [*map(named, _OF_PACKAGES), *_own_or_replaced()] if name == AUTO else []
-        found = (one for one in formats if one.is_whole and one.detects(template, vocabulary))
-        return next(found, None)
-    return format_ if (format_ := named(name)).is_whole else None
+    if name == NONE:
+        return None
+    formats = [*map(named, _OF_PACKAGES), *_own_or_replaced()] if name == AUTO else [named(name)]
+    for one in formats:
+        if isinstance(one, AnswerFormat) and (name != AUTO or one.detects(template, vocabulary)):
+            return one
+    return None

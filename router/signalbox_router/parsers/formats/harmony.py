@@ -12,7 +12,7 @@ from signalbox_router.parsers.call_parser import CallParser
 from signalbox_router.parsers.call_rules import arguments_rule, literal, marker
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import MARK, Parser
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_format import AnswerFormat
 from signalbox_router.prompt.chat.conversation import Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
@@ -25,7 +25,7 @@ _MAX_HEADER_CHARS = 256
 _REASONING = "analysis"
 
 
-class HarmonyCalls(ToolCallFormat):
+class HarmonyCalls(AnswerFormat):
     @property
     def markers(self) -> tuple[str, ...]:
         return (CHANNEL, START, MESSAGE, CONSTRAIN, *_ENDS)
@@ -53,12 +53,16 @@ class HarmonyCalls(ToolCallFormat):
         channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
         return f'{channel} ("{_REASONING}" | "commentary" | "final") {message}'
 
-    def answer(self, vocabulary: Vocabulary, text: str) -> tuple[str, str]:
+    def reasoning(self, vocabulary: Vocabulary) -> str:
+        channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
+        return f'{channel} "{_REASONING}" {message}'
+
+    def answer(self, vocabulary: Vocabulary, text: str) -> str:
         channel, message, constrain, end = (
             marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CONSTRAIN, RETURN)
         )
         header = f'{channel} ("final" | "final " {constrain} "json") {message}'
-        return f'{channel} "{_REASONING}" {message}', f"{header} {text} {end}"
+        return f"{header} {text} {end}"
 
 
 class _HarmonyParser(CallParser):
@@ -111,6 +115,5 @@ FORMATS = (
         aliases=("harmony",),
         opening=(CHANNEL, START, f"{_RECIPIENT}{_NAMESPACE}"),
         signs=((CHANNEL, START, CALL),),
-        is_whole=True,
     ),
 )
