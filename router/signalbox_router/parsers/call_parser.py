@@ -23,7 +23,8 @@ from signalbox_router.parsers.char_reader import (
 )
 from signalbox_router.parsers.parser_output import MARK, Output, Parsed
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
-from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
+from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS as MAX_NAME_CHARS
+from signalbox_router.prompt.chat.conversation import Tool
 
 MARKER = re.compile(r"<[^<>\s]+>")
 """A marker as most formats spell theirs."""

@@ -10,7 +10,8 @@
     single       true if those templates write the first call of a message alone
     detected     names of those that cannot show calls, or not to the router
 
-Every format is of the tools of `TOOLS`; `PARIS` and `ADD` are the arguments of the two calls.
+The format `arrows` is that of the page on adding one. Every format is of the tools of `TOOLS`;
+`PARIS` and `ADD` are the arguments of the two calls.
 """
 
 import tomllib
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.prompt.chat.conversation import Tool
+from tests.docs.blocks import ROOT, blocks
 
 Calls = list[tuple[str, Any]]
 """Name and arguments of each, whole; arguments are the JSON value."""
@@ -91,6 +93,21 @@ _FOLDER = Path(__file__).with_name("formats")
 NAMES = sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
+OF_PAGE = "arrows"
+
+
+def _format(name: str) -> ToolCallFormat:
+    if name != OF_PAGE:
+        return named(name)
+    scope: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs/how_to/add_a_tool_format.md"):
+        if block.language == "python":
+            exec(block.text, scope)
+    format_ = scope["ARROWS"]
+    assert isinstance(format_, ToolCallFormat)
+    return format_
+
+
 @cache
 def examples(name: str) -> Examples:
     file = tomllib.loads((_FOLDER / f"{name}.toml").read_text())
@@ -104,7 +121,7 @@ def examples(name: str) -> Examples:
         for one in file.get("more", ())
     ]
     return Examples(
-        named(name),
+        _format(name),
         file["one"],
         file["two"],
         more,

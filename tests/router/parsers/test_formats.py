@@ -24,7 +24,7 @@ from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallForm
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from tests.router.fakes import EOS, make_backend
-from tests.router.parsers.format_examples import NAMES, PARIS, TOOLS, Calls, examples
+from tests.router.parsers.format_examples import NAMES, OF_PAGE, PARIS, TOOLS, Calls, examples
 
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_DRAWN_CALLS", "40"))
 """Answers drawn of each format."""
@@ -260,6 +260,6 @@ def test_the_template_tells_the_format(name: str, template: str) -> None:
 
 def test_every_format_has_examples_and_names_of_its_own() -> None:
     names = [name for one in tool_call_formats.OWN for name in (one.name, *one.aliases)]
-    assert {one.name for one in tool_call_formats.OWN} == set(NAMES)
+    assert {OF_PAGE, *(one.name for one in tool_call_formats.OWN)} == set(NAMES)
     assert len(names) == len(set(names))
     assert tool_call_formats.CHOICES[1:-1] == tuple(names)
