@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-_STRING = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
+AFTER_STRING = ",:)]}"
+"""Characters of which one follows a string. A quote before anything else is part of its text, as
+templates write texts that escape no quotes."""
+_STRING = re.compile(
+    "|".join(
+        rf"{quote}(?:\\.|[^{quote}\\]|{quote}(?!\s*(?:[{re.escape(AFTER_STRING)}]|\Z)))*+{quote}"
+        for quote in "\"'"
+    ),
+    re.DOTALL,
+)
 _TOKEN = re.compile(
     rf"""\s+|{_STRING.pattern}|["'].*|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""", re.DOTALL
 )
@@ -29,7 +38,7 @@ def _as_json(text: str) -> Iterator[str]:
     for token, following in pairwise([*tokens, ")"]):
         depth += (token in "([{") - (token in ")]}")
         if _STRING.fullmatch(token):
-            yield json.dumps(_text(token[1:-1]), ensure_ascii=False)
+            yield json.dumps(_text(_body(token)), ensure_ascii=False)
         elif depth == 0 and following == "=" and token.isidentifier():
             yield json.dumps(token)
         elif token == "=" and depth == 0:
@@ -38,6 +47,13 @@ def _as_json(text: str) -> Iterator[str]:
             yield "[" if token == "(" else "]"
         elif token != "," or following not in ")]}":
             yield CONSTANTS.get(token, token)
+
+
+def _body(string: str) -> str:
+    """Returns a string without its quotes, which may be three at each end."""
+    quotes = string[0] * 3
+    is_long = len(string) >= 6 and string.startswith(quotes) and string.endswith(quotes)
+    return string[3:-3] if is_long else string[1:-1]
 
 
 def _text(body: str) -> str:

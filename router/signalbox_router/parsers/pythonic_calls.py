@@ -15,7 +15,7 @@ from signalbox_router.parsers.call_rules import (
 )
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import Parser
-from signalbox_router.parsers.python_values import json_of_python
+from signalbox_router.parsers.python_values import AFTER_STRING, json_of_python
 from signalbox_router.parsers.raw_values import ArgumentSchemas, listed_arguments, refused
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
@@ -90,6 +90,7 @@ class PythonicCallParser(CallParser):
         openings = (*format_.opening, *(("[",) if format_.is_bare else ()))
         super().__init__(format_, tools, openings=openings, **options)
         self._format = format_
+        self._end = self._marker(format_.end)[:1]
 
     def _calls(self, opening: str) -> Reader:
         self._is_in_call = True
@@ -97,7 +98,7 @@ class PythonicCallParser(CallParser):
         if self._format.is_list and is_marked:
             yield from self._literal("[", (yield from self._next_but_space()))
         char = yield from self._next_but_space()
-        while char.isalnum() or char in "_.-":
+        while _is_of_name(char):
             yield from self._call(char, is_known=not is_marked)
             char = yield from self._next_but_space()
             if self._format.is_list and char == ",":
@@ -117,21 +118,31 @@ class PythonicCallParser(CallParser):
     def _call(self, name: str, *, is_known: bool) -> Reader:
         self._is_in_call = True
         while (char := (yield from self._chars.next())) != "(":
-            if not (char.isalnum() or char in "_.-") or len(name) == MAX_NAME_CHARS:
+            if not _is_of_name(char) or len(name) == MAX_NAME_CHARS:
                 raise Mismatch
             name += char
         self._checked_name(name, is_known=is_known)
         arguments = yield from self._arguments()
+        after = yield from self._next_but_space()
+        if not (
+            after in ",]" if self._format.is_list else _is_of_name(after) or after in self._end
+        ):
+            raise Mismatch
+        self._chars.push_back()
         self._begin(name, json_object(f"{{{json_of_python(arguments)}}}"))
 
     def _arguments(self) -> TextReader:
         """Reads to the bracket that closes the call; returns what stands before it."""
-        text, closers, quote, is_escaped = list[str](), [")"], "", False
+        text, closers, quote, is_escaped, is_ended = list[str](), [")"], "", False, False
         while closers:
             char = yield from self._chars.next()
             text.append(char)
+            if is_ended and char.isspace():
+                continue
+            quote = "" if is_ended and char in AFTER_STRING else quote
+            is_ended = False
             if quote:
-                quote = quote if char != quote or is_escaped else ""
+                is_ended = char == quote and not is_escaped
                 is_escaped = char == "\\" and not is_escaped
             elif char in "\"'":
                 quote = char
@@ -140,3 +151,7 @@ class PythonicCallParser(CallParser):
             elif char in ")]}" and char != closers.pop():
                 raise Mismatch
         return "".join(text[:-1])
+
+
+def _is_of_name(char: str) -> bool:
+    return char.isalnum() or char in "_.-"
