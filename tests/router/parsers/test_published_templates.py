@@ -6,6 +6,7 @@ The templates are no part of this repository: TEMPLATES names the sdist that has
 
 import os
 import tarfile
+from contextlib import closing
 from functools import cache
 from pathlib import PurePath
 
@@ -16,7 +17,7 @@ from signalbox_router.parsers import tool_call_formats
 from signalbox_router.prompt.chat.chat_template import ChatTemplate
 from signalbox_router.prompt.chat.conversation import Conversation, Message, ToolCall
 from signalbox_router.prompt.chat.provenance import plain
-from tests.router.parsers.format_examples import ADD, NAMES, PARIS, TOOLS, examples
+from tests.router.parsers.format_examples import ADD, NAMES, PARIS, TOOLS, Calls, examples
 from tests.router.parsers.test_formats import make_parser, read, tokenizer_of
 
 SDIST = os.environ.get("TEMPLATES", "")
@@ -41,25 +42,25 @@ def sources() -> dict[str, str]:
         return {name: file.read().decode() for name, file in texts.items() if file is not None}
 
 
-def rendered(template: ChatTemplate, num_calls: int) -> str:
-    calls = [ToolCall(f"abcdefg{i:02}", *call) for i, call in enumerate(CALLS[:num_calls])]
-    messages = [Message("user", ASKED), Message("assistant", "", calls)]
-    messages += [Message("tool", "3", tool_call_id=call.id, name=call.name) for call in calls]
+def make_template(name: str) -> ChatTemplate:
+    return ChatTemplate(sources()[name], special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def rendered(template: ChatTemplate, calls: Calls) -> str:
+    made = [ToolCall(f"abcdefg{i:02}", *call) for i, call in enumerate(calls)]
+    messages = [Message("user", ASKED), Message("assistant", "", made)]
+    messages += [Message("tool", "3", tool_call_id=call.id, name=call.name) for call in made]
     conversation = Conversation(messages=messages, tools=DESCRIBED)
     return plain(template.render(conversation, max_bytes=1 << 20)).rpartition(ASKED)[2]
 
 
 @pytest.mark.parametrize(("name", "template"), PUBLISHED)
 def test_calls_of_a_published_template_are_read_back(name: str, template: str) -> None:
-    source = sources()[template]
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    by_template = ChatTemplate(source, special_tokens=tokens)
-    try:
-        num_calls, text = 2, rendered(by_template, 2)
-    except InvalidArgument:  # some take one call in a message
-        num_calls, text = 1, rendered(by_template, 1)
-    finally:
-        by_template.close()
+    with closing(make_template(template)) as by_template:
+        try:
+            num_calls, text = 2, rendered(by_template, CALLS)
+        except InvalidArgument:  # some take one call in a message
+            num_calls, text = 1, rendered(by_template, CALLS[:1])
     num_calls = 1 if examples(name).single else num_calls
     for cut in range(len(text)):
         pieces = [text[:cut], text[cut:]]
