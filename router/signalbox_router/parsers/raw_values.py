@@ -185,47 +185,52 @@ def has_odd_quotes(text: str) -> bool:
     return len(re.findall(r'(?<!\\)(?:\\\\)*"', text)) % 2 == 1
 
 
-def value_rules(
-    name: str,
-    schemas: ArgumentSchemas,
-    schema: Any,
-    *,
-    position: int,
-    is_free: bool,
-    lark: str,
-    end: Sequence[str],
-    stop: str,
-) -> list[str]:
-    """Returns rules for the value of an argument and the marker that ends it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRules:
+    """Writes the rules of the values of one tool's arguments."""
 
-    Args:
-        position: the tool's among those of the grammar.
-        is_free: True for any text.
-        lark: a client's grammar of the text, if there is one.
-        end: the texts and tokens that end the value, in Lark.
-        stop: the tag in the first of `end`, if that is text; "" if it is a token.
-    """
-    if lark:
-        return [f"{name}: {name}_lark {' '.join(end)}", lark_rule(f"{name}_lark", lark)]
-    if not is_free and schemas.types_of(schema) != TEXT:
-        rule = schema_rule(f"{name}_json", schemas.document(schema, position))
-        return [f"{name}: {name}_json {' '.join(end)}", rule]
-    text = name.upper()
-    rule = f"{text}: {' & '.join([_ANY_TEXT, *([] if is_free else schemas.terms(schema))])}"
-    if not end[0].startswith('"'):
-        return [f"{name}: {' '.join((text, *end))}", rule]
-    if not stop:  # a text and the space before a token are one terminal, as it may end like that
-        rule = f"{rule.replace(': ', ': (', 1)}) {end[0]}"
-        return [f"{name}: {' '.join((text, *end[1:]))}", rule]
-    # The first end counts. Excluding it from the text instead takes llguidance beyond its limits
-    # where the schema bounds the length.
-    before, _, after = json.loads(end[0]).partition(stop)
-    rest = " ".join(([literal(after)] if after else []) + [*end[1:]])
-    return [
-        f"{name}: {name}_text {rest}",
-        f"{name}_text[suffix={literal(before + stop)}]: {text}",
-        rule,
-    ]
+    schemas: ArgumentSchemas
+    position: int
+    """The tool's among those of the grammar."""
+    end: Sequence[str]
+    """The texts and tokens that end a value, in Lark."""
+    stop: str
+    """The tag in the first of `end`, if that is text; "" if it is a token."""
+    is_free: bool = False
+    """True if a value is any text."""
+    lark: str = ""
+    """A client's grammar of the values, if there is one."""
+
+    def of(self, name: str, schema: Any) -> list[str]:
+        """Returns rules for a value of a schema and the marker that ends it."""
+        if self.lark:
+            return [
+                f"{name}: {name}_lark {' '.join(self.end)}",
+                lark_rule(f"{name}_lark", self.lark),
+            ]
+        if not self.is_free and self.schemas.types_of(schema) != TEXT:
+            rule = schema_rule(f"{name}_json", self.schemas.document(schema, self.position))
+            return [f"{name}: {name}_json {' '.join(self.end)}", rule]
+        terms = [] if self.is_free else self.schemas.terms(schema)
+        return self._of_text(name, " & ".join([_ANY_TEXT, *terms]))
+
+    def _of_text(self, name: str, pattern: str) -> list[str]:
+        first, *others = self.end
+        text = name.upper()
+        rule = f"{text}: {pattern}"
+        if not first.startswith('"'):
+            return [f"{name}: {' '.join((text, *self.end))}", rule]
+        if not self.stop:  # a text and the space before a token are one terminal, as it may end so
+            return [f"{name}: {' '.join((text, *others))}", f"{text}: ({pattern}) {first}"]
+        # The first end counts. Excluding it from the text instead takes llguidance beyond its
+        # limits where the schema bounds the length.
+        before, _, after = json.loads(first).partition(self.stop)
+        rest = " ".join(([literal(after)] if after else []) + others)
+        return [
+            f"{name}: {name}_text {rest}",
+            f"{name}_text[suffix={literal(before + self.stop)}]: {text}",
+            rule,
+        ]
 
 
 PLAIN_NAME = "[A-Za-z_][A-Za-z0-9_]*"
@@ -262,6 +267,13 @@ def listed_arguments(
             rest = others.format(kind)
             yield f"{kind}_{here}: {before}argument_{here} rest_{later}{rest}"
         yield from argument(here, name, schema)
+    yield from _unlisted_arguments(position, schemas, sign=sign, separator=separator)
+
+
+def _unlisted_arguments(
+    position: int, schemas: ArgumentSchemas, *, sign: str, separator: str
+) -> Iterator[str]:
+    """Yields rules for the arguments that are not declared, which come last."""
     last = f"{position}_{len(schemas.properties)}"
     if schemas.others is False:
         yield f'first_{last}: ""'

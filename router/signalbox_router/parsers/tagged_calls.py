@@ -13,10 +13,10 @@ from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.raw_values import (
     TEXT,
     ArgumentSchemas,
+    ValueRules,
     has_odd_quotes,
     json_of,
     refused,
-    value_rules,
 )
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import Tool
@@ -93,13 +93,14 @@ class TaggedCalls(ToolCallFormat):
         schemas = ArgumentSchemas.of(known, is_enforced=True)
         tag = parts_of(end)[0]
         is_text = written(tag, self.markers, vocabulary) == [literal(tag)]
-        options: dict[str, Any] = {
-            "position": position,
-            "is_free": not tool.strict,
-            "lark": lark_of(tool) if tool.strict else "",
-            "end": written(end, self.markers, vocabulary),
-            "stop": tag if is_text else "",
-        }
+        values = ValueRules(
+            schemas=schemas,
+            position=position,
+            end=written(end, self.markers, vocabulary),
+            stop=tag if is_text else "",
+            is_free=not tool.strict,
+            lark=lark_of(tool) if tool.strict else "",
+        )
         names, rules = [], []
         for j, (key, schema) in enumerate(schemas.properties.items()):
             self._check_key(key)
@@ -107,14 +108,14 @@ class TaggedCalls(ToolCallFormat):
             tag = " ".join(written(f"{before}{key}{after}", self.markers, vocabulary))
             kind = self._kind(schemas.types_of(schema), is_free=not tool.strict)
             rules.append(f"{name}: {tag} {kind} {value}")
-            rules += value_rules(value, schemas, schema, **options)
+            rules += values.of(value, schema)
             names.append(f"{name}{'' if key in schemas.required else '?'}")
         if schemas.others is not False:
             name, value = f"other_{position}", f"others_{position}"
             key_of, rule = self._other_key(position, schemas.properties, vocabulary)
             kind = self._kind(schemas.types_of(schemas.others), is_free=not tool.strict)
             rules += [f"{name}: {key_of} {kind} {value}", rule]
-            rules += value_rules(value, schemas, schemas.others, **options)
+            rules += values.of(value, schemas.others)
             names.append(f"{name}*")
         return " ".join(names), rules
 

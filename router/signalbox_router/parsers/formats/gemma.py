@@ -19,9 +19,9 @@ from signalbox_router.parsers.raw_values import (
     PLAIN_NAME,
     TEXT,
     ArgumentSchemas,
+    ValueRules,
     listed_arguments,
     refused,
-    value_rules,
 )
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
@@ -67,20 +67,15 @@ class GemmaCalls(ToolCallFormat):
         check_is_json(position, tool)
         schemas = ArgumentSchemas.of(tool if tool.strict else None, is_enforced=True)
         quote = marker(self.quote, vocabulary)
-        options: dict[str, Any] = {
-            "is_free": False,
-            "lark": "",
-            "end": [quote],
-            "stop": self.quote if vocabulary.token_id(self.quote) is None else "",
-            "position": position,
-        }
+        stop = self.quote if vocabulary.token_id(self.quote) is None else ""
+        texts = ValueRules(schemas=schemas, position=position, end=[quote], stop=stop)
 
         def argument(here: str, key: str, schema: Any) -> Iterator[str]:
             is_text = schemas.types_of(schema) == TEXT
             before = quote if is_text else ""
             yield f"argument_{here}: {literal(f'{key}:')} {before} value_{here}"
             if is_text:
-                yield from value_rules(f"value_{here}", schemas, schema, **options)
+                yield from texts.of(f"value_{here}", schema)
             else:
                 yield schema_rule(f"value_{here}", schemas.document(schema, position))
 
