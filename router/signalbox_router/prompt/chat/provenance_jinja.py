@@ -14,7 +14,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, optimizeconst
 from jinja2.filters import FILTERS, do_indent, make_attrgetter, sync_do_join
 from jinja2.nodes import EvalContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 from jinja2.utils import pass_eval_context
 
 from signalbox_router.prompt.chat import provenance
@@ -52,8 +52,12 @@ class _CodeGenerator(CodeGenerator):
         self.write("))")
 
 
-class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
-    """Renders templates to pieces that are `Text`, or `Markup` where a template escapes."""
+class ProvenanceEnvironment(SandboxedEnvironment):
+    """Renders templates to pieces that are `Text`, or `Markup` where a template escapes.
+
+    A template may change lists and dictionaries, as that of Kimi K2 does, which transformers
+    refuses: those that it sees are its own and copies of one conversation.
+    """
 
     code_generator_class = _CodeGenerator
     concat = staticmethod(provenance.concat)

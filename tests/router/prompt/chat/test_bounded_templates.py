@@ -23,7 +23,13 @@ from tests.waiting import EVENT_S, eventually, wait_until_ended
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 BOMB = "{{ 'a' * 10**10 }}"
 WORDY = "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}"
-FAULTS = {ENDLESS: "more than 2 s", BOMB: "more than 512 MiB", WORDY: "more than 1048576 bytes"}
+GROWING = "{% set a = [0] %}{% for i in a %}{% set _ = a.append(i) %}{% endfor %}"
+FAULTS = {
+    ENDLESS: "more than 2 s",
+    GROWING: "more than 2 s",
+    BOMB: "more than 512 MiB",
+    WORDY: "more than 1048576 bytes",
+}
 OF_ONE = "{% if messages[0].content == 'no' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
 LARGE = "{{[" + "0," * 32_000 + "]|length}}"
 STATUS = grpc.StatusCode

@@ -123,6 +123,19 @@ def test_every_template_renders_as_in_transformers(name: str) -> None:
     assert num_rendered > 20
 
 
+def test_a_template_changes_lists_and_dictionaries_of_one_rendering_alone() -> None:
+    source = (
+        "{% set ids = ['a'] %}{% set names = {} %}{% for m in messages %}"
+        "{% set _ = ids.append(m.content) %}{% set _ = names.update(last=ids.pop(0)) %}"
+        "{% set _ = m.clear() %}{% endfor %}{% set _ = messages.pop() %}"
+        "{{ ids }}{{ names.last }}{{ messages | length }}"
+    )
+    template = ChatTemplate(source, special_tokens={"bos_token": "<s>"})
+    talk = in_process([HI, {"role": "assistant", "content": "b"}])
+    for _ in range(2):
+        assert template.render(talk, max_bytes=1000) == "['b']Hi, Zoë 1"
+
+
 @pytest.mark.parametrize("ending", ["", " ", "\n", " x ", "\t\n"])
 @pytest.mark.parametrize("name", ["chatml", "trims"])
 def test_a_continued_message_ends_where_the_template_ends_it(name: str, ending: str) -> None:
