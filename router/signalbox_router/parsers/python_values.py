@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-AFTER_STRING = ",:)]}"
-"""Characters of which one follows a string. A quote before anything else is part of its text, as
-templates write texts that escape no quotes."""
-_STRING = re.compile(
-    "|".join(
-        rf"{quote}(?:\\.|[^{quote}\\]|{quote}(?!\s*(?:[{re.escape(AFTER_STRING)}]|\Z)))*+{quote}"
-        for quote in "\"'"
-    ),
-    re.DOTALL,
-)
+_STRING = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
 _TOKEN = re.compile(
     rf"""\s+|{_STRING.pattern}|["'].*|-?\d(?:[\w.]|(?<=[eE])[+-])*|[^\W\d]\w*|.""", re.DOTALL
 )
@@ -35,10 +26,10 @@ def json_of_python(text: str) -> str:
 def _as_json(text: str) -> Iterator[str]:
     tokens = [one for one in _TOKEN.findall(text) if not one.isspace()]
     depth = 0
-    for token, following in pairwise([*tokens, ")"]):
+    for token, following in pairwise([*_with_sets_as_lists(tokens), ")"]):
         depth += (token in "([{") - (token in ")]}")
         if _STRING.fullmatch(token):
-            yield json.dumps(_text(_body(token)), ensure_ascii=False)
+            yield json.dumps(text_of_string(token), ensure_ascii=False)
         elif depth == 0 and following == "=" and token.isidentifier():
             yield json.dumps(token)
         elif token == "=" and depth == 0:
@@ -46,18 +37,33 @@ def _as_json(text: str) -> Iterator[str]:
         elif token in "()":
             yield "[" if token == "(" else "]"
         elif token != "," or following not in ")]}":
-            yield CONSTANTS.get(token, token)
+            yield CONSTANTS.get(token, _without_zeros(token))
 
 
-def _body(string: str) -> str:
-    """Returns a string without its quotes, which may be three at each end."""
+def _without_zeros(token: str) -> str:
+    """Returns a whole number as JSON has it, without zeros before it."""
+    digits = token.removeprefix("-")
+    sign = token[: len(token) - len(digits)]
+    return sign + (digits.lstrip("0") or "0") if digits.isdecimal() else token
+
+
+def _with_sets_as_lists(tokens: list[str]) -> list[str]:
+    opened, found = list[int](), list(tokens)
+    for i, token in enumerate(tokens):
+        if token == "{":
+            opened.append(i)
+        elif token == ":" and opened:
+            opened[-1] = -1  # what a colon is in is no set
+        elif token == "}" and opened and (begin := opened.pop()) not in (-1, i - 1):
+            found[begin], found[i] = "[", "]"
+    return found
+
+
+def text_of_string(string: str) -> str:
+    """Returns the text of a string, which has one quote at each end or three."""
     quotes = string[0] * 3
     is_long = len(string) >= 6 and string.startswith(quotes) and string.endswith(quotes)
-    return string[3:-3] if is_long else string[1:-1]
-
-
-def _text(body: str) -> str:
-    """Returns the text of a string, without its quotes."""
+    body = string[3:-3] if is_long else string[1:-1]
 
     def unescaped(found: re.Match[str]) -> str:
         code = found[1] or found[2] or found[3]

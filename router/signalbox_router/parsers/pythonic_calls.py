@@ -1,6 +1,7 @@
 """Tool calls as calls of Python functions with named arguments: one class with parameters."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from signalbox_router.parsers.call_rules import (
 )
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import Parser
-from signalbox_router.parsers.python_values import AFTER_STRING, json_of_python
+from signalbox_router.parsers.python_values import json_of_python, text_of_string
 from signalbox_router.parsers.raw_values import ArgumentSchemas, listed_arguments, refused
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
@@ -90,7 +91,6 @@ class PythonicCallParser(CallParser):
         openings = (*format_.opening, *(("[",) if format_.is_bare else ()))
         super().__init__(format_, tools, openings=openings, **options)
         self._format = format_
-        self._end = self._marker(format_.end)[:1]
 
     def _calls(self, opening: str) -> Reader:
         self._is_in_call = True
@@ -124,33 +124,74 @@ class PythonicCallParser(CallParser):
         self._checked_name(name, is_known=is_known)
         arguments = yield from self._arguments()
         after = yield from self._next_but_space()
-        if not (
-            after in ",]" if self._format.is_list else _is_of_name(after) or after in self._end
-        ):
+        if not self._follows_call(after):
             raise Mismatch
         self._chars.push_back()
         self._begin(name, json_object(f"{{{json_of_python(arguments)}}}"))
 
     def _arguments(self) -> TextReader:
-        """Reads to the bracket that closes the call; returns what stands before it."""
-        text, closers, quote, is_escaped, is_ended = list[str](), [")"], "", False, False
+        """Reads to the bracket that closes the call, and what must follow it.
+
+        Returns the arguments, with strings as JSON.
+        """
+        held, parts, closers = self._chars.held, list[str](), [")"]
+        begin = len(held)
         while closers:
             char = yield from self._chars.next()
-            text.append(char)
-            if is_ended and char.isspace():
-                continue
-            quote = "" if is_ended and char in AFTER_STRING else quote
-            is_ended = False
-            if quote:
-                is_ended = char == quote and not is_escaped
-                is_escaped = char == "\\" and not is_escaped
-            elif char in "\"'":
-                quote = char
+            if char in "\"'":
+                parts.append("".join(held[begin:-1]))
+                begin = len(held) - 1
+                end = yield from self._end_of_string(char, closers)
+                string = text_of_string("".join(held[begin:end]))
+                parts.append(json.dumps(string, ensure_ascii=False))
+                begin = end
             elif char in _CLOSERS:
                 closers.append(_CLOSERS[char])
             elif char in ")]}" and char != closers.pop():
                 raise Mismatch
-        return "".join(text[:-1])
+        parts.append("".join(held[begin:]))
+        return "".join(parts).rstrip()[:-1]
+
+    def _end_of_string(self, quote: str, closers: list[str]) -> Generator[None, str, int]:
+        """Reads a string after its opening quote, and what shows that a quote is its end: templates
+        write texts that escape no quotes.
+
+        Returns where held characters go on after it; those of `closers` that follow it are gone.
+        """
+        is_escaped = False
+        while True:
+            char = yield from self._chars.next()
+            if char == quote and not is_escaped:
+                end = len(self._chars.held)
+                if (yield from self._follows_string(closers)):
+                    return end
+            is_escaped = char == "\\" and not is_escaped
+
+    def _follows_string(self, closers: list[str]) -> Generator[None, str, bool]:
+        """Reads what follows a quote, and returns whether it can follow a string: brackets that
+        close, then the next value, the next argument or the end of the call."""
+        left = len(closers)
+        char = yield from self._next_but_space()
+        while left and char == closers[left - 1]:
+            left -= 1
+            char = yield from self._next_but_space()
+        if not left:
+            is_end = self._follows_call(char)
+        elif char == "," and left == 1:
+            while _is_of_name(char := (yield from self._next_but_space())):
+                pass
+            is_end = char in "=)"
+        else:
+            is_end = char == "," or (char == ":" and closers[left - 1] == "}")
+        self._chars.push_back()
+        if is_end:
+            del closers[left:]
+        return is_end
+
+    def _follows_call(self, char: str) -> bool:
+        if self._format.is_list:
+            return char in ",]"
+        return _is_of_name(char) or char == self._marker(self._format.end)[0]
 
 
 def _is_of_name(char: str) -> bool:

@@ -9,7 +9,6 @@ import ast
 import json
 import os
 import random
-import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -180,8 +179,8 @@ FORMS = {
 }  # fmt: skip
 
 
-LOSSY = {"lfm2": re.compile(r"'\s*[,:)\]}]|\\")}
-"""What texts cannot have in the calls of a template that escapes nothing."""
+LOSSY = {"lfm2": '\\\\"'}
+"""What the JSON of answers cannot have: a backslash at a text's end, where nothing is escaped."""
 
 
 class Writer:
@@ -229,7 +228,7 @@ def test_answers_of_bfcl_are_read_back(name: str) -> None:
         ]
         writer = Writer(name, templates)
         for answer in answers():
-            if name in LOSSY and LOSSY[name].search(json.dumps(answer.calls)):
+            if name in LOSSY and LOSSY[name] in json.dumps(answer.calls):
                 continue
             for text, calls in writer.texts(answer.calls):
                 cuts = [*range(len(text))] if same(answer.calls) in is_shortest else []

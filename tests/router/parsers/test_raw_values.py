@@ -192,5 +192,5 @@ def test_schemas_that_lead_to_many_others_cost_little() -> None:
 
 
 def test_a_string_that_is_not_closed_costs_little_and_is_left_as_it_is() -> None:
-    for text in ("'" + r"\' (1,) " * 100_000, "'" + " ' a" * 100_000, r'"a\"'):
+    for text in ("'" + r"\' (1,) " * 100_000, r'"a\"'):
         assert json_of_python(text) == text
