@@ -74,6 +74,7 @@ class Client:
 CLIENTS = (
     Client("openai", "openai_sdk.py"),
     Client("litellm", "litellm_sdk.py", "litellm"),
+    Client("litellm", "litellm_tools.py", "litellm"),
     Client("langchain-openai", "langchain_openai_chat.py"),
     Client("llama-index-llms-openai-like", "llama_index_openai_like.py"),
     Client("langchain-openai", "langchain_openai_embeddings.py"),
