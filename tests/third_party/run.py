@@ -87,7 +87,7 @@ CLIENTS = (
     Client("anthropic", "anthropic_sdk.py", "agents"),
     Client("openai-agents", "openai_agents.py", "agents"),
     Client("smolagents", "smolagents_loop.py", "agents"),
-    Client("pydantic-ai-slim", "pydantic_ai_tools.py", "agents"),
+    Client("pydantic-ai-slim", "pydantic_ai_tools.py", "pydantic-ai"),
     Client("instructor", "instructor_agents.py", "agents"),
     Client("langchain-openai", "langchain_tools.py"),
     Client("llama-index-llms-openai-like", "llama_index_tools.py"),

@@ -1,4 +1,4 @@
-"""By chat and by Responses: a loop of two calls at once, its stream, a typed output."""
+"""By chat, Responses and Messages: a loop of two calls at once, its stream, a typed output."""
 
 import asyncio
 
@@ -6,7 +6,10 @@ from demo_tools import ANSWER, CITIES, FORM, FORM_QUESTION, HTTP, MODEL, QUESTIO
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models import Model
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.profiles import ModelProfile
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 asked: list[str] = []
@@ -44,6 +47,9 @@ async def main() -> None:
     provider = OpenAIProvider(base_url=f"{HTTP}/v1", api_key="none")
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
         await finish(kind(MODEL, provider=provider))
+    messages = AnthropicProvider(base_url=HTTP, api_key="none")
+    profile = ModelProfile(supports_json_schema_output=True)  # else Claude's names alone have it
+    await finish(AnthropicModel(MODEL, provider=messages, profile=profile))
 
 
 asyncio.run(main())
