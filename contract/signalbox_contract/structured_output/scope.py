@@ -19,22 +19,29 @@ class Scope:
     opening_token_ids: tuple[int, ...] = ()
     """Reasoning begins with one of these tokens if the sequence does."""
     closing_token_ids: tuple[int, ...] = ()
-    """Tokens that end reasoning. The constraint begins after them if it is for the whole rest."""
+    """Tokens that end reasoning."""
     max_reasoning_tokens: int | None = None
-    """Tokens of reasoning after which the first of `closing_token_ids` is drawn."""
+    """Tokens of reasoning after which the first of `closing_token_ids` is drawn, and no more
+    reasoning begins."""
+    reasoning_token_ids: tuple[int, ...] = ()
+    """Reasoning begins where a part that conforms ends with these tokens, if there are any."""
     marker_token_ids: tuple[int, ...] = ()
     """Tokens with which the constraint begins in free text, reasoning included; it describes them,
     too."""
     is_repeated: bool = False
     """True if free text follows each text that conforms, so that the constraint may begin again."""
+    is_leading: bool = True
+    """True if the sequence begins with the constraint, or with reasoning that the constraint
+    follows."""
     is_required: bool = True
-    """True if the sequence begins with the constraint unless it begins with reasoning, and may not
-    end within free text."""
+    """True if the sequence may not end within reasoning or other free text. Where there are
+    `reasoning_token_ids`, it may, once a part has conformed that opens no reasoning."""
 
     @property
     def token_ids(self) -> Iterator[int]:
         yield from self.opening_token_ids
         yield from self.closing_token_ids
+        yield from self.reasoning_token_ids
         yield from self.marker_token_ids
 
 
@@ -48,8 +55,10 @@ def decode(message: pb.ConstraintScope) -> Scope:
         opening_token_ids=tuple(message.opening_token_ids),
         closing_token_ids=tuple(message.closing_token_ids),
         max_reasoning_tokens=most,
+        reasoning_token_ids=tuple(message.reasoning_token_ids),
         marker_token_ids=tuple(message.marker_token_ids),
         is_repeated=message.is_repeated,
+        is_leading=message.is_leading,
         is_required=message.is_required,
     )
 
@@ -60,7 +69,9 @@ def encode(scope: Scope) -> pb.ConstraintScope:
         opening_token_ids=scope.opening_token_ids,
         closing_token_ids=scope.closing_token_ids,
         max_reasoning_tokens=scope.max_reasoning_tokens,
+        reasoning_token_ids=scope.reasoning_token_ids,
         marker_token_ids=scope.marker_token_ids,
         is_repeated=scope.is_repeated,
+        is_leading=scope.is_leading,
         is_required=scope.is_required,
     )

@@ -75,6 +75,7 @@ class Grammar:
         None."""
         self._compiled = compiled
         self._scope = scope
+        self._begins_free = compiled is None or not scope.is_leading
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self.mask_ns = 0
@@ -96,9 +97,12 @@ class Grammar:
         scope = self._scope
         self._matcher: LLMatcher | None = None
         self._num_consumed = 0
-        self._is_free = scope.is_open or not scope.is_required or self._compiled is None
-        self._num_reasoned = 0 if scope.is_open else None
-        """Tokens of the reasoning so far; None outside of it."""
+        self._is_free = scope.is_open or self._begins_free
+        self._is_reasoning = scope.is_open
+        self._is_met = False
+        """True if a part has conformed that opens no reasoning."""
+        self._num_reasoned = 0
+        """Tokens of all reasoning so far."""
 
     def mask(self, output: Int32Array) -> Mask | None:
         """Returns what may follow the output, as AllowedTokens holds it; None if anything may.
@@ -118,11 +122,16 @@ class Grammar:
             )
         return mask
 
+    @property
+    def _is_spent(self) -> bool:
+        most = self._scope.max_reasoning_tokens
+        return most is not None and self._num_reasoned >= most
+
     def _mask_of_free_text(self) -> Mask | None:
-        scope, most = self._scope, self._scope.max_reasoning_tokens
-        if most is not None and self._num_reasoned is not None and self._num_reasoned >= most:
+        scope = self._scope
+        if self._is_reasoning and self._is_spent:
             return make_mask(scope.closing_token_ids[:1], vocab_size=self._vocab_size)
-        if not scope.is_required or self._compiled is None:
+        if not scope.is_required or self._is_met or self._compiled is None:
             return None
         return ~make_mask(self._eos_token_ids, vocab_size=self._vocab_size)
 
@@ -142,6 +151,9 @@ class Grammar:
             also += self._scope.opening_token_ids
         for token_id in also:
             mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+        header = self._scope.reasoning_token_ids
+        if header and self._is_spent and output[-1:].tolist() == [header[0]]:
+            mask &= ~make_mask(header[1:2], vocab_size=self._vocab_size)
         return mask
 
     def _fill(self, words: Int32Array) -> LLMatcher:
@@ -165,22 +177,28 @@ class Grammar:
             if self._is_free:
                 self._read_free(token_id)
             elif not self._num_consumed and token_id in self._scope.opening_token_ids:
-                self._is_free, self._num_reasoned = True, 0
+                self._is_free = self._is_reasoning = True
             else:
                 self._match(token_id)
+                if self._is_free:
+                    self._is_reasoning = self._ends_header(output)
+                    self._is_met |= bool(self._scope.reasoning_token_ids) and not self._is_reasoning
             self._num_consumed += 1
+
+    def _ends_header(self, output: Int32Array) -> bool:
+        """Returns whether reasoning begins behind the token that is read."""
+        header, end = self._scope.reasoning_token_ids, self._num_consumed + 1
+        return bool(header) and output[max(0, end - len(header)) : end].tolist() == [*header]
 
     def _read_free(self, token_id: int) -> None:
         scope = self._scope
         if token_id in scope.marker_token_ids and self._compiled is not None:
-            self._is_free, self._num_reasoned = False, None
+            self._is_free = self._is_reasoning = False
             self._match(token_id)
-        elif self._num_reasoned is None:
-            if not self._num_consumed and token_id in scope.opening_token_ids:
-                self._num_reasoned = 0
+        elif not self._is_reasoning:
+            self._is_reasoning = not self._num_consumed and token_id in scope.opening_token_ids
         elif token_id in scope.closing_token_ids:
-            self._num_reasoned = None
-            self._is_free = scope.is_repeated or self._compiled is None
+            self._is_reasoning, self._is_free = False, self._begins_free
         else:
             self._num_reasoned += 1
 

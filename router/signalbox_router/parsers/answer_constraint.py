@@ -1,13 +1,14 @@
 """What constrains an answer beside its structured output, and where that applies.
 
 Reasoning before an answer is free, calls may take the place of a structured output, and those of
-strict tools conform to their schemas from their marker on. Where a marker is a token of the model,
-the worker looks for it and free text costs nothing. Where it is a text, free text is a part of the
+strict tools conform to their schemas from their opening on. Where each opening has a token of the
+model, the worker looks for that and free text costs nothing. Otherwise free text is a part of the
 grammar.
 """
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,6 +34,9 @@ class AnswerConstraint(NamedTuple):
 NOTHING_MORE = AnswerConstraint()
 ANSWER = "@answer"
 """The structured output in the first rule."""
+_OPENING = re.compile(r"^opening_(\d+): (.*)$", re.MULTILINE)
+"""A rule of `call_rules.opening_rules`."""
+_FROM_TOKEN = re.compile(r"<\[(\d+)\]>.*")
 _TOOL = re.compile(r"tools\[(\d+)\]")
 _BREAKS = r"BREAKS: /\n{1,2}/"
 """What models write between their reasoning and the answer; no part of either."""
@@ -53,40 +57,36 @@ def answer_constraint(
         find_format: returns that of the answer, if it has one.
         is_constrained: True if the answer has a structured output.
     """
-    mode = conversation.tool_choice.mode
-    tools = () if mode is ToolMode.NONE else conversation.callable_tools
-    is_forced = mode is ToolMode.REQUIRED
-    is_limited = bool(conversation.tool_choice.allowed) or any(tool.strict for tool in tools)
-    has_calls = is_forced or bool(tools and (is_constrained or is_limited))
+    is_forced = conversation.tool_choice.mode is ToolMode.REQUIRED
+    has_calls = is_forced or _constrains_calls(conversation, is_constrained=is_constrained)
     budget = conversation.thinking.budget
     if not (is_constrained or has_calls) and budget is None:
         return NOTHING_MORE
     format_ = find_format()
     calls = _calls(format_, conversation, vocabulary) if format_ is not None and has_calls else ""
-    if isinstance(format_, AnswerFormat):
-        if budget is not None:
-            raise _no_budget(budget)
-        if is_constrained or is_forced:
-            return _of_whole(format_, calls, vocabulary, is_forced=is_forced)
-    openings = () if format_ is None else format_.opening
-    found = vocabulary.tokens_of(openings).values()
-    markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in calls)
-    scope: Scope | None = WHOLE
-    if reasoning is not None:
-        scope = _scope(reasoning, vocabulary, budget, markers)
-    if calls and is_forced:
+    if isinstance(format_, AnswerFormat) and _has_all(format_, vocabulary):
+        answer = "" if is_forced else ANSWER if is_constrained else None
+        return _of_whole(format_, conversation, vocabulary, calls=calls, answer=answer)
+    scope = _scope(reasoning, vocabulary, budget, calls) if reasoning is not None else WHOLE
+    if is_forced and calls:
         return _of_answer("calls", calls, reasoning, scope, vocabulary)
-    if is_constrained or is_forced:
+    if is_forced or is_constrained:
         answer = f"({ANSWER} | calls)" if calls else ANSWER
         return _of_answer(answer, calls, reasoning, scope, vocabulary)
-    if scope is None:
-        return NOTHING_MORE
-    if markers:
-        scope = replace(scope, marker_token_ids=markers, is_repeated=True, is_required=False)
-        beside = format_.beside(vocabulary) if format_ is not None else ""
-        start = f"calls | {beside}" if beside else "calls"
-        return AnswerConstraint(f"start: {start}\n{calls}", scope)
-    return AnswerConstraint(_after_text(calls, openings, vocabulary), scope)
+    return _of_strict_calls(calls, scope or WHOLE)
+
+
+def _constrains_calls(conversation: Conversation, *, is_constrained: bool) -> bool:
+    """Returns whether calls that the model decides to make conform to something."""
+    if conversation.tool_choice.mode is ToolMode.NONE:
+        return False
+    tools = conversation.callable_tools
+    is_limited = bool(conversation.tool_choice.allowed) or any(tool.strict for tool in tools)
+    return bool(tools) and (is_constrained or is_limited)
+
+
+def _has_all(format_: ToolCallFormat, vocabulary: Vocabulary) -> bool:
+    return len(vocabulary.tokens_of(format_.markers)) == len(format_.markers)
 
 
 def _no_budget(budget: int) -> InvalidArgument:
@@ -95,9 +95,10 @@ def _no_budget(budget: int) -> InvalidArgument:
 
 
 def _scope(
-    reasoning: Reasoning, vocabulary: Vocabulary, budget: int | None, markers: tuple[int, ...]
+    reasoning: Reasoning, vocabulary: Vocabulary, budget: int | None, calls: str
 ) -> Scope | None:
-    """Returns a scope after the reasoning; None if that cannot be told by its tokens."""
+    """Returns a scope after the reasoning, which calls end that open with a token; None if the
+    reasoning cannot be told by its tokens."""
     format_ = reasoning.format_
     start, end = vocabulary.token_id(format_.start), vocabulary.token_id(format_.end)
     if end is None or (start is None and reasoning.may_begin):
@@ -109,7 +110,7 @@ def _scope(
         opening_token_ids=() if start is None or not reasoning.may_begin else (start,),
         closing_token_ids=(end,),
         max_reasoning_tokens=budget,
-        marker_token_ids=markers,
+        marker_token_ids=_tokens_of([one for one in _openings(calls) if not one.before_token]),
     )
 
 
@@ -134,17 +135,68 @@ def _calls(format_: ToolCallFormat, conversation: Conversation, vocabulary: Voca
     )
 
 
+class _Opening(NamedTuple):
+    """The rule of a text that opens calls."""
+
+    rule: str
+    before_token: str
+    token_id: int | None
+    """The first token in it, if there is one."""
+    from_token: str
+
+    @property
+    def text(self) -> str:
+        """The text, if no part of it is a token."""
+        return str(json.loads(self.rule))
+
+
+def _openings(calls: str) -> list[_Opening]:
+    """Returns the openings of the rules of calls."""
+    found = [one[2] for one in _OPENING.finditer(calls)]
+    tokens = [_FROM_TOKEN.search(rule) for rule in found]
+    return [
+        _Opening(rule, rule, None, "")
+        if token is None
+        else _Opening(rule, rule[: token.start()], int(token[1]), token[0])
+        for rule, token in zip(found, tokens, strict=True)
+    ]
+
+
+def _tokens_of(openings: Iterable[_Opening]) -> tuple[int, ...]:
+    ids = (one.token_id for one in openings)
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+
 def _of_whole(
-    format_: AnswerFormat, calls: str, vocabulary: Vocabulary, *, is_forced: bool
+    format_: AnswerFormat,
+    conversation: Conversation,
+    vocabulary: Vocabulary,
+    *,
+    calls: str,
+    answer: str | None,
 ) -> AnswerConstraint:
-    """Returns what an answer is in a format of its own: reasoning, which is free, and then calls or
-    a structured output. Each begins with a marker, also where the sequence does."""
-    answer = [] if is_forced else [format_.answer(vocabulary, ANSWER)]
-    parts = [format_.reasoning(vocabulary), *(["calls"] if calls else []), *answer]
-    rules = f"start: {' | '.join(parts)}\n{calls}"
-    found = vocabulary.tokens_of(format_.opening).values()
-    markers = tuple(token_id for token_id in found if f"<[{token_id}]>" in rules)
-    return AnswerConstraint(rules, Scope(marker_token_ids=markers, is_repeated=True))
+    """Returns what an answer is in a format of its own: messages, of which each has a header.
+
+    Args:
+        answer: the text of the answer; "" if calls take its place, None if it is free.
+    """
+    budget = conversation.thinking.budget
+    end = vocabulary.token_id(format_.end_of_reasoning)
+    header = [vocabulary.token_id(one) for one in format_.reasoning]
+    tokens = [one for one in header if one is not None]
+    if budget is not None and (end is None or len(tokens) < len(header)):
+        raise _no_budget(budget)
+    start = format_.answer(vocabulary, calls="calls" if calls else "", text=answer)
+    scope = Scope(
+        closing_token_ids=() if budget is None or end is None else (end,),
+        max_reasoning_tokens=budget,
+        reasoning_token_ids=() if budget is None else tuple(tokens),
+        marker_token_ids=tuple(vocabulary.tokens_of(format_.opening).values()),
+        is_repeated=True,
+        is_leading=conversation.add_generation_prompt,
+        is_required=answer is not None,
+    )
+    return AnswerConstraint(f"start: {start}\n{calls}", scope)
 
 
 def _of_answer(
@@ -172,23 +224,33 @@ def _of_answer(
     return AnswerConstraint(f"start: {before} {answer}\n{thought}\n{_BREAKS}\n{calls}", WHOLE)
 
 
-def _after_text(calls: str, openings: tuple[str, ...], vocabulary: Vocabulary) -> str:
-    """Returns rules of free text with calls whose one opening is a text; "" if none can be made."""
-    if len(openings) != 1 or any(one in openings[0] for one in vocabulary.special_tokens.values()):
-        return ""
-    opening = literal(openings[0])
-    lines = [
-        line if ": %json " in line else line.replace(opening, "opened")
-        for line in calls.splitlines()
-    ]
-    if not any("opened" in line for line in lines):
-        return ""
-    excluded = re.escape(openings[0]).replace("/", r"\/")
-    return "\n".join(
-        (
-            "start: calls* REST?",
-            f"opened[suffix={opening}]: /(?s:.*)/",
-            f"REST: /(?s:.+)/ & ~/(?s:.*){excluded}(?s:.*)/",
-            *lines,
+def _of_strict_calls(calls: str, scope: Scope) -> AnswerConstraint:
+    """Returns what constrains calls in free text, from their openings on."""
+    openings = _openings(calls)
+    texts = [one.text for one in openings if one.token_id is None]
+    if not openings:
+        return AnswerConstraint("", scope)
+    if not texts:
+        scope = replace(scope, is_repeated=True, is_leading=False, is_required=False)
+        rules = (
+            f"start: calls\n{_with_openings(calls, [f': {one.from_token}' for one in openings])}"
         )
+        return AnswerConstraint(rules, replace(scope, marker_token_ids=_tokens_of(openings)))
+    if scope is not WHOLE:
+        scope = replace(scope, marker_token_ids=_tokens_of(openings), is_required=False)
+    excluded = "|".join(re.escape(one).replace("/", r"\/") for one in texts)
+    after_text = [
+        f"[suffix={one.rule}]: /(?s:.*)/" if one.token_id is None else f": TEXT? {one.from_token}"
+        for one in openings
+    ]
+    return AnswerConstraint(
+        "start: calls* TEXT?\n"
+        f"TEXT: /(?s:.+)/ & ~/(?s:.*)({excluded})(?s:.*)/\n"
+        f"{_with_openings(calls, after_text)}",
+        scope,
     )
+
+
+def _with_openings(calls: str, rules: Sequence[str]) -> str:
+    """Returns rules of calls with other rules of their openings."""
+    return _OPENING.sub(lambda found: f"opening_{found[1]}{rules[int(found[1])]}", calls)

@@ -37,6 +37,19 @@ def written(text: str, markers: Iterable[str], vocabulary: Vocabulary) -> list[s
     return [marker(part, vocabulary) if part in tokens else literal(part) for part in parts if part]
 
 
+def opening_rules(
+    openings: Iterable[str], markers: Iterable[str], vocabulary: Vocabulary
+) -> list[str]:
+    """Returns the rules `opening_N`, the texts that open calls.
+
+    A grammar begins calls by these rules, so that free text can be put before them.
+    """
+    return [
+        f"opening_{i}: {' '.join(written(text, markers, vocabulary))}"
+        for i, text in enumerate(openings)
+    ]
+
+
 def repeated(rule: str, separator: str, *, is_parallel: bool) -> str:
     """Returns what matches a rule once, or more often with a separator where that is allowed."""
     return f"{rule} ({literal(separator)} {rule})*" if is_parallel else rule

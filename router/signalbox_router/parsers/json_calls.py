@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_router.parsers.call_parser import CallParser
-from signalbox_router.parsers.call_rules import call_rule, literal, marker, repeated
+from signalbox_router.parsers.call_rules import call_rule, literal, marker, opening_rules, repeated
 from signalbox_router.parsers.char_reader import SPACE, Mismatch, Reader, json_object
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
@@ -50,23 +50,31 @@ class JsonCalls(ToolCallFormat):
     def grammar(
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
-        opening, end = (
-            "".join(f"{marker(text, vocabulary)} " for text in texts[:1] if text)
-            for texts in (self.opening, (self.end,))
-        )
-        if self.is_bare:  # the marker may be left out, and its end with it
-            opening, end = f"({opening})? " if opening and not end else "", ""
         space, separator = literal(self.space), self.separators[-1:] or ","
-        if self.is_list:
-            calls = f'{opening}"[" {repeated("call", ", ", is_parallel=is_parallel)} "]" {end}'
-        elif end:
-            calls = repeated("marked", "\n", is_parallel=is_parallel)
-        else:
-            calls = f"{opening}{repeated('call', f'{separator} ', is_parallel=is_parallel)}"
-        rules = [f"calls: {calls}", f"marked: {opening}{space} call {space} {end}"]
+        is_one = bool(self.end) and not (self.is_list or self.is_bare)
+        """True if each call has markers of its own."""
+        one = repeated("call", f"{separator} ", is_parallel=is_parallel and not is_one)
+        # An opening may have the bracket of the list, and only the first has an end.
+        begun = f'{one} "]"' if self.is_list else one
+        listed = f'"[" {begun}' if self.is_list else one
+        marked = [
+            f"opening_{i} {space} {begun if text.endswith('[') else listed}"
+            for i, text in enumerate(self.opening)
+        ]
+        if self.end:
+            marked[0] = f"{marked[0]} {space} {marker(self.end, vocabulary)}"
+        if self.is_bare:
+            marked.append(listed)
+        calls = repeated("marked", "\n", is_parallel=is_parallel) if is_one else "marked"
         keys = {"name_key": self.name_key, "number_key": self.number_key}
-        rules.append(call_rule("call", tools, arguments_key=self.arguments_key, **keys))
-        return "\n".join(rules)
+        return "\n".join(
+            (
+                f"calls: {calls}",
+                f"marked: {' | '.join(marked)}",
+                call_rule("call", tools, arguments_key=self.arguments_key, **keys),
+                *opening_rules(self.opening, self.markers, vocabulary),
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -96,7 +104,7 @@ class JsonCallParser(CallParser):
         if self._is_bare:
             yield from self._bare_calls(opening)
             return
-        char = yield from self._next_but_space()
+        char = opening[-1] if opening[-1] in "[{" else (yield from self._next_but_space())
         yield from self._json_calls(char)
         if self._format.end:
             yield from self._literal(self._format.end, (yield from self._next_but_space()))

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_router.parsers.call_parser import MARKER, CallParser, parts_of
-from signalbox_router.parsers.call_rules import arguments_rule, literal, repeated, written
+from signalbox_router.parsers.call_rules import (
+    arguments_rule,
+    literal,
+    opening_rules,
+    repeated,
+    written,
+)
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.tool_call_format import ToolCallFormat
@@ -48,18 +54,21 @@ class NamedJsonCalls(ToolCallFormat):
     def grammar(
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
-        opening, end, before, after, end_of_call = (
-            " ".join(written(text, self.markers, vocabulary))
-            for text in (self.opening[0], self.end, *self.call)
+        end, before, after, end_of_call = (
+            " ".join(written(text, self.markers, vocabulary)) for text in (self.end, *self.call)
         )
-        calls = repeated("call", self.separator, is_parallel=is_parallel)
         choice = " | ".join(f"call_{i}" for i in range(len(tools)))
-        bare = f" | {calls}" if len(self.opening) > 1 else ""
-        rules = [f"calls: {opening} {calls} {end}{bare}", f"call: {choice}"]
+        calls = f"opening_0 {repeated('call', self.separator, is_parallel=is_parallel)} {end}"
+        rules = [f"call: {before} named", f"named: {choice}"]
+        if len(self.opening) > 1:
+            rest = written(self.call[0].removeprefix(self.opening[1]), self.markers, vocabulary)
+            rules.append(f"bare: {' '.join(('opening_1', *rest))} named")
+            calls += f" | {repeated('bare', self.separator, is_parallel=is_parallel)}"
+        rules += [f"calls: {calls}", *opening_rules(self.opening, self.markers, vocabulary)]
         number = "/:(0|[1-9][0-9]{0,2})/" if self.is_numbered else ""
         for i, tool in enumerate(tools):
             name = f"{literal(f'{self.prefix}{tool.name}')} {number}"
-            rules.append(f"call_{i}: {before} {name} {after} arguments_{i} {end_of_call}")
+            rules.append(f"call_{i}: {name} {after} arguments_{i} {end_of_call}")
             rules.append(arguments_rule(f"arguments_{i}", i, tool))
         return "\n".join(rules)
 

@@ -11,6 +11,7 @@ from signalbox_router.parsers.call_rules import (
     check_is_json,
     literal,
     marker,
+    opening_rules,
     repeated,
     schema_rule,
 )
@@ -49,10 +50,10 @@ class PythonicCalls(ToolCallFormat):
     ) -> str:
         calls = repeated("call", ", " if self.is_list else "\n", is_parallel=is_parallel)
         calls = f'"[" {calls} "]"' if self.is_list else f'"\\n" {calls} "\\n"'
-        if not self.is_bare:
-            opening, end = (marker(one, vocabulary) for one in (self.opening[0], self.end))
-            calls = f"{opening} {calls} {end}"
-        rules = [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        bare = f" | {calls}" if self.is_bare else ""
+        calls = f"opening_0 {calls} {marker(self.end, vocabulary)}{bare}"
+        rules = opening_rules(self.opening, self.markers, vocabulary)
+        rules += [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
         for i, tool in enumerate(tools):
             rules.append(f'call_{i}: {literal(f"{tool.name}(")} first_{i}_0 ")"')
             try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
 from signalbox_router.parsers.call_parser import MARKER, CallParser, parts_of
-from signalbox_router.parsers.call_rules import lark_of, literal, repeated, written
+from signalbox_router.parsers.call_rules import lark_of, literal, opening_rules, repeated, written
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.raw_values import (
@@ -66,22 +66,30 @@ class TaggedCalls(ToolCallFormat):
         def tags(text: str) -> str:
             return " ".join(written(text, self.markers, vocabulary))
 
-        opening = end = ""
-        if self.end:
-            opening = f"{tags(self.opening[0])} {tags(self.space)}"
-            end = f"{tags(self.space)} {tags(self.end)}"
         before, after, end_of_call = self.call
-        calls = repeated("call", self.space, is_parallel=is_parallel)
-        if self.is_group:
-            calls, opening, end = f"{opening} {calls} {end}", "", ""
-        rules = [f"calls: {calls}", f"call: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
+        marked, space = "opening_0 named", tags(self.space)
+        if self.end:
+            opening, call, end = f"opening_0 {space}", f"{tags(before)} named", tags(self.end)
+            if self.is_group:
+                call = repeated("call", self.space, is_parallel=is_parallel)
+            marked = f"{opening} {call} {space} {end}"
+            if len(self.opening) > 1:
+                marked += f" | opening_1 named {space} {end}"
+        calls = repeated("marked", self.space, is_parallel=is_parallel and not self.is_group)
+        rules = [
+            f"calls: {calls}",
+            f"marked: {marked}",
+            f"call: {tags(before)} named",
+            f"named: {' | '.join(f'call_{i}' for i in range(len(tools)))}",
+            *opening_rules(self.opening, self.markers, vocabulary),
+        ]
         for i, tool in enumerate(tools):
             try:
                 arguments, parts = self._arguments(i, tool, vocabulary)
             except SchemaError as error:
                 raise refused(i, tool, str(error)) from None
-            name = tags(f"{before}{tool.name}{after}")
-            rules += [f"call_{i}: {opening} {name} {arguments} {tags(end_of_call)} {end}", *parts]
+            name = tags(f"{tool.name}{after}")
+            rules += [f"call_{i}: {name} {arguments} {tags(end_of_call)}", *parts]
         return "\n".join(rules)
 
     def _arguments(

@@ -64,7 +64,8 @@ class ToolCallFormat(ABC):
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
         """Returns rules in Lark for `calls`: calls in this format, from the opening marker to the
-        end of the last, with a marker as its token where the vocabulary has that.
+        end of the last, with a marker as its token where the vocabulary has that. They begin calls
+        by `call_rules.opening_rules`; strict calls are free under `auto` otherwise.
 
         The arguments of a strict tool conform to its schema; those of others are any that the
         format can write. `call_rules` has what formats share.
@@ -73,23 +74,22 @@ class ToolCallFormat(ABC):
             is_parallel: False allows one call.
         """
 
-    def beside(self, vocabulary: Vocabulary) -> str:
-        """Returns, in Lark, what else begins with the first opening marker; "" if only calls do."""
-        return ""
 
-
+@dataclass(frozen=True, kw_only=True)
 class AnswerFormat(ToolCallFormat):
     """A format whose markup is of all of an answer. Its parser reads answers without tools, too,
     and tells reasoning from text."""
 
-    @abstractmethod
-    def reasoning(self, vocabulary: Vocabulary) -> str:
-        """Returns, in Lark, what opens reasoning; it begins with an opening marker."""
+    reasoning: tuple[str, ...]
+    """Tokens that open reasoning."""
+    end_of_reasoning: str
 
     @abstractmethod
-    def answer(self, vocabulary: Vocabulary, text: str) -> str:
-        """Returns, in Lark, an answer without calls, from an opening marker to its end.
+    def answer(self, vocabulary: Vocabulary, *, calls: str, text: str | None) -> str:
+        """Returns, in Lark, what an answer is at its beginning and from each opening on: a header,
+        after which the text is free, or all of a call or of an answer.
 
         Args:
-            text: what matches the text in it.
+            calls: the rule of calls, or "".
+            text: the rule of the answer's text; "" if calls take its place, None if it is free.
         """

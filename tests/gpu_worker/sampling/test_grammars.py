@@ -101,9 +101,19 @@ ANSWER = Scope(opening_token_ids=(ord("{"),), closing_token_ids=(ord("}"),))
 """Of a model that may begin with reasoning in braces."""
 OPEN = Scope(is_open=True, closing_token_ids=(ord("}"),), marker_token_ids=(ord("a"),))
 SHORT = Scope(is_open=True, closing_token_ids=(ord("}"),), max_reasoning_tokens=2)
-CALLS = Scope(marker_token_ids=(ord("a"),), is_repeated=True, is_required=False)
+CALLS = Scope(marker_token_ids=(ord("a"),), is_repeated=True, is_leading=False, is_required=False)
 REASONED = replace(CALLS, closing_token_ids=(ord("}"),), max_reasoning_tokens=2, is_open=True)
-CHANNELS = replace(CALLS, is_required=True)
+CHANNELS = replace(CALLS, is_leading=True, is_required=True)
+HEADERS = replace(
+    CHANNELS,
+    marker_token_ids=(ord("a"), ord("c")),
+    is_required=False,
+    closing_token_ids=(ord("}"),),
+    max_reasoning_tokens=2,
+    reasoning_token_ids=(ord("a"), ord("b")),
+)
+MUST_END = replace(HEADERS, is_required=True)
+"""Reasoning follows each `ab`, and free text each `ac`; neither may begin otherwise."""
 ANYTHING = None
 NO_END = set(range(259)) - {END_OF_SEQUENCE_ID}
 
@@ -135,13 +145,26 @@ NO_END = set(range(259)) - {END_OF_SEQUENCE_ID}
         (CHANNELS, "", letters("a")),
         (CHANNELS, "abx", NO_END),
         (CHANNELS, "abxa", letters("b")),
+        (HEADERS, "", letters("a")),
+        (HEADERS, "a", letters("bc")),
+        (HEADERS, "abx", ANYTHING),
+        (HEADERS, "abxx", letters("}")),
+        (HEADERS, "abx}", letters("a")),
+        (HEADERS, "abx}abx", letters("}")),  # of all reasoning together
+        (HEADERS, "abxx}", letters("a")),
+        (HEADERS, "abxx}a", letters("c")),  # no more of it
+        (HEADERS, "abxx}acxxxx", ANYTHING),
+        (HEADERS, "acab", ANYTHING),
+        (MUST_END, "abx", NO_END),
+        (MUST_END, "abx}acx", ANYTHING),
     ],
 )
 def test_a_constraint_holds_where_it_applies(
     grammars: Grammars, scope: Scope, output: str, expected: set[int] | None
 ) -> None:
     """The same mask whether the output is read token by token, at once, or by a fork."""
-    reading_on = grammars.grammar(("regex", "ab"), scope=scope)
+    pattern = "a[bc]" if scope.reasoning_token_ids else "ab"
+    reading_on = grammars.grammar(("regex", pattern), scope=scope)
     tokens = ids(output)
     masks = [reading_on.mask(tokens[:length]) for length in range(len(tokens) + 1)]
     masks += [one.mask(tokens) for one in (reading_on.fork(), reading_on)]

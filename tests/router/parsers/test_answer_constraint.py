@@ -15,7 +15,7 @@ from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_router.parsers.answer_constraint import NOTHING_MORE, answer_constraint
 from signalbox_router.parsers.reasoning_formats import THINK, ReasoningFormat
 from signalbox_router.parsers.reasoning_reader import Reasoning
-from signalbox_router.parsers.tool_call_formats import HERMES, NONE, named
+from signalbox_router.parsers.tool_call_formats import HERMES, NONE
 from signalbox_router.parsers.tool_call_reader import format_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
@@ -213,7 +213,9 @@ def test_strict_calls_conform_from_their_marker_on() -> None:
     asked = conversation(tools=STRICT)
     wrapped, scope = constrain(model, asked, setting="mistral")
     marker = model.tokenizer.vocabulary.token_id("[TOOL_CALLS]")
-    assert scope == Scope(marker_token_ids=(marker,), is_repeated=True, is_required=False)
+    assert scope == Scope(
+        marker_token_ids=(marker,), is_repeated=True, is_leading=False, is_required=False
+    )
     conforms = matching(model, wrapped)
     (call,) = CALLS_OF_TOKENS["mistral"]
     assert conforms(call) and not conforms(call.replace("1", "true")) and not conforms("Well.")
@@ -226,7 +228,11 @@ def test_strict_calls_may_begin_with_each_marker_of_their_scope(name: str) -> No
     vocabulary, tokenizer = tokenizer_of(name, has_markers=True)
     asked = conversation(tools=format_examples.TOOLS)
     rules, scope = answer_constraint(
-        asked, vocabulary, None, lambda: named(name), is_constrained=False
+        asked,
+        vocabulary,
+        None,
+        lambda: format_examples.examples(name).format_,
+        is_constrained=False,
     )
     for marker in scope.marker_token_ids:
         assert compile_grammar(("rules", rules), tokenizer).consume_token(marker)

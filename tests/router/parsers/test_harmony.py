@@ -1,11 +1,9 @@
 """Harmony, whose markup is of all of an answer."""
 
-from dataclasses import replace
 from unittest.mock import sentinel
 
 import pytest
 
-from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import compile_grammar
 from signalbox_contract.structured_output.scope import Scope
 from signalbox_router.parsers.answer_constraint import answer_constraint
@@ -14,7 +12,6 @@ from signalbox_router.parsers.tool_call_reader import reader_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
     Message,
-    Thinking,
     ToolChoice,
     ToolMode,
 )
@@ -26,6 +23,12 @@ from tests.router.parsers.test_formats import tokenizer_of
 
 HARMONY = named("openai")
 ASKED = [Message("user", "Hi")]
+HEADERS = (
+    "<|channel|>commentary to=functions.{} <|constrain|>json",
+    " to=functions.{}<|channel|>commentary json",
+    " to=functions.{}<|channel|>commentary",
+)
+"""Those of a call."""
 
 
 def test_reasoning_and_text_are_told_apart_without_tools() -> None:
@@ -44,17 +47,39 @@ def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
     vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
     asked = Conversation(messages=ASKED, tools=TOOLS)
     rules, scope = answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
-    assert scope.marker_token_ids == (vocabulary.token_id("<|channel|>"),)
+    markers = vocabulary.tokens_of(("<|channel|>", "<|start|>")).values()
+    assert scope == Scope(marker_token_ids=tuple(markers), is_repeated=True, is_required=False)
 
     def conforms(text: str) -> bool:
         matcher = compile_grammar(("rules", rules), tokenizer).deep_copy()
         tokens = tokenizer.tokenize_str(text, parse_special=True)
         return all(map(matcher.consume_token, tokens)) and matcher.is_accepting()
 
-    assert conforms("<|channel|>analysis<|message|>") and conforms("<|channel|>final<|message|>")
-    call = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{}<|call|>"
-    assert conforms(call.replace("{}", '{"city": "Paris"}'))
-    assert not conforms(call.replace("{}", '{"town": "Paris"}')) and not conforms(call)
+    for start in ("", "<|start|>assistant"):
+        for header in ("analysis", "commentary", "final", "final <|constrain|>json"):
+            assert conforms(f"{start}<|channel|>{header}<|message|>")
+        for header in HEADERS:
+            call = f"{start}{header.format('get_weather')}<|message|>{{}}<|call|>"
+            assert conforms(call.replace("{}", '{"city": "Paris"}')), call
+            assert not conforms(call.replace("{}", '{"town": "Paris"}')) and not conforms(call)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "Ask to=functions.now.<|end|><|channel|>commentary<|message|>{}",
+            "Ask to=functions.now.{}",
+        ),
+        ("to=functions.now<|channel|>commentary<|message|>{}<|call|>", "to=functions.now{}"),
+    ],
+)
+def test_a_recipient_within_a_text_makes_no_call(text: str, said: str) -> None:
+    """The grammar of strict calls begins with a message, not within its text."""
+    parser = HARMONY.parser(TOOLS)
+    parsed = [parser.push(f"<|channel|>final<|message|> {text}"), parser.flush()]
+    assert "".join(one.text for one in parsed) == f" {said}"
+    assert parser.num_calls == 0
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
@@ -65,11 +90,8 @@ def test_what_is_constrained_follows_reasoning_in_a_channel_of_its_own(is_forced
     rules, scope = answer_constraint(
         asked, vocabulary, None, lambda: HARMONY, is_constrained=not is_forced
     )
-    with pytest.raises(InvalidArgument, match="budget"):
-        bounded = replace(asked, thinking=Thinking(budget=9))
-        answer_constraint(bounded, vocabulary, None, lambda: HARMONY, is_constrained=False)
-    marker = vocabulary.token_id("<|channel|>")
-    assert scope == Scope(marker_token_ids=(marker,), is_repeated=True)
+    markers = vocabulary.tokens_of(("<|channel|>", "<|start|>")).values()
+    assert scope == Scope(marker_token_ids=tuple(markers), is_repeated=True)
     constraint = ("rules", rules) if is_forced else ("rules", rules, "regex", "[0-9]+")
     matcher = compile_grammar(constraint, tokenizer)
 
@@ -83,5 +105,6 @@ def test_what_is_constrained_follows_reasoning_in_a_channel_of_its_own(is_forced
         answer = f"<|channel|>{header}<|message|>12<|return|>"
         assert conforms(answer) is not is_forced
         assert not conforms(answer.replace("12", "x")) and not conforms(answer[:-10])
-    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
-    assert conforms(call) and not conforms(call.replace("now", "later"))
+    for header in HEADERS:
+        call = f"{header.format('now')}<|message|>{{}}<|call|>"
+        assert conforms(call) and not conforms(call.replace("now", "later"))

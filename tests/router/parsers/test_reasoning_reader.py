@@ -339,6 +339,7 @@ async def test_a_budget_and_a_structured_output_are_of_the_reasonings_tokens() -
             closing_token_ids=[token(IM_END)],
             max_reasoning_tokens=21,
             is_required=True,
+            is_leading=True,
         )
         assert params.structured_output.HasField("json_object")
         enabled = {"thinking": {"type": "enabled", "budget_tokens": 1 << 70}, "max_tokens": 64}

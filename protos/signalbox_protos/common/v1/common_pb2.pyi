@@ -253,7 +253,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., typical_p: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_biases: _Optional[bytes] = ..., allowed_token_ids: _Optional[bytes] = ..., bad_words: _Optional[_Iterable[_Union[TokenRun, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., structured_output: _Optional[_Union[StructuredOutput, _Mapping]] = ..., logprob_token_ids: _Optional[bytes] = ..., grammar_cost: _Optional[_Union[GrammarCost, _Mapping]] = ..., constraint_scope: _Optional[_Union[ConstraintScope, _Mapping]] = ...) -> None: ...
 
 class ConstraintScope(_message.Message):
-    __slots__ = ("is_open", "opening_token_ids", "closing_token_ids", "max_reasoning_tokens", "marker_token_ids", "is_repeated", "is_required")
+    __slots__ = ("is_open", "opening_token_ids", "closing_token_ids", "max_reasoning_tokens", "marker_token_ids", "is_repeated", "is_required", "is_leading", "reasoning_token_ids")
     IS_OPEN_FIELD_NUMBER: _ClassVar[int]
     OPENING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CLOSING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,8 @@ class ConstraintScope(_message.Message):
     MARKER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IS_REPEATED_FIELD_NUMBER: _ClassVar[int]
     IS_REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    IS_LEADING_FIELD_NUMBER: _ClassVar[int]
+    REASONING_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     is_open: bool
     opening_token_ids: _containers.RepeatedScalarFieldContainer[int]
     closing_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -268,7 +270,9 @@ class ConstraintScope(_message.Message):
     marker_token_ids: _containers.RepeatedScalarFieldContainer[int]
     is_repeated: bool
     is_required: bool
-    def __init__(self, is_open: _Optional[bool] = ..., opening_token_ids: _Optional[_Iterable[int]] = ..., closing_token_ids: _Optional[_Iterable[int]] = ..., max_reasoning_tokens: _Optional[int] = ..., marker_token_ids: _Optional[_Iterable[int]] = ..., is_repeated: _Optional[bool] = ..., is_required: _Optional[bool] = ...) -> None: ...
+    is_leading: bool
+    reasoning_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, is_open: _Optional[bool] = ..., opening_token_ids: _Optional[_Iterable[int]] = ..., closing_token_ids: _Optional[_Iterable[int]] = ..., max_reasoning_tokens: _Optional[int] = ..., marker_token_ids: _Optional[_Iterable[int]] = ..., is_repeated: _Optional[bool] = ..., is_required: _Optional[bool] = ..., is_leading: _Optional[bool] = ..., reasoning_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenRun(_message.Message):
     __slots__ = ("token_ids",)

@@ -11,7 +11,13 @@ from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
 from signalbox_router.parsers.call_parser import CallParser
-from signalbox_router.parsers.call_rules import check_is_json, literal, marker, schema_rule
+from signalbox_router.parsers.call_rules import (
+    check_is_json,
+    literal,
+    marker,
+    opening_rules,
+    schema_rule,
+)
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.python_values import CONSTANTS
@@ -49,12 +55,13 @@ class GemmaCalls(ToolCallFormat):
     def grammar(
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
-        opening, end, _ = (marker(one, vocabulary) for one in self.markers)
+        end = marker(self.end, vocabulary)
         choice = " | ".join(f"call_{i}" for i in range(len(tools)))
         rules = [f"calls: call{'+' * is_parallel}", f"call: {choice}"]
+        rules += opening_rules(self.opening, self.markers, vocabulary)
         for i, tool in enumerate(tools):
             name = literal(f"{_CALL}{tool.name}{{")
-            rules.append(f'call_{i}: {opening} {name} first_{i}_0 "}}" {end}')
+            rules.append(f'call_{i}: opening_0 {name} first_{i}_0 "}}" {end}')
             try:
                 rules += self._arguments(i, tool, vocabulary)
             except SchemaError as error:

@@ -36,33 +36,36 @@ class HarmonyCalls(AnswerFormat):
     def grammar(
         self, tools: Sequence[Tool], *, is_parallel: bool = True, vocabulary: Vocabulary
     ) -> str:
-        """Returns rules for one call, after which the model ends its answer."""
-        channel, message, constrain, end = (
-            marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CONSTRAIN, CALL)
-        )
+        """Returns rules for one call, after which the model ends its answer.
+
+        A model may name the recipient before the channel, as its template writes earlier calls.
+        """
+        channel, message, end = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CALL))
+        json_ = f'{marker(CONSTRAIN, vocabulary)} "json"'
         rules = [f"calls: {' | '.join(f'call_{i}' for i in range(len(tools)))}"]
         for i, tool in enumerate(tools):
-            to = literal(f"commentary{_RECIPIENT}{_NAMESPACE}{tool.name} ")
-            rules.append(
-                f'call_{i}: {channel} {to} {constrain} "json" {message} arguments_{i} {end}'
+            to = f"{_RECIPIENT}{_NAMESPACE}{tool.name}"
+            rules += (
+                f"call_{i}: header_{i} {message} arguments_{i} {end}",
+                f"header_{i}: {channel} {literal(f'commentary{to} ')} {json_}"
+                f' | {literal(to)} {channel} "commentary" (" json" | " "? {json_})?',
+                arguments_rule(f"arguments_{i}", i, tool),
             )
-            rules.append(arguments_rule(f"arguments_{i}", i, tool))
         return "\n".join(rules)
 
-    def beside(self, vocabulary: Vocabulary) -> str:
-        channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
-        return f'{channel} ("{_REASONING}" | "commentary" | "final") {message}'
-
-    def reasoning(self, vocabulary: Vocabulary) -> str:
-        channel, message = (marker(one, vocabulary) for one in (CHANNEL, MESSAGE))
-        return f'{channel} "{_REASONING}" {message}'
-
-    def answer(self, vocabulary: Vocabulary, text: str) -> str:
-        channel, message, constrain, end = (
-            marker(one, vocabulary) for one in (CHANNEL, MESSAGE, CONSTRAIN, RETURN)
+    def answer(self, vocabulary: Vocabulary, *, calls: str, text: str | None) -> str:
+        start, channel, message, constrain, end = (
+            marker(one, vocabulary) for one in (START, CHANNEL, MESSAGE, CONSTRAIN, RETURN)
         )
-        header = f'{channel} ("final" | "final " {constrain} "json") {message}'
-        return f"{header} {text} {end}"
+        final = f'{channel} "final" (" "? {constrain} "json")? {message}'
+        messages = [" ".join(marker(one, vocabulary) for one in self.reasoning)]
+        if calls:
+            messages.append(calls)
+        if text is None:
+            messages += (f'{channel} "commentary" {message}', final)
+        elif text:
+            messages.append(f"{final} {text} {end}")
+        return f'({start} "assistant")? ({" | ".join(messages)})'
 
 
 class _HarmonyParser(CallParser):
@@ -70,8 +73,12 @@ class _HarmonyParser(CallParser):
 
     def __init__(self, format_: HarmonyCalls, tools: Sequence[Tool], **options: Any) -> None:
         super().__init__(format_, tools, openings=(*format_.opening, *_ENDS), **options)
+        self._has_header = False
 
     def _calls(self, opening: str) -> Reader:
+        if opening.startswith(_RECIPIENT) and self._has_header:  # a text that mentions one
+            raise Mismatch
+        self._has_header = self._has_header or opening not in _ENDS
         while opening not in _ENDS:
             header = yield from self._header(opening)
             if not header:
@@ -115,5 +122,7 @@ FORMATS = (
         aliases=("harmony",),
         opening=(CHANNEL, START, f"{_RECIPIENT}{_NAMESPACE}"),
         signs=((CHANNEL, START, CALL),),
+        reasoning=(CHANNEL, _REASONING, MESSAGE),
+        end_of_reasoning=END,
     ),
 )

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from signalbox_router.parsers.call_rules import arguments_rule, literal, marker
+from signalbox_router.parsers.call_rules import arguments_rule, literal, marker, opening_rules
 from signalbox_router.parsers.char_reader import Mismatch, Reader, json_object
 from signalbox_router.parsers.json_calls import Call, JsonCallParser, JsonCalls
 from signalbox_router.parsers.parser_output import Parser
@@ -38,13 +38,14 @@ class MistralCalls(JsonCalls):
     ) -> str:
         if vocabulary.token_id(ARGUMENTS) is None:
             return super().grammar(tools, is_parallel=is_parallel, vocabulary=vocabulary)
-        opening, call_id, arguments = (marker(one, vocabulary) for one in self.markers)
+        call_id, arguments = (marker(one, vocabulary) for one in (ID, ARGUMENTS))
         calls = " | ".join(f"call_{i}" for i in range(len(tools)))
         rules = [f"calls: ({calls}){'+' * is_parallel}"]
+        rules += opening_rules(self.opening, self.markers, vocabulary)
         if vocabulary.token_id(ID) is not None:
             arguments = f"({call_id} /[a-zA-Z0-9]{{{_NUM_ID_CHARS}}}/)? {arguments}"
         for i, tool in enumerate(tools):
-            rules.append(f"call_{i}: {opening} {literal(tool.name)} {arguments} arguments_{i}")
+            rules.append(f"call_{i}: opening_0 {literal(tool.name)} {arguments} arguments_{i}")
             rules.append(arguments_rule(f"arguments_{i}", i, tool))
         return "\n".join(rules)
 

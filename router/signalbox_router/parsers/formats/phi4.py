@@ -6,7 +6,7 @@ from signalbox_router.parsers.json_calls import JsonCalls
 FORMATS = (
     JsonCalls(
         name="phi4_mini_json",
-        opening=("<|tool_call|>", "functools"),
+        opening=("<|tool_call|>", "functools["),
         end="<|/tool_call|>",
         is_list=True,
         signs=(("<|tool|>", "<|/tool|>"), ("functools[",)),
