@@ -182,15 +182,16 @@ def _of_whole(
     """
     budget = conversation.thinking.budget
     end = vocabulary.token_id(format_.end_of_reasoning)
-    header = [vocabulary.token_id(one) for one in format_.reasoning]
-    tokens = [one for one in header if one is not None]
-    if budget is not None and (end is None or len(tokens) < len(header)):
+    found = [vocabulary.token_id(one) for one in format_.reasoning]
+    header = tuple(token_id for token_id in found if token_id is not None)
+    is_known = end is not None and len(header) == len(found)
+    if budget is not None and not is_known:
         raise _no_budget(budget)
     start = format_.answer(vocabulary, calls="calls" if calls else "", text=answer)
     scope = Scope(
-        closing_token_ids=() if budget is None or end is None else (end,),
+        closing_token_ids=(end,) if is_known and end is not None else (),
         max_reasoning_tokens=budget,
-        reasoning_token_ids=() if budget is None else tuple(tokens),
+        reasoning_token_ids=header if is_known else (),
         marker_token_ids=tuple(vocabulary.tokens_of(format_.opening).values()),
         is_repeated=True,
         is_leading=conversation.add_generation_prompt,

@@ -2,17 +2,23 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import compile_grammar
 from signalbox_contract.structured_output.scope import WHOLE, Scope
-from signalbox_router.parsers.answer_constraint import NOTHING_MORE, answer_constraint
+from signalbox_router.parsers.answer_constraint import (
+    NOTHING_MORE,
+    AnswerConstraint,
+    answer_constraint,
+)
 from signalbox_router.parsers.reasoning_formats import THINK, ReasoningFormat
 from signalbox_router.parsers.reasoning_reader import Reasoning
 from signalbox_router.parsers.tool_call_formats import HERMES, NONE
@@ -29,9 +35,10 @@ from signalbox_router.prompt.chat.conversation import (
 )
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
+from signalbox_worker.sampling.compiled_grammar import CompiledGrammar, Grammar
 from tests.router.fakes import BOS, EOS, POOL, make_files, make_model, token
 from tests.router.parsers import format_examples
-from tests.router.parsers.test_formats import WITH_MARKERS, tokenizer_of
+from tests.router.parsers.test_formats import tokenizer_of
 
 TOOLS = (Tool("get_weather"), Tool("add"))
 CONSTRAINTS = {
@@ -223,19 +230,72 @@ def test_strict_calls_conform_from_their_marker_on() -> None:
     assert loose == ((), NOTHING_MORE.scope)
 
 
-@pytest.mark.parametrize("name", WITH_MARKERS)
-def test_strict_calls_may_begin_with_each_marker_of_their_scope(name: str) -> None:
-    vocabulary, tokenizer = tokenizer_of(name, has_markers=True)
-    asked = conversation(tools=format_examples.TOOLS)
-    rules, scope = answer_constraint(
-        asked,
-        vocabulary,
-        None,
-        lambda: format_examples.examples(name).format_,
-        is_constrained=False,
+OTHER_OPENINGS = {
+    "qwen3_coder": ("<tool_call>\n<function=", "<function="),
+    "granite": ("<|tool_call|>", "<tool_call>"),
+    "phi4_mini_json": ("<|tool_call|>[", "functools["),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", ""),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", ""),
+    "kimi_k2": ("<|tool_calls_section_begin|>", ""),
+    "openai": (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json",
+        " to=functions.get_weather<|channel|>commentary json",
+    ),
+}
+"""What the first opening of a call is replaced by."""
+BARE = {"json", "llama3_json", "llama4_json", "llama4_pythonic", "xlam"}
+"""Formats whose calls need no marker; that of `json` has none."""
+WRITTEN_OTHERWISE = {"cohere_command3", "lfm2", "mistral"}
+"""Formats whose examples have other white space or another form than the grammar."""
+
+
+def grammar_of(found: AnswerConstraint, tokenizer: LLTokenizer, *eos_token_ids: int) -> Grammar:
+    """Returns the worker's state of a constraint that has no structured output."""
+    compiled: Future[CompiledGrammar] | None = None
+    if found.rules:
+        compiled = Future()
+        constraint = ("rules", found.rules)
+        compiled.set_result(CompiledGrammar(lambda: compile_grammar(constraint, tokenizer)))
+    eos = eos_token_ids or (tokenizer.eos_token,)
+    return Grammar(compiled, found.scope, vocab_size=tokenizer.vocab_size, eos_token_ids=eos)
+
+
+def conforms_in_steps(grammar: Grammar, tokenizer: LLTokenizer, text: str) -> bool:
+    """Returns whether the worker's masks admit a text with the end after it."""
+    ids = [*tokenizer.tokenize_str(text, parse_special=True), tokenizer.eos_token]
+    tokens, state = np.array(ids, dtype=np.int32), grammar.fork()
+    for length, token_id in enumerate(ids):
+        mask = state.mask(tokens[:length])
+        if mask is not None and not mask[token_id // 32] >> (token_id % 32) & 1:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("has_markers", [False, True])
+@pytest.mark.parametrize("name", format_examples.NAMES)
+def test_strict_calls_conform_from_any_opening_on(name: str, has_markers: bool) -> None:
+    vocabulary, tokenizer = tokenizer_of(name, has_markers=has_markers)
+    asked, example = conversation(tools=format_examples.TOOLS), format_examples.examples(name)
+    found = answer_constraint(
+        asked, vocabulary, None, lambda: example.format_, is_constrained=False
     )
-    for marker in scope.marker_token_ids:
-        assert compile_grammar(("rules", rules), tokenizer).consume_token(marker)
+    assert bool(found.rules) is (name != "json" and (has_markers or name != "openai"))
+    grammar = grammar_of(found, tokenizer)
+    first, other = OTHER_OPENINGS.get(name, ("", ""))
+    calls = dict.fromkeys((example.one.strip(), example.one.strip().replace(first, other)))
+    before = (
+        "I see. < {"
+        if name != "openai"
+        else "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant"
+    )
+    for call in calls:
+        for text in (call, before + call):
+            assert conforms_in_steps(grammar, tokenizer, text) or name in WRITTEN_OTHERWISE, text
+            bad = text.replace("city", "town")
+            is_free = not found.rules or (
+                name in BARE and not any(one in call for one in example.format_.opening)
+            )
+            assert conforms_in_steps(grammar, tokenizer, bad) is is_free, bad
 
 
 def test_strict_calls_whose_marker_is_no_token_conform_within_free_text() -> None:

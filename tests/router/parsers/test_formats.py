@@ -152,9 +152,12 @@ def test_a_marker_that_is_a_token_counts_as_its_token_alone(name: str) -> None:
 @cache
 def tokenizer_of(name: str, *, has_markers: bool) -> tuple[Vocabulary, LLTokenizer]:
     """Returns a tokenizer of byte-level BPE, with a format's markers as special tokens or not."""
+    return make_tokenizer(examples(name).format_.markers if has_markers else ())
+
+
+def make_tokenizer(markers: Iterable[str]) -> tuple[Vocabulary, LLTokenizer]:
     backend = Backend.from_str(make_backend().to_str())
-    if has_markers:
-        backend.add_special_tokens([*examples(name).format_.markers])
+    backend.add_special_tokens([*markers])
     size = backend.get_vocab_size()
     eos = backend.token_to_id(EOS)
     return Vocabulary(backend, vocab_size=size), LLTokenizer(backend.to_str(), eos_token=eos)

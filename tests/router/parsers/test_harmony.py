@@ -1,5 +1,7 @@
 """Harmony, whose markup is of all of an answer."""
 
+from dataclasses import replace
+from functools import partial
 from unittest.mock import sentinel
 
 import pytest
@@ -19,7 +21,8 @@ from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Delta
 from tests.router.fakes import make_model
 from tests.router.parsers.format_examples import TOOLS
-from tests.router.parsers.test_formats import tokenizer_of
+from tests.router.parsers.test_answer_constraint import conforms_in_steps, grammar_of
+from tests.router.parsers.test_formats import make_tokenizer, tokenizer_of
 
 HARMONY = named("openai")
 ASKED = [Message("user", "Hi")]
@@ -80,6 +83,35 @@ def test_a_recipient_within_a_text_makes_no_call(text: str, said: str) -> None:
     parsed = [parser.push(f"<|channel|>final<|message|> {text}"), parser.flush()]
     assert "".join(one.text for one in parsed) == f" {said}"
     assert parser.num_calls == 0
+
+
+@pytest.mark.parametrize("mode", [None, ToolMode.AUTO, ToolMode.REQUIRED])
+def test_a_budget_bounds_all_messages_of_reasoning_together(mode: ToolMode | None) -> None:
+    vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
+    asked = Conversation(messages=ASKED, thinking=Thinking(budget=9))
+    with pytest.raises(InvalidArgument, match="budget"):  # "analysis" is no token
+        answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    vocabulary, tokenizer = make_tokenizer([*HARMONY.markers, "analysis"])
+    choice = ToolChoice(mode or ToolMode.AUTO)
+    asked = replace(asked, tools=TOOLS if mode else (), tool_choice=choice)
+    found = answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    grammar = grammar_of(found, tokenizer)
+    head, start = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+    end = "<|channel|>final<|message|>Well."
+    if mode is not None:
+        end = " to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
+    conforms = partial(conforms_in_steps, grammar, tokenizer)
+    assert all(conforms(f"{head}{'x' * length}{start}{end}") for length in (0, 8, 9))
+    assert conforms(f"{head}xxxx{start}{head}xxxxx{start}{end}")
+    assert not conforms(f"{head}xxxxxxxxxx{start}{end}")
+    assert not conforms(f"{head}xxxx{start}{head}xxxxxx{start}{end}")
+    assert not conforms(f"{head}xxxxxxxxx{start}{head}{start}{end}")  # none is left
+    assert not conforms(f"{head}xxxxxxxxx<|end|>Well.")
+    nothing = replace(asked, thinking=Thinking(budget=0))
+    found = answer_constraint(nothing, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    grammar = grammar_of(found, tokenizer)
+    assert conforms_in_steps(grammar, tokenizer, end)
+    assert not conforms_in_steps(grammar, tokenizer, f"{head}{start}{end}")
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
