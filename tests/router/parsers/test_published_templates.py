@@ -5,6 +5,7 @@ The templates are no part of this repository: TEMPLATES names the sdist that has
 """
 
 import os
+import re
 import tarfile
 from contextlib import closing
 from functools import cache
@@ -15,14 +16,18 @@ import pytest
 from signalbox_contract.errors import InvalidArgument
 from signalbox_router.parsers import tool_call_formats
 from signalbox_router.prompt.chat.chat_template import ChatTemplate
-from signalbox_router.prompt.chat.conversation import Conversation, Message, ToolCall
+from signalbox_router.prompt.chat.conversation import Conversation, Message, Thinking, ToolCall
 from signalbox_router.prompt.chat.provenance import plain
+from signalbox_router.prompt.chat.thinking_form import DEFAULT, EFFORTS, form_of
 from tests.router.parsers.format_examples import ADD, NAMES, PARIS, TOOLS, Calls, examples
 from tests.router.parsers.test_formats import make_parser, read, tokenizer_of
 
 SDIST = os.environ.get("TEMPLATES", "")
 ASKED = "What is it?"
 CALLS = [("get_weather", PARIS), ("add", ADD)]
+VARIABLES_OF_EFFORT = re.compile(
+    r"(reasoning_effort|thinking_(effort|mode|budget)) +(==|is (not )?defined|not in|in)"
+)
 DESCRIBED = [
     tool._replace(description="It helps.", parameters=tool.parameters or {"properties": {}})
     for tool in TOOLS
@@ -72,6 +77,18 @@ def test_calls_of_a_published_template_are_read_back(name: str, template: str) -
 def test_a_published_template_tells_the_format(name: str, template: str) -> None:
     vocabulary, _ = tokenizer_of(name, has_markers=True)
     assert tool_call_formats.detect(sources()[template], vocabulary) is examples(name).format_
+
+
+def test_every_effort_is_one_that_a_published_template_takes() -> None:
+    told = {name: one for name, one in sources().items() if VARIABLES_OF_EFFORT.search(one)}
+    assert {name for name, source in told.items() if form_of(source) is DEFAULT} == set()
+    for source in told.values():
+        by_template = ChatTemplate(source, special_tokens={"bos_token": "", "eos_token": ""})
+        for effort in EFFORTS:
+            asked = Conversation(messages=[Message("user", "Hi")], thinking=Thinking(effort=effort))
+            text = plain(by_template.render(asked, max_bytes=1 << 20))
+            assert "Reasoning: " not in text or re.search("Reasoning: (low|medium|high)", text)
+        by_template.close()
 
 
 def test_a_template_without_a_format_of_its_own_is_none_of_another() -> None:

@@ -240,4 +240,5 @@ def _thinking(body: MessagesPromptBody) -> Thinking:
     if budget is not None and budget < 1:
         raise BadRequest(f"{field}: allowed: at least 1; given: {budget}", field)
     most = None if budget is None else min(budget, UINT32_MAX)
-    return Thinking(thinking.type != "disabled", effort, most)
+    is_adaptive = thinking.type == "adaptive"
+    return Thinking(thinking.type != "disabled", effort, most, is_adaptive)

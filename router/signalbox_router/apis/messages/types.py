@@ -248,7 +248,7 @@ class OutputConfig(Body):
     FOREIGN = foreign.OUTPUT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """Variable of the chat template, if the template reads it."""
+    """Effort, as the chat template takes it."""
     format: OutputFormat | None = None
     """Structure of the text. Has no effect if tool_choice forces a call."""
 

@@ -102,7 +102,7 @@ class ReasoningOptions(Body):
     FOREIGN = REASONING
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """Effort, if the chat template reads it; `none` turns thinking off."""
+    """Effort, as the chat template takes it; `none` turns thinking off."""
     summary: Literal["auto", "concise", "detailed"] | None = None
     """The form of reasoning in the answer: with a summary the whole text is one, without it is
     content."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 
 from signalbox_contract.errors import InvalidArgument, Unavailable
-from signalbox_router.prompt.chat import message_order, tool_prompt
+from signalbox_router.prompt.chat import message_order, thinking_form, tool_prompt
 from signalbox_router.prompt.chat.conversation import Conversation, Message
 from signalbox_router.prompt.chat.length_errors import TextTooLong
 from signalbox_router.prompt.chat.provenance import Text
@@ -80,6 +80,7 @@ class ChatTemplate:
                 not replaced.
         """
         self.source = source
+        self._thinking_form = thinking_form.form_of(source)
         self.special_tokens = dict(special_tokens)
         self._is_clients = is_clients
         self._idle: queue.SimpleQueue[TemplateRenderer] = queue.SimpleQueue()
@@ -148,7 +149,8 @@ class ChatTemplate:
 
     def _render(self, form: Conversation, *, max_bytes: int, rendering: Rendering) -> Text:
         mark = _mark_of(form)
-        variables = form.variables(self.facts.content_form, suffix=mark)
+        thinking = self._thinking_form.variables(form.thinking)
+        variables = form.variables(self.facts.content_form, suffix=mark, thinking=thinking)
         text = self._ask(variables, max_bytes=max_bytes + len(mark), rendering=rendering)
         return _cut(text, mark)
 

@@ -7,6 +7,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from signalbox_contract.errors import InvalidArgument
@@ -214,20 +215,13 @@ class Thinking(NamedTuple):
 
     is_enabled: bool | None = None
     effort: str | None = None
-    """Effort as the model's template names it; "none" disables thinking."""
+    """Effort, of `thinking_form.EFFORTS` or as the model's template names it; "none" disables
+    thinking."""
     budget: int | None = None
     """Most tokens of reasoning; None is unlimited."""
-
-    def variables(self) -> dict[str, Any]:
-        """Returns the variables by which the templates of the known families control thinking."""
-        variables: dict[str, Any] = {}
-        is_enabled = self.is_enabled
-        if self.effort is not None:
-            variables["reasoning_effort"] = self.effort
-            is_enabled = self.effort != "none" if is_enabled is None else is_enabled
-        if is_enabled is not None:  # Qwen reads the first, DeepSeek the second
-            variables["enable_thinking"] = variables["thinking"] = is_enabled
-        return variables
+    is_adaptive: bool = False
+    """True if the model decides whether to think, where its template can say so; with
+    `is_enabled`."""
 
 
 UP_TO_TEMPLATE = Thinking()
@@ -272,15 +266,25 @@ class Conversation:
             return plain(text[writers.rfind(CLIENT) + 1 :])
         return plain(text[len(writers.rstrip(TEMPLATE)) :])
 
-    def variables(self, form: ContentForm, *, suffix: str = "") -> dict[str, Any]:
-        """Returns the template's variables; `suffix` is appended to the last message to find its
-        end."""
+    def variables(
+        self,
+        form: ContentForm,
+        *,
+        suffix: str = "",
+        thinking: Mapping[str, Any] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        """Returns the template's variables.
+
+        Args:
+            suffix: appended to the last message to find its end.
+            thinking: variables for `thinking`, see `thinking_form`.
+        """
         *others, last = self.messages
         messages = [message.variables(form) for message in others]
         messages.append(last.variables(form, suffix=suffix))
         return {
             "documents": None,
-            **self.thinking.variables(),
+            **thinking,
             **self.template_kwargs,
             "messages": messages,
             "tools": [tool.variables() for tool in self.offered_tools] or None,

@@ -141,11 +141,12 @@ class ConversationBody(Body):
     continue_final_message: bool | None = None
     """vLLM: true if the answer continues the last message. Default false."""
     reasoning_effort: str | None = None
-    """Variable of the chat template, if the template reads it."""
+    """none, minimal, low, medium, high, xhigh or max, as the chat template takes it; none turns
+    thinking off."""
     reasoning: ChatReasoning | None = None
     """Another form of reasoning_effort and include_reasoning."""
     enable_thinking: bool | None = None
-    """Qwen's API: variable of the chat template, if the template reads it."""
+    """Qwen's API: true has the chat template enable thinking, if it can say so."""
     parse_special_tokens: bool | None = None
     """True if control tokens are also recognised in the text of messages and tools, and not in the
     chat template's own text alone. Default false."""

@@ -65,8 +65,8 @@ def _param_of(field: str, body: Body | None) -> str:
 def _of_chat(field: str, body: ChatBody) -> str:
     if field == "max_tokens" and body.max_completion_tokens is not None:
         return "max_completion_tokens"
-    if field == "thinking.budget":
-        return "thinking_token_budget"
+    if field.startswith("thinking."):
+        return "thinking_token_budget" if field == "thinking.budget" else "reasoning_effort"
     return "top_logprobs" if field == "logprobs" else field
 
 
