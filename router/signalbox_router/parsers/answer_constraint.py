@@ -181,7 +181,7 @@ def _of_whole(
         answer: the text of the answer; "" if calls take its place, None if it is free.
     """
     budget = conversation.thinking.budget
-    end = vocabulary.token_id(format_.end_of_reasoning)
+    end = vocabulary.token_id(format_.ends_of_reasoning[0])
     found = [vocabulary.token_id(one) for one in format_.reasoning]
     header = tuple(token_id for token_id in found if token_id is not None)
     is_known = end is not None and len(header) == len(found)

@@ -82,7 +82,8 @@ class AnswerFormat(ToolCallFormat):
 
     reasoning: tuple[str, ...]
     """Tokens that open reasoning."""
-    end_of_reasoning: str
+    ends_of_reasoning: tuple[str, ...]
+    """Tokens that end it; the first of them where a budget is spent."""
 
     @abstractmethod
     def answer(self, vocabulary: Vocabulary, *, calls: str, text: str | None) -> str:

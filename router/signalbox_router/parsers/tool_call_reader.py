@@ -1,6 +1,7 @@
 """Parses the tool calls in the updates of a request's sequences."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from signalbox_router.parsers import tool_call_formats
@@ -34,6 +35,29 @@ class ForcedCallParser:
         return Parsed("", [])
 
 
+class ReasoningCounter:
+    """Counts the tokens of one sequence's reasoning that a header of certain tokens opens."""
+
+    def __init__(self, header: Sequence[int], ends: frozenset[int]) -> None:
+        self._header = deque(header)
+        self._last = deque[int](maxlen=len(header))
+        self._ends = ends
+        self._is_within = False
+
+    def count(self, token_ids: Iterable[int]) -> int:
+        """Reads more tokens; returns how many of them are reasoning."""
+        num_tokens = 0
+        for token_id in token_ids:
+            self._last.append(token_id)
+            if token_id in self._ends:
+                self._is_within = False
+            elif self._is_within:
+                num_tokens += 1
+            else:
+                self._is_within = self._last == self._header
+        return num_tokens
+
+
 class ToolCallReader:
     """Rewrites each update in place: moves calls out of the text."""
 
@@ -43,6 +67,7 @@ class ToolCallReader:
         *,
         openings: Sequence[str] = (),
         kept_token_ids: frozenset[int] = frozenset(),
+        make_counter: Callable[[], ReasoningCounter] | None = None,
     ) -> None:
         self.openings = openings
         """Markers that open calls."""
@@ -51,16 +76,22 @@ class ToolCallReader:
         self.num_reasoning_tokens = 0
         """Tokens of reasoning, in formats whose markup of calls and of reasoning is one."""
         self._make_parser = make_parser
+        self._make_counter = make_counter
         self._parsers: dict[int, Parser] = {}
+        self._counters: dict[int, ReasoningCounter] = {}
 
     def read(self, update: Update) -> None:
         for delta in update.deltas:
             parser = self._parsers.get(delta.index)
             if parser is None:
                 parser = self._parsers[delta.index] = self._make_parser()
+                if self._make_counter is not None:
+                    self._counters[delta.index] = self._make_counter()
+            if (counter := self._counters.get(delta.index)) is not None:
+                self.num_reasoning_tokens += counter.count(delta.token_ids)
             delta.text, delta.tool_calls, reasoning = parser.push(delta.text)
-            if reasoning:
-                delta.reasoning += reasoning
+            delta.reasoning += reasoning
+            if reasoning and counter is None:
                 self.num_reasoning_tokens += len(delta.token_ids)
             if delta.finish is None:
                 continue
@@ -131,7 +162,11 @@ def _reader(
     *,
     is_certain: bool = False,
 ) -> ToolCallReader:
-    token_ids = model.tokenizer.vocabulary.tokens_of(format_.markers)
+    vocabulary = model.tokenizer.vocabulary
+    token_ids = vocabulary.tokens_of(format_.markers)
+    header = vocabulary.tokens_of(format_.reasoning)
+    ends = frozenset(vocabulary.tokens_of(format_.ends_of_reasoning).values())
+    is_told = bool(header) and len(header) == len(format_.reasoning)
     return ToolCallReader(
         partial(
             format_.parser,
@@ -142,4 +177,5 @@ def _reader(
         ),
         openings=format_.opening,
         kept_token_ids=frozenset(token_ids.values()),
+        make_counter=partial(ReasoningCounter, [*header.values()], ends) if is_told else None,
     )

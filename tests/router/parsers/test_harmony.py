@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import sentinel
 
 import pytest
 
+from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.structured_output.grammar import compile_grammar
 from signalbox_contract.structured_output.scope import Scope
 from signalbox_router.parsers.answer_constraint import answer_constraint
@@ -14,6 +17,7 @@ from signalbox_router.parsers.tool_call_reader import reader_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
     Message,
+    Thinking,
     ToolChoice,
     ToolMode,
 )
@@ -44,6 +48,25 @@ def test_reasoning_and_text_are_told_apart_without_tools() -> None:
     assert (delta.reasoning, delta.text, reader.num_reasoning_tokens) == ("Hm.", "Yes", 2)
     assert reader_of(asked, make_model(), setting="none", takes_tools=False) is None
     assert reader_of(asked, make_model(), setting="hermes", takes_tools=False) is None
+
+
+@pytest.mark.parametrize("num_together", [1, 2, 5, 100])
+def test_reasoning_tokens_are_those_of_its_messages_however_they_arrive(num_together: int) -> None:
+    vocabulary, tokenizer = make_tokenizer([*HARMONY.markers, "analysis"])
+    ids = [vocabulary.token_id(one) for one in (*HARMONY.reasoning, *HARMONY.ends_of_reasoning)]
+    channel, analysis, message, end, *_ = (one for one in ids if one is not None)
+    model: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(vocabulary=vocabulary, chat_template=None)
+    )
+    reader = reader_of(Conversation(messages=ASKED), model, setting="openai", takes_tools=False)
+    assert reader is not None
+    of_reasoning = [channel, analysis, message, *tokenizer.tokenize_str("Hm to="), end]
+    tokens = [*of_reasoning, channel, *tokenizer.tokenize_str("final"), message, 7, 8, end]
+    tokens += of_reasoning
+    for first in range(0, len(tokens), num_together):
+        delta = Delta(index=0, text="", token_ids=tokens[first : first + num_together])
+        reader.read(Update(sentinel.request, [delta], None))
+    assert reader.num_reasoning_tokens == 2 * len(tokenizer.tokenize_str("Hm to="))
 
 
 def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
@@ -103,6 +126,7 @@ def test_a_budget_bounds_all_messages_of_reasoning_together(mode: ToolMode | Non
     conforms = partial(conforms_in_steps, grammar, tokenizer)
     assert all(conforms(f"{head}{'x' * length}{start}{end}") for length in (0, 8, 9))
     assert conforms(f"{head}xxxx{start}{head}xxxxx{start}{end}")
+    assert conforms(f"{head}xxxx<|end|>{end}")
     assert not conforms(f"{head}xxxxxxxxxx{start}{end}")
     assert not conforms(f"{head}xxxx{start}{head}xxxxxx{start}{end}")
     assert not conforms(f"{head}xxxxxxxxx{start}{head}{start}{end}")  # none is left

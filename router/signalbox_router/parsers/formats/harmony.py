@@ -78,7 +78,8 @@ class _HarmonyParser(CallParser):
     def _calls(self, opening: str) -> Reader:
         if opening.startswith(_RECIPIENT) and self._has_header:  # a text that mentions one
             raise Mismatch
-        self._has_header = self._has_header or opening not in _ENDS
+        # The grammar has a header follow reasoning, so that a recipient may come first there too.
+        self._has_header = not (opening == END and self._out.is_reasoning)
         while opening not in _ENDS:
             header = yield from self._header(opening)
             if not header:
@@ -123,6 +124,6 @@ FORMATS = (
         opening=(CHANNEL, START, f"{_RECIPIENT}{_NAMESPACE}"),
         signs=((CHANNEL, START, CALL),),
         reasoning=(CHANNEL, _REASONING, MESSAGE),
-        end_of_reasoning=END,
+        ends_of_reasoning=(*_ENDS, START, CHANNEL),
     ),
 )
