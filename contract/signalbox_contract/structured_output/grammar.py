@@ -112,8 +112,6 @@ def _grammar(constraint: tuple[str, ...], empty: Collection[str] = ()) -> str:
             return _of_rules(texts[0])
         case "rules":
             return _whole(_rewritten(texts[0], empty), *texts[1:])
-        case "calls":
-            return grammar_from("lark", f"start: calls\n{_rewritten(texts[0], empty)}")
     raise GrammarError(f"{kind!r} is no kind of structured output")
 
 

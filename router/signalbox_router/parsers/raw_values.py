@@ -60,8 +60,9 @@ class ArgumentSchemas:
     def of(tool: Tool | None, *, is_enforced: bool) -> "ArgumentSchemas":
         """Returns the schemas of a tool's arguments; None is an unknown tool, with any arguments.
 
-        As in closed schemas, there are no others where some are declared and nothing is said of
-        them. Raises SchemaError for a schema that is to be enforced and cannot be.
+        As in closed schemas, there are no others where there are `properties`, even none, and
+        nothing is said of others. Raises SchemaError for a schema that is to be enforced and
+        cannot be.
         """
         if tool is None:
             return _ANYTHING
@@ -76,8 +77,8 @@ class ArgumentSchemas:
         for keyword in _OF_ALL_ARGUMENTS if is_enforced else ():
             if keyword in schema:
                 raise _not_supported(keyword, "all arguments")
+        others = schema.get("additionalProperties", "properties" not in schema)
         properties = schema.get("properties") or {}
-        others = schema.get("additionalProperties", not properties)
         required = frozenset(schema.get("required") or ())
         properties |= dict.fromkeys(sorted(required - properties.keys()), others)
         return ArgumentSchemas(properties, others, required, definitions)

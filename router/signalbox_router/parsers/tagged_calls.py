@@ -23,6 +23,7 @@ from signalbox_router.prompt.chat.conversation import Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
 _MAX_KEY_CHARS = 256
+"""Most characters of the name of an argument."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,8 @@ class TaggedCalls(ToolCallFormat):
         """
         before, after = (written(text, self.markers, vocabulary) for text in self.argument[:2])
         name = f"OTHER_{position}"
-        key = [f"(/[^<>\\s]+/{''.join(f' & ~{literal(one)}' for one in declared)})"]
+        excluded = "".join(f" & ~{literal(one)}" for one in declared)
+        key = [f"(/[^<>\\s{self.argument[1].strip()[:1]}]{{1,{_MAX_KEY_CHARS}}}/{excluded})"]
         if before and before[-1].startswith('"'):
             key.insert(0, before.pop())
         if after and after[0].startswith('"'):

@@ -163,6 +163,11 @@ def make_tokenizer(markers: Iterable[str]) -> tuple[Vocabulary, LLTokenizer]:
     return Vocabulary(backend, vocab_size=size), LLTokenizer(backend.to_str(), eos_token=eos)
 
 
+def of_calls(rules: str) -> tuple[str, ...]:
+    """Returns the constraint of a text that is calls, of a format's rules."""
+    return ("rules", f"start: calls\n{rules}")
+
+
 def draw(
     matcher: Any, tokenizer: LLTokenizer, rng: random.Random, goals: Iterable[str]
 ) -> list[int] | None:
@@ -215,7 +220,7 @@ def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) 
     format_ = examples(name).format_
     vocabulary, tokenizer = tokenizer_of(name, has_markers=has_markers)
     rules = format_.grammar(TOOLS, vocabulary=vocabulary)
-    matcher = compile_grammar(("calls", rules), tokenizer)
+    matcher = compile_grammar(of_calls(rules), tokenizer)
     marked = frozenset(format_.markers) if has_markers else frozenset()
     schemas = {tool.name: tool.parameters or {"maxProperties": 0} for tool in TOOLS}
     rng = random.Random(name)
@@ -236,7 +241,7 @@ def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) 
             jsonschema.validate(arguments, schemas[tool])
         num_calls += len(calls)
     single = format_.grammar(TOOLS, vocabulary=vocabulary, is_parallel=False)
-    matcher = compile_grammar(("calls", single), tokenizer)
+    matcher = compile_grammar(of_calls(single), tokenizer)
     drawn = [draw(matcher.deep_copy(), tokenizer, rng, goals) for _ in range(8)]
     texts = [text_of(vocabulary, tokens, marked) for tokens in drawn if tokens is not None]
     assert {len(read(make_parser(format_, marked=marked), text)[1]) for text in texts} == {1}

@@ -11,7 +11,7 @@ from signalbox_router.parsers.python_values import json_of_python
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.prompt.chat.conversation import INPUT, FreeText, Tool, custom_tool
 from tests.contract.structured_output.matching import admits
-from tests.router.parsers.test_formats import read, tokenizer_of
+from tests.router.parsers.test_formats import of_calls, read, tokenizer_of
 
 SEED = named("seed_oss")
 VOCABULARY, _ = tokenizer_of("seed_oss", has_markers=False)
@@ -29,7 +29,7 @@ def is_admitted(
 ) -> bool:
     tools = [Tool("other"), Tool("tool", "", parameters, strict)]
     rules = SEED.grammar(tools, vocabulary=VOCABULARY)
-    return admits(("calls", rules), text_of(arguments))
+    return admits(of_calls(rules), text_of(arguments))
 
 
 def of_text(**schema: Any) -> dict[str, Any]:
@@ -59,7 +59,9 @@ CASES: list[tuple[Any, list[Texts], list[Texts]]] = [
     ({"properties": {"a": NODE}, "$defs": {"Node": NODE}},
      [{"a": '{"next": {"next": {}}}'}], [{"a": '{"next": 1}'}, {"a": ""}]),
     # Arguments that are not declared, and those that are required alone.
-    ({"type": "object"}, [{}, {"b": "1"}], [{"b": "x"}, {"b c": "1"}]),
+    ({"type": "object"}, [{}, {"b": "1"}, {"b" * 256: "1"}],
+     [{"b": "x"}, {"b c": "1"}, {"b" * 257: "1"}]),
+    ({"properties": {}}, [{}], [{"b": "1"}]),
     ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
      [{"a": "1"}, {"ab": "x"}, {"a": "1", "b": "x"}], [{"a": "x"}, {"b": "x", "a": "x"}]),
     ({"required": ["b"], "additionalProperties": {"type": "integer"}},
@@ -94,6 +96,17 @@ def test_what_a_call_cannot_conform_to_is_refused_by_name(parameters: Any, reaso
     assert is_admitted(parameters, {"any": "thing"}, strict=False)
 
 
+def test_the_name_of_another_argument_ends_where_the_parser_ends_it() -> None:
+    format_ = named("deepseek_v32")
+    rules = format_.grammar([Tool("tool", "", {}, strict=True)], vocabulary=VOCABULARY)
+    token = "｜DSML｜"
+    for name in ("ab", 'a"b'):
+        argument = f'<{token}parameter name="{name}" string="false">1</{token}parameter>\n'
+        call = f'<{token}invoke name="tool">\n{argument}</{token}invoke>'
+        text = f"<{token}function_calls>\n{call}\n</{token}function_calls>"
+        assert admits(of_calls(rules), text) is ('"' not in name)
+
+
 @pytest.mark.parametrize("name", ["seed_oss", "llama4_pythonic", "json"])
 def test_a_fault_below_an_argument_names_the_tool(name: str) -> None:
     parameters = {"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"uniqueItems": True}}}
@@ -108,7 +121,7 @@ def test_a_text_of_bounded_length_may_be_long_and_have_half_an_end_in_it() -> No
     value = "".join(f"x < {i}\n</par</parameter> y\n" for i in range(500))
     call = f"<function=tool>\n<parameter=a>\n{value}\n</parameter>\n</function>"
     text = f"<tool_call>\n{call}\n</tool_call>"
-    assert admits(("calls", format_.grammar(tools, vocabulary=VOCABULARY)), text)
+    assert admits(of_calls(format_.grammar(tools, vocabulary=VOCABULARY)), text)
     for is_certain in (True, False):
         parser = format_.parser(tools, is_certain=is_certain)
         assert read(parser, [text]) == ("", [("tool", {"a": value})])
@@ -119,7 +132,7 @@ LARK = "begin: 'patch' NL line+\nline: /[+-][^\\n]*/ NL\nNL: /\\n/\n%ignore /#/"
 
 def test_a_custom_tool_has_its_own_grammar_where_its_input_is_raw_text() -> None:
     tools = [Tool("other"), custom_tool("tool", "", FreeText("lark", LARK))]
-    constraint = ("calls", SEED.grammar(tools, vocabulary=VOCABULARY))
+    constraint = of_calls(SEED.grammar(tools, vocabulary=VOCABULARY))
     for text, is_legal in {"patch\n+ <a>\n#-\n": True, "patch\n": False, "begin": False}.items():
         assert admits(constraint, text_of({INPUT: text})) is is_legal
     for name in ("json", "llama4_pythonic"):
@@ -134,7 +147,7 @@ def test_a_custom_tool_of_a_regex_is_served_in_each_format() -> None:
     json_text, python = '{"name": "tool", "arguments": {"input": "%s"}}', '[tool(input="%s")]'
     forms = {"seed_oss": text_of({INPUT: "%s"}), "json": json_text, "llama4_pythonic": python}
     for name, form in forms.items():
-        constraint = ("calls", named(name).grammar([tool], vocabulary=VOCABULARY))
+        constraint = of_calls(named(name).grammar([tool], vocabulary=VOCABULARY))
         assert admits(constraint, form % "bb")
         assert not admits(constraint, form % "ab")
 
