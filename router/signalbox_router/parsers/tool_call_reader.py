@@ -6,10 +6,11 @@ from functools import partial
 
 from signalbox_router.parsers import tool_call_formats
 from signalbox_router.parsers.parser_output import Parsed, Parser
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallFormat
 from signalbox_router.parsers.tool_call_formats import HERMES, JSON, named
 from signalbox_router.prompt.chat.conversation import Conversation, ToolMode
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import FinishReason, ToolCallDelta
 
@@ -164,9 +165,6 @@ def _reader(
 ) -> ToolCallReader:
     vocabulary = model.tokenizer.vocabulary
     token_ids = vocabulary.tokens_of(format_.markers)
-    header = vocabulary.tokens_of(format_.reasoning)
-    ends = frozenset(vocabulary.tokens_of(format_.ends_of_reasoning).values())
-    is_told = bool(header) and len(header) == len(format_.reasoning)
     return ToolCallReader(
         partial(
             format_.parser,
@@ -177,5 +175,17 @@ def _reader(
         ),
         openings=format_.opening,
         kept_token_ids=frozenset(token_ids.values()),
-        make_counter=partial(ReasoningCounter, [*header.values()], ends) if is_told else None,
+        make_counter=_counter_maker(format_, vocabulary),
     )
+
+
+def _counter_maker(
+    format_: ToolCallFormat, vocabulary: Vocabulary
+) -> Callable[[], ReasoningCounter] | None:
+    """Returns None if the format does not tell reasoning from text, or not by tokens."""
+    if not isinstance(format_, AnswerFormat):
+        return None
+    header = vocabulary.tokens_of(format_.reasoning)
+    ends = frozenset(vocabulary.tokens_of(format_.ends_of_reasoning).values())
+    is_told = len(header) == len(format_.reasoning)
+    return partial(ReasoningCounter, [*header.values()], ends) if is_told else None

@@ -55,9 +55,8 @@ def test_reasoning_tokens_are_those_of_its_messages_however_they_arrive(num_toge
     vocabulary, tokenizer = make_tokenizer([*HARMONY.markers, "analysis"])
     ids = [vocabulary.token_id(one) for one in (*HARMONY.reasoning, *HARMONY.ends_of_reasoning)]
     channel, analysis, message, end, *_ = (one for one in ids if one is not None)
-    model: Any = SimpleNamespace(
-        tokenizer=SimpleNamespace(vocabulary=vocabulary, chat_template=None)
-    )
+    of_model = SimpleNamespace(vocabulary=vocabulary, chat_template=None)
+    model: Any = SimpleNamespace(tokenizer=of_model)
     reader = reader_of(Conversation(messages=ASKED), model, setting="openai", takes_tools=False)
     assert reader is not None
     of_reasoning = [channel, analysis, message, *tokenizer.tokenize_str("Hm to="), end]
