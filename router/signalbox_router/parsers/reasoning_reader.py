@@ -179,7 +179,7 @@ class ReasoningReader:
 
 
 class Reasoning(NamedTuple):
-    """Where the reasoning of an answer is, as far as its prompt tells."""
+    """The place of an answer's reasoning, as far as its prompt tells."""
 
     format_: ReasoningFormat
     is_open: bool

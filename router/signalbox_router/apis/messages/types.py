@@ -150,10 +150,21 @@ class MessageParam(Body):
     Default never."""
 
 
-class CustomTool(Body):
-    """A tool of the client."""
-
+class _OwnTool(Body):
     FOREIGN = foreign.TOOL
+
+    input_examples: Items[Json] | None = None
+    """Examples of arguments, which the model sees in the schema."""
+    strict: bool | None = None
+    """True if calls conform to the schema also where the model decides whether to call."""
+    allowed_callers: Items[str] | None = None
+    """A tool that only hosted code may call, not `direct`, is left out."""
+    cache_control: CacheControl | None = None
+    """No effect: every prefix is cached."""
+
+
+class CustomTool(_OwnTool):
+    """A tool of the client."""
 
     type: Literal["custom"] | None = None
     """`custom`."""
@@ -163,20 +174,10 @@ class CustomTool(Body):
     """Description of the tool, which the model sees."""
     input_schema: Json
     """JSON schema of the arguments."""
-    input_examples: Items[Json] | None = None
-    """Examples of arguments, which the model sees in the schema."""
-    strict: bool | None = None
-    """True if calls conform to the schema also where the model decides whether to call."""
-    allowed_callers: Items[str] | None = None
-    """A tool that only hosted code may call, not `direct`, is left out."""
-    cache_control: CacheControl | None = None
-    """No effect: every prefix is cached."""
 
 
-class ClientTool(Body):
+class ClientTool(_OwnTool):
     """A tool of the client with a schema that the API defines: bash, text editor, memory."""
-
-    FOREIGN = foreign.TOOL
 
     type: str
     """Type of the tool, such as `bash_20250124`."""
@@ -184,14 +185,6 @@ class ClientTool(Body):
     """The name that the API gives it."""
     max_characters: int | None = None
     """No effect on the model: a bound of the client for what the text editor shows."""
-    input_examples: Items[Json] | None = None
-    """Examples of arguments, which the model sees in the schema."""
-    strict: bool | None = None
-    """True if calls conform to the schema also where the model decides whether to call."""
-    allowed_callers: Items[str] | None = None
-    """A tool that only hosted code may call, not `direct`, is left out."""
-    cache_control: CacheControl | None = None
-    """No effect: every prefix is cached."""
 
 
 ToolParam = Annotated[
@@ -217,7 +210,7 @@ class ToolChoiceParam(Body):
 
 
 class ThinkingParam(Body):
-    """How the model thinks before it answers."""
+    """Options of thinking."""
 
     FOREIGN = foreign.THINKING
 
@@ -276,7 +269,7 @@ class MessagesPromptBody(BodyWithTools):
     tool_choice: ToolChoiceParam | None = None
     """Rule for calls of tools. Default: auto if there are tools."""
     thinking: ThinkingParam | None = None
-    """How the model thinks before it answers. Default: as the template has it."""
+    """Options of thinking. Default: as the template has it."""
     output_config: OutputConfig | None = None
     """Options of the answer."""
     output_format: OutputFormat | None = None

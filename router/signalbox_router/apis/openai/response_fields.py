@@ -13,7 +13,7 @@ from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Finish, FinishReason
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _REASONS = {
     FinishReason.STOP: "stop",
     FinishReason.STOP_TOKEN: "stop",
@@ -33,7 +33,7 @@ NULLS_OF_USAGE = dict.fromkeys(("completion_tokens_details",))
 
 
 def to_json(body: object) -> bytes:
-    return _encode(body).encode()
+    return encode(body).encode()
 
 
 def to_event(body: object) -> bytes:
@@ -42,7 +42,7 @@ def to_event(body: object) -> bytes:
 
 
 class EventStream:
-    """What OpenAI's streams hold beside the events of updates."""
+    """Parts of OpenAI's streams other than the events of updates."""
 
     says_it_waits: ClassVar[bool] = False
     end_of_stream: ClassVar[bytes] = b"data: [DONE]\n\n"
@@ -65,10 +65,10 @@ class TextEvent:
 
     def __init__(self, body: object) -> None:
         """`body` has TEXT once, as a value."""
-        self._before, _, self._after = _encode(body).rpartition(_encode(self.TEXT))
+        self._before, _, self._after = encode(body).rpartition(encode(self.TEXT))
 
     def of(self, text: str) -> bytes:
-        return f"data: {self._before}{_encode(text)}{self._after}\n\n".encode()
+        return f"data: {self._before}{encode(text)}{self._after}\n\n".encode()
 
 
 def finish_fields(finish: Finish | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class ResponseWriter(Protocol):
     says_it_waits: ClassVar[bool]
     """True if a stream begins with `waiting` when there is no update for a second."""
     end_of_stream: ClassVar[bytes]
-    """What a stream ends with, in success and failure."""
+    """Bytes that a stream ends with, in success and failure."""
 
     async def whole(self, updates: AsyncIterator[Update]) -> object:
         """Returns the answer that is not streamed."""

@@ -24,7 +24,7 @@ class CustomInput:
 
     def __init__(self) -> None:
         self._held = ""
-        """What was read and is not yet interpreted."""
+        """Characters that were read and not yet interpreted."""
         self._is_within = False
         self._is_over = False
 

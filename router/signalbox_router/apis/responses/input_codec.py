@@ -41,7 +41,7 @@ class ReadInput(ReadConversation):
     """The conversation of a body, with the tools as the client names them."""
 
     origins: Mapping[str, Origin]
-    """What each tool is in the body, by the name that the model knows."""
+    """Each tool as the body has it, by the name that the model knows."""
 
 
 def read_input(body: PromptBody) -> ReadInput:

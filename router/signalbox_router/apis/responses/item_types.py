@@ -79,32 +79,29 @@ class ReasoningInput(_Item):
     """The reasoning's text in an answer to a request with reasoning.summary."""
 
 
-class FunctionCall(_Item):
-    """A call of a function that an earlier answer had."""
-
-    type: Literal["function_call"]
-    """`function_call`."""
-    call_id: str
-    """Id of the call; the output repeats it."""
-    name: str
-    """Name of the function."""
-    namespace: str | None = None
-    """Namespace of the function, if it has one."""
-    arguments: str
-    """Arguments, a JSON object as a string. It may have been cut by max_tokens."""
-
-
-class CustomToolCall(_Item):
-    """A call of a custom tool that an earlier answer had."""
-
-    type: Literal["custom_tool_call"]
-    """`custom_tool_call`."""
+class _Call(_Item):
     call_id: str
     """Id of the call; the output repeats it."""
     name: str
     """Name of the tool."""
     namespace: str | None = None
     """Namespace of the tool, if it has one."""
+
+
+class FunctionCall(_Call):
+    """A call of a function that an earlier answer had."""
+
+    type: Literal["function_call"]
+    """`function_call`."""
+    arguments: str
+    """Arguments, a JSON object as a string. It may have been cut by max_tokens."""
+
+
+class CustomToolCall(_Call):
+    """A call of a custom tool that an earlier answer had."""
+
+    type: Literal["custom_tool_call"]
+    """`custom_tool_call`."""
     input: str
     """Input of the tool."""
 

@@ -1,16 +1,15 @@
 """Items of an answer of the Responses API, and the events of a stream that make them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from signalbox_router.apis.agents import encode_reasoning
+from signalbox_router.apis.openai.response_fields import encode
 from signalbox_router.apis.responses.custom_input import CustomInput
 from signalbox_router.apis.responses.tools_codec import Origin
 from signalbox_router.requests.request_output import Delta, ToolCallDelta
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 Logprobs = Sequence[Mapping[str, Any]]
 
 
@@ -33,7 +32,7 @@ class Events:
 
 
 def opening_of(kind: str, fields: Mapping[str, Any]) -> str:
-    return f"event: {kind}\ndata: {_encode({'type': kind, **fields})[:-1]}"
+    return f"event: {kind}\ndata: {encode({'type': kind, **fields})[:-1]}"
 
 
 class ItemKind(NamedTuple):
@@ -100,10 +99,10 @@ class Item:
         """Adds text, which is not empty; returns the event."""
         self.texts.append(text)
         if self.kind is not MESSAGE:
-            return f"{self._delta}{_encode(text)}{self.events.end()}"
+            return f"{self._delta}{encode(text)}{self.events.end()}"
         self.logprobs += logprobs
-        shown = _encode(_of_event(logprobs)) if logprobs else "[]"
-        return f'{self._delta}{_encode(text)},"logprobs":{shown}{self.events.end()}'
+        shown = encode(_of_event(logprobs)) if logprobs else "[]"
+        return f'{self._delta}{encode(text)},"logprobs":{shown}{self.events.end()}'
 
     def end(self, status: str) -> str:
         self.status = status

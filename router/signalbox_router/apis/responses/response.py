@@ -1,6 +1,5 @@
 """Answers of the Responses API, complete or as server-sent events."""
 
-import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -11,6 +10,7 @@ from signalbox_router.apis.agents import omitted_text
 from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
 from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
+from signalbox_router.apis.openai.response_fields import encode
 from signalbox_router.apis.responses.input_codec import ReadInput
 from signalbox_router.apis.responses.output_items import OutputItems
 from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
@@ -117,18 +117,15 @@ class ResponsesAnswer:
     def _event(self, name: str, state: Mapping[str, Any]) -> str:
         """Returns an event with the response."""
         kind = f"response.{name}"
-        response = f"{self._encoded},{_encode(state)[1:]}"
+        response = f"{self._encoded},{encode(state)[1:]}"
         end = self._output.events.end()
         return f'event: {kind}\ndata: {{"type":"{kind}","response":{response}{end}'
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def _encoded(fields: Json) -> str:
     """Returns fields as JSON. Raises BadRequest for a number that is too large for a float."""
     try:
-        return _encode(fields)
+        return encode(fields)
     except ValueError:
         if len(fields) > 1:
             for name, value in fields.items():

@@ -17,17 +17,20 @@ OF_TOOLS: foreign_fields.Table = {
 }
 
 
-class Function(Body):
-    """A function that the model may call."""
-
+class _OwnTool(Body):
     FOREIGN = OF_TOOLS
+
+    name: str
+    """Name of the tool: letters, digits, underscores and hyphens."""
+    description: str | None = None
+    """Description of the tool, which the model sees."""
+
+
+class Function(_OwnTool):
+    """A function that the model may call."""
 
     type: Literal["function"]
     """`function`."""
-    name: str
-    """Name of the function: letters, digits, underscores and hyphens."""
-    description: str | None = None
-    """Description of the function, which the model sees."""
     parameters: Json | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
@@ -47,17 +50,11 @@ class ToolFormat(Body):
     """The grammar."""
 
 
-class Custom(Body):
+class Custom(_OwnTool):
     """A tool whose input is a text."""
-
-    FOREIGN = OF_TOOLS
 
     type: Literal["custom"]
     """`custom`."""
-    name: str
-    """Name of the tool: letters, digits, underscores and hyphens."""
-    description: str | None = None
-    """Description of the tool, which the model sees."""
     format: ToolFormat | None = None
     """Format of the input. Default: any text."""
 

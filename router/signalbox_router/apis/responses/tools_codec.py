@@ -54,7 +54,7 @@ class Offered(NamedTuple):
 
     tools: Sequence[Tool]
     origins: Mapping[str, Origin]
-    """What each tool was in the request, by the name that the model knows."""
+    """Each tool as the request has it, by the name that the model knows."""
     omitted: Sequence[str]
     """Types of tools that the model is not told of."""
     choice: ToolChoice

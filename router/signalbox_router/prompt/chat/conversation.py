@@ -211,7 +211,7 @@ AUTOMATIC = ToolChoice()
 
 
 class Thinking(NamedTuple):
-    """How much the model thinks before it answers; what is None is left to the template."""
+    """Options of the reasoning before an answer; what is None is left to the template."""
 
     is_enabled: bool | None = None
     effort: str | None = None
