@@ -101,7 +101,7 @@ def _tool_calls(calls: Iterable[pb.ToolCall], *, field: str) -> tuple[ToolCall, 
 
 def _tool(position: int, tool: pb.Tool) -> Tool:
     field = f"tools[{position}].parameters"
-    parameters = json_object(tool.parameters, field) if tool.parameters else None
+    parameters = _json_object(tool.parameters, field) if tool.parameters else None
     return Tool(tool.name, tool.description, parameters, tool.strict)
 
 
@@ -126,7 +126,7 @@ def _thinking(thinking: pb.Thinking) -> Thinking:
     )
 
 
-def json_object(text: str, field: str) -> dict[str, Any]:
+def _json_object(text: str, field: str) -> dict[str, Any]:
     """Returns the object that a text holds. Raises InvalidArgument."""
     with _within_bounds(field):
         try:
