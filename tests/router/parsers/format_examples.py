@@ -90,10 +90,10 @@ class Examples(NamedTuple):
 
 
 _FOLDER = Path(__file__).with_name("formats")
-NAMES = sorted(path.stem for path in _FOLDER.glob("*.toml"))
-
-
 OF_PAGE = "arrows"
+TRIED = sorted(path.stem for path in _FOLDER.glob("*.toml"))
+NAMES = [name for name in TRIED if name != OF_PAGE]
+"""The formats of this package."""
 
 
 def _format(name: str) -> ToolCallFormat:

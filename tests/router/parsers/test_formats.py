@@ -24,7 +24,7 @@ from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallForm
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 from tests.router.fakes import EOS, make_backend
-from tests.router.parsers.format_examples import NAMES, OF_PAGE, PARIS, TOOLS, Calls, examples
+from tests.router.parsers.format_examples import NAMES, PARIS, TOOLS, TRIED, Calls, examples
 
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_DRAWN_CALLS", "40"))
 """Answers drawn of each format."""
@@ -36,7 +36,7 @@ PIECES = (
 )  # fmt: skip
 CASES = [
     pytest.param(name, *example, id=f"{name}-{i}")
-    for name in NAMES
+    for name in TRIED
     for i, example in enumerate(examples(name).all())
 ]
 
@@ -70,7 +70,7 @@ def with_marks(format_: ToolCallFormat, text: str) -> str:
     return re.sub("|".join(map(re.escape, markers)), lambda found: MARK + found[0], text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRIED)
 def test_the_longest_name_of_a_tool_is_that_of_a_call(name: str) -> None:
     long, example = "n" * MAX_NAME_CHARS, examples(name)
     tools = [TOOLS[0]._replace(name=long), *TOOLS[1:]]
@@ -100,7 +100,7 @@ def test_a_text_gives_its_calls_however_it_is_cut(
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[str, str]:
     """Returns the name of a format, and a text of pieces of its examples and of others."""
-    name = draw(st.sampled_from(NAMES))
+    name = draw(st.sampled_from(TRIED))
     found = examples(name)
     own = re.findall(r"\w+|\s+|[^\w\s]+", found.two)
     pieces = [*PIECES, *own, *own, *(MARK + one for one in found.format_.markers), found.one]
@@ -125,7 +125,7 @@ def test_any_text_gives_the_same_however_it_is_cut(
     assert all(isinstance(arguments, dict) for _, arguments in calls)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRIED)
 def test_a_call_that_is_not_closed_is_whole_or_text(name: str) -> None:
     text, format_ = examples(name).one, examples(name).format_
     for end in range(len(text)):
@@ -137,7 +137,7 @@ def test_a_call_that_is_not_closed_is_whole_or_text(name: str) -> None:
 
 WITH_MARKERS = [
     name
-    for name in NAMES
+    for name in TRIED
     if any(one in examples(name).one for one in examples(name).format_.opening)
 ]
 
@@ -215,7 +215,7 @@ def _closes(piece: bytes) -> bool:
 
 
 @pytest.mark.parametrize("has_markers", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRIED)
 def test_calls_drawn_from_the_masks_are_read_back(name: str, has_markers: bool) -> None:
     format_ = examples(name).format_
     vocabulary, tokenizer = tokenizer_of(name, has_markers=has_markers)
@@ -259,7 +259,7 @@ def text_of(vocabulary: Vocabulary, tokens: Iterable[int], marked: frozenset[str
 
 
 @pytest.mark.parametrize(
-    ("name", "template"), [(name, one) for name in NAMES for one in examples(name).templates]
+    ("name", "template"), [(name, one) for name in TRIED for one in examples(name).templates]
 )
 def test_the_template_tells_the_format(name: str, template: str) -> None:
     vocabulary, _ = tokenizer_of(name, has_markers=False)
@@ -268,6 +268,6 @@ def test_the_template_tells_the_format(name: str, template: str) -> None:
 
 def test_every_format_has_examples_and_names_of_its_own() -> None:
     names = [name for one in tool_call_formats.OWN for name in (one.name, *one.aliases)]
-    assert {OF_PAGE, *(one.name for one in tool_call_formats.OWN)} == set(NAMES)
+    assert {one.name for one in tool_call_formats.OWN} == set(NAMES)
     assert len(names) == len(set(names))
     assert tool_call_formats.CHOICES[1:-1] == tuple(names)
