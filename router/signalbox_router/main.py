@@ -79,7 +79,6 @@ class Router:
             self.admission,
             self.schedulers.models,
             self.live,
-            tool_call_parser=config.tool_call_parser,
             first_use=self._first_use,
             observer=Observer(metrics, RequestLog(config.log_requests)),
         )

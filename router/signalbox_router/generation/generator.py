@@ -82,19 +82,16 @@ class Generator:
         models: ServedModels,
         live: RequestSlots,
         *,
-        tool_call_parser: str,
         first_use: FirstUse | None = None,
         observer: Observer | None = None,
     ) -> None:
         """Makes a generator.
 
         Args:
-            tool_call_parser: one of `tool_call_formats.CHOICES`.
             first_use: loads adapters that requests name; None loads none.
         """
         self.admission = admission
         self.models = models
-        self._tool_call_parser = tool_call_parser
         self._first_use = first_use
         self._key_limits = KeyLimits()
         self.live = live
@@ -233,12 +230,7 @@ class Generator:
         conversation = api_request.prompt
         if not isinstance(conversation, Conversation):
             return []
-        tool_calls = reader_of(
-            conversation,
-            model,
-            setting=self._tool_call_parser,
-            takes_tools=prompt.takes_tools,
-        )
+        tool_calls = reader_of(prompt.tool_format, conversation, model)
         reasoning = prompt.reasoning
         readers: list[OutputReader] = [] if tool_calls is None else [tool_calls]
         if reasoning is not None:

@@ -67,6 +67,8 @@ class EncodedPrompt(NamedTuple):
     bad_words: tuple[tuple[int, ...], ...] = ()
     reasoning: Reasoning | None = None
     """Reasoning of a conversation's answer."""
+    tool_format: ToolCallFormat | None = None
+    """Format of what a conversation's answer may have beside text."""
     structured_output: Prepared | None = None
     """Constraint in the form that the worker compiles."""
     constraint_scope: Scope = WHOLE
@@ -139,16 +141,14 @@ class Admission:
         """Adds the reasoning of a conversation's answer, and what constrains the answer."""
         constraint: Constraint = api_request.sampling.get("structured_output") or ()
         conversation, vocabulary = api_request.prompt, model.tokenizer.vocabulary
-        rules, scope, reasoning = "", WHOLE, None
+        rules, scope = "", WHOLE
         if isinstance(conversation, Conversation):
-            reasoning = reasoning_of(
-                conversation, model, encoded.opening, setting=self._config.reasoning_parser
-            )
+            encoded = self._with_formats(encoded, conversation, model)
             rules, scope = answer_constraint(
                 conversation,
                 vocabulary,
-                reasoning,
-                partial(self._format, conversation, model, encoded),
+                encoded.reasoning,
+                encoded.tool_format,
                 is_constrained=bool(constraint),
             )
             is_answer = not rules or ANSWER in rules.partition("\n")[0]
@@ -158,20 +158,30 @@ class Admission:
             allowed = "none beside strict tools or a bound on the reasoning"
             raise InvalidArgument("beam_search", "a search", allowed)
         if not (constraint or rules):
-            return encoded._replace(reasoning=reasoning, constraint_scope=scope)
+            return encoded._replace(constraint_scope=scope)
         return encoded._replace(
-            reasoning=reasoning,
             structured_output=await self._grammars.prepare(
                 constraint, rules=rules, vocabulary=vocabulary, payer=payer
             ),
             constraint_scope=scope,
         )
 
-    def _format(
-        self, conversation: Conversation, model: ServedModel, encoded: EncodedPrompt
-    ) -> ToolCallFormat | None:
-        setting, takes_tools = self._config.tool_call_parser, encoded.takes_tools
-        return format_of_answer(conversation, model, setting=setting, takes_tools=takes_tools)
+    def _with_formats(
+        self, encoded: EncodedPrompt, conversation: Conversation, model: ServedModel
+    ) -> EncodedPrompt:
+        """Adds how the reasoning and the calls of a conversation's answer are written."""
+        config = self._config
+        return encoded._replace(
+            reasoning=reasoning_of(
+                conversation, model, encoded.opening, setting=config.reasoning_parser
+            ),
+            tool_format=format_of_answer(
+                conversation,
+                model,
+                setting=config.tool_call_parser,
+                takes_tools=encoded.takes_tools,
+            ),
+        )
 
     async def _echo(
         self, api_request: ApiRequest, model: ServedModel, token_ids: list[int], payer: Payer

@@ -1,4 +1,4 @@
-"""What constrains an answer beside its structured output, and where that applies.
+"""Builds the constraint of an answer around its structured output, and finds where it applies.
 
 Reasoning before an answer is free, calls may take the place of a structured output, and those of
 strict tools conform to their schemas from their opening on. Where each opening has a token of the
@@ -8,7 +8,7 @@ grammar.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,14 +39,14 @@ _OPENING = re.compile(r"^opening_(\d+): (.*)$", re.MULTILINE)
 _FROM_TOKEN = re.compile(r"<\[(\d+)\]>.*")
 _TOOL = re.compile(r"tools\[(\d+)\]")
 _BREAKS = r"BREAKS: /\n{1,2}/"
-"""What models write between their reasoning and the answer; no part of either."""
+"""Line breaks between the reasoning and the answer; no part of either."""
 
 
 def answer_constraint(
     conversation: Conversation,
     vocabulary: Vocabulary,
     reasoning: Reasoning | None,
-    find_format: Callable[[], ToolCallFormat | None],
+    format_: ToolCallFormat | None,
     *,
     is_constrained: bool,
 ) -> AnswerConstraint:
@@ -54,7 +54,7 @@ def answer_constraint(
     that cannot be kept.
 
     Args:
-        find_format: returns that of the answer, if it has one.
+        format_: that of the answer, if it has one.
         is_constrained: True if the answer has a structured output.
     """
     is_forced = conversation.tool_choice.mode is ToolMode.REQUIRED
@@ -62,7 +62,6 @@ def answer_constraint(
     budget = conversation.thinking.budget
     if not (is_constrained or has_calls) and budget is None:
         return NOTHING_MORE
-    format_ = find_format()
     calls = _calls(format_, conversation, vocabulary) if format_ is not None and has_calls else ""
     if isinstance(format_, AnswerFormat) and _has_all(format_, vocabulary):
         answer = "" if is_forced else ANSWER if is_constrained else None

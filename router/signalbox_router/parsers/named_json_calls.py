@@ -35,12 +35,12 @@ class NamedJsonCalls(ToolCallFormat):
     end: str
     """Marker that closes what the first of `opening` opens."""
     call: tuple[str, str, str]
-    """What stands before the name, between it and the arguments, and after them. The second of
+    """The texts before the name, between it and the arguments, and after them. The second of
     `opening` begins the first, for models that leave the markers around all calls out."""
     separator: str = ""
     """White space between calls."""
     prefix: str = ""
-    """What stands before the name of a tool."""
+    """Text before the name of a tool."""
     is_numbered: bool = False
     """True if a colon and the number of the call follow the name; all of it is the call's id."""
 

@@ -105,33 +105,32 @@ class ToolCallReader:
 
 
 def reader_of(
-    conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
+    format_: ToolCallFormat | None, conversation: Conversation, model: ServedModel
 ) -> ToolCallReader | None:
-    """Returns the reader of the answer's calls; None if parsing is off, or if no tools are offered
-    and the format's markup is of calls alone.
+    """Returns the reader of the answer's calls; None if the answer may have none.
 
     Args:
-        setting: one of `tool_call_formats.CHOICES`.
-        takes_tools: True if the conversation's template renders tools.
+        format_: that of the answer, see `format_of_answer`.
     """
     choice = conversation.tool_choice
     is_forced = choice.mode is ToolMode.REQUIRED
-    if (
-        own := format_of_answer(conversation, model, setting=setting, takes_tools=takes_tools)
-    ) is not None:
-        return _reader(own, conversation, model, is_certain=is_forced)
+    if format_ is not None:
+        return _reader(format_, conversation, model, is_certain=is_forced)
     if choice.tool:
-        make_id = (
-            format_of(conversation, model, setting=setting, takes_tools=takes_tools) or named(JSON)
-        ).make_id
-        return ToolCallReader(partial(ForcedCallParser, choice.tool, make_id=make_id))
+        make_parser = partial(ForcedCallParser, choice.tool, make_id=named(JSON).make_id)
+        return ToolCallReader(make_parser)
     return _reader(named(JSON), conversation, model, is_certain=True) if is_forced else None
 
 
 def format_of(
     conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallFormat | None:
-    """Returns the format of the calls that the model may write; None if parsing is off."""
+    """Returns the format of the calls that the model may write; None if parsing is off.
+
+    Args:
+        setting: one of `tool_call_formats.CHOICES`.
+        takes_tools: True if the conversation's template renders tools.
+    """
     source = _template(conversation, model)
     # Otherwise tool_prompt has described the tools, in Hermes' format.
     name = setting if takes_tools or setting == tool_call_formats.NONE else HERMES
@@ -146,8 +145,9 @@ def _template(conversation: Conversation, model: ServedModel) -> str:
 def format_of_answer(
     conversation: Conversation, model: ServedModel, *, setting: str, takes_tools: bool
 ) -> ToolCallFormat | None:
-    """Returns the format of what the answer may have beside text; None if there is none, or for a
-    forced call of a model whose template renders no tools, which tool_prompt tells of JSON."""
+    """Returns the format of what the answer may have beside text, see `format_of`; None if there is
+    none, or for a forced call of a model whose template renders no tools, which tool_prompt tells
+    of JSON."""
     if not conversation.offered_tools:
         source, vocabulary = _template(conversation, model), model.tokenizer.vocabulary
         return tool_call_formats.choose_whole(setting, source, vocabulary)

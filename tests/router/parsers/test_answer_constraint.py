@@ -109,7 +109,7 @@ def constrain(
         asked,
         model.tokenizer.vocabulary,
         reasoning,
-        lambda: format_of(asked, model, setting=setting, takes_tools=True),
+        format_of(asked, model, setting=setting, takes_tools=True),
         is_constrained=bool(constraint),
     )
     return ("rules", rules, *constraint) if rules else constraint, scope
@@ -276,9 +276,7 @@ def conforms_in_steps(grammar: Grammar, tokenizer: LLTokenizer, text: str) -> bo
 def test_strict_calls_conform_from_any_opening_on(name: str, has_markers: bool) -> None:
     vocabulary, tokenizer = tokenizer_of(name, has_markers=has_markers)
     asked, example = conversation(tools=format_examples.TOOLS), format_examples.examples(name)
-    found = answer_constraint(
-        asked, vocabulary, None, lambda: example.format_, is_constrained=False
-    )
+    found = answer_constraint(asked, vocabulary, None, example.format_, is_constrained=False)
     assert bool(found.rules) is (name != "json" and (has_markers or name != "openai"))
     grammar = grammar_of(found, tokenizer)
     first, other = OTHER_OPENINGS.get(name, ("", ""))

@@ -13,7 +13,7 @@ from signalbox_contract.structured_output.grammar import compile_grammar
 from signalbox_contract.structured_output.scope import Scope
 from signalbox_router.parsers.answer_constraint import answer_constraint
 from signalbox_router.parsers.tool_call_formats import named
-from signalbox_router.parsers.tool_call_reader import reader_of
+from signalbox_router.parsers.tool_call_reader import format_of_answer, reader_of
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
     Message,
@@ -40,14 +40,17 @@ HEADERS = (
 
 def test_reasoning_and_text_are_told_apart_without_tools() -> None:
     asked = Conversation(messages=ASKED, chat_template="<|start|><|channel|><|call|>")
-    reader = reader_of(asked, make_model(), setting="auto", takes_tools=False)
+    model = make_model()
+    format_ = format_of_answer(asked, model, setting="auto", takes_tools=False)
+    reader = reader_of(format_, asked, model)
     assert reader is not None
     text = "<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Yes"
     delta = Delta(index=0, text=text, token_ids=[7, 8])
     reader.read(Update(sentinel.request, [delta], None))
     assert (delta.reasoning, delta.text, reader.num_reasoning_tokens) == ("Hm.", "Yes", 2)
-    assert reader_of(asked, make_model(), setting="none", takes_tools=False) is None
-    assert reader_of(asked, make_model(), setting="hermes", takes_tools=False) is None
+    for setting in ("none", "hermes"):
+        assert format_of_answer(asked, model, setting=setting, takes_tools=False) is None
+    assert reader_of(None, asked, model) is None
 
 
 @pytest.mark.parametrize("num_together", [1, 2, 5, 100])
@@ -71,7 +74,7 @@ def test_reasoning_tokens_are_those_of_its_messages_however_they_arrive(num_toge
 def test_a_channel_without_a_call_is_free_beside_strict_calls() -> None:
     vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
     asked = Conversation(messages=ASKED, tools=TOOLS)
-    rules, scope = answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    rules, scope = answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=False)
     markers = vocabulary.tokens_of(("<|channel|>", "<|start|>")).values()
     assert scope == Scope(marker_token_ids=tuple(markers), is_repeated=True, is_required=False)
 
@@ -112,11 +115,11 @@ def test_a_budget_bounds_all_messages_of_reasoning_together(mode: ToolMode | Non
     vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
     asked = Conversation(messages=ASKED, thinking=Thinking(budget=9))
     with pytest.raises(InvalidArgument, match="budget"):  # "analysis" is no token
-        answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
+        answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=False)
     vocabulary, tokenizer = make_tokenizer([*HARMONY.markers, "analysis"])
     choice = ToolChoice(mode or ToolMode.AUTO)
     asked = replace(asked, tools=TOOLS if mode else (), tool_choice=choice)
-    found = answer_constraint(asked, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    found = answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=False)
     grammar = grammar_of(found, tokenizer)
     head, start = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
     end = "<|channel|>final<|message|>Well."
@@ -131,7 +134,7 @@ def test_a_budget_bounds_all_messages_of_reasoning_together(mode: ToolMode | Non
     assert not conforms(f"{head}xxxxxxxxx{start}{head}{start}{end}")  # none is left
     assert not conforms(f"{head}xxxxxxxxx<|end|>Well.")
     nothing = replace(asked, thinking=Thinking(budget=0))
-    found = answer_constraint(nothing, vocabulary, None, lambda: HARMONY, is_constrained=False)
+    found = answer_constraint(nothing, vocabulary, None, HARMONY, is_constrained=False)
     grammar = grammar_of(found, tokenizer)
     assert conforms_in_steps(grammar, tokenizer, end)
     assert not conforms_in_steps(grammar, tokenizer, f"{head}{start}{end}")
@@ -142,9 +145,7 @@ def test_what_is_constrained_follows_reasoning_in_a_channel_of_its_own(is_forced
     vocabulary, tokenizer = tokenizer_of("openai", has_markers=True)
     mode = ToolMode.REQUIRED if is_forced else ToolMode.AUTO
     asked = Conversation(messages=ASKED, tools=TOOLS, tool_choice=ToolChoice(mode))
-    rules, scope = answer_constraint(
-        asked, vocabulary, None, lambda: HARMONY, is_constrained=not is_forced
-    )
+    rules, scope = answer_constraint(asked, vocabulary, None, HARMONY, is_constrained=not is_forced)
     markers = vocabulary.tokens_of(("<|channel|>", "<|start|>")).values()
     assert scope == Scope(marker_token_ids=tuple(markers), is_repeated=True)
     constraint = ("rules", rules) if is_forced else ("rules", rules, "regex", "[0-9]+")

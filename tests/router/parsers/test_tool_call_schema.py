@@ -14,7 +14,7 @@ from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference import chat_codec
 from signalbox_router.apis.openai.requests.error_params import param_of
 from signalbox_router.params.structured_output_check import GrammarChecker, closed_form
-from signalbox_router.parsers.tool_call_reader import reader_of
+from signalbox_router.parsers.tool_call_reader import format_of_answer, reader_of
 from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import (
     Conversation,
@@ -210,7 +210,9 @@ def test_a_forced_answer_is_read_as_calls(choice: ToolChoice, text: str, takes_t
         setting = "hermes"
         text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     asked = make_conversation(choice)
-    reader = reader_of(asked, make_model(), setting=setting, takes_tools=takes_tools)
+    model = make_model()
+    format_ = format_of_answer(asked, model, setting=setting, takes_tools=takes_tools)
+    reader = reader_of(format_, asked, model)
     assert reader is not None
     delta = Delta(index=0, text=text, finish=Finish(FinishReason.STOP))
     reader.read(Update(sentinel.request, [delta], None))
