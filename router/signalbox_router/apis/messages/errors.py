@@ -69,8 +69,7 @@ def error_of(error: RpcError, body: Body | None) -> dict[str, Any]:
 def _message(error: RpcError, body: Body | None) -> str:
     if isinstance(error, BadRequest) or not isinstance(error, InvalidArgument):
         return error.message
-    field = param_of(error.field, body).replace(".function.", ".")  # OpenAI's place of a name
-    message = f"{field}: {error.description}"
+    message = f"{param_of(error.field, body)}: {error.description}"
     if isinstance(error, ContextOverflow):  # clients look for these words to shorten it
         num_tokens, most = error.num_prompt_tokens, error.window - 1
         known = "" if num_tokens is None else f"{num_tokens} tokens > {most} maximum; "

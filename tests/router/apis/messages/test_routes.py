@@ -109,6 +109,12 @@ async def test_a_prompt_beyond_the_window_is_told_in_the_words_that_clients_look
             await messages.sdk.messages.create(
                 **BODY | {"messages": [{"role": "user", "content": "x" * 3000}]}
             )
+    async with make_messages(max_prompt_bytes=1 << 20) as messages:  # too long to be counted
+        asked = BODY | {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = await messages.http.raw.post(path, json=asked)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["message"].startswith("prompt is too long: ")
 
 
 async def test_a_server_that_shuts_down_says_so_in_the_shape_of_the_api() -> None:
