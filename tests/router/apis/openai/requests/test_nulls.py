@@ -71,8 +71,8 @@ MESSAGES: dict[str, Any] = {
         {**nulls(messages.CustomTool), "name": "f", "input_schema": {}},
         {**nulls(messages.ClientTool), "name": "bash", "type": "bash_20250124"},
     ],
-    "tool_choice": {**nulls(messages.ToolChoice), "type": "auto"},
-    "thinking": {**nulls(messages.Thinking), "type": "adaptive"},
+    "tool_choice": {**nulls(messages.ToolChoiceParam), "type": "auto"},
+    "thinking": {**nulls(messages.ThinkingParam), "type": "adaptive"},
     "output_config": nulls(messages.OutputConfig),
     "metadata": nulls(messages.Metadata),
 }
