@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from signalbox_router.apis.openai.chat_calls import Call, ChatCalls, add_call
 from signalbox_router.apis.openai.logprobs import (
     PromptBudget,
     Tokens,
@@ -24,7 +25,7 @@ from signalbox_router.apis.openai.response_fields import (
     usage_plan,
 )
 from signalbox_router.requests.active_request import Update
-from signalbox_router.requests.request_output import Delta, Finish, ToolCallDelta
+from signalbox_router.requests.request_output import Delta, Finish
 
 KIND = "chat.completion"
 CHUNK_KIND = "chat.completion.chunk"
@@ -39,7 +40,7 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
@@ -49,11 +50,6 @@ class _Choice:
         self.reasoning += delta.reasoning
         self.token_ids += delta.token_ids
         self.finish = delta.finish
-        for call in delta.tool_calls:
-            if call.id:
-                self.calls.append(_call(call))
-            else:
-                self.calls[call.index]["function"]["arguments"] += call.arguments
 
     def message(self) -> dict[str, Any]:
         text = "".join(self.text)
@@ -84,6 +80,9 @@ class ChatAnswer(EventStream):
         self._shows_token_ids = bool(body.return_token_ids) and self._shows_reasoning
         self._top = head.fields(CHUNK_KIND)
         """The fields of an event beside its choices."""
+        self._custom_tools = frozenset(one.custom.name for one in body.custom_tools.values())
+        self._of_choices: dict[int, ChatCalls] = {}
+        """The calls of choices that have called."""
         self._begun: set[int] = set()
         self._has_text_alone = not (
             self._shows_logprobs or self._shows_token_ids or self._plan.in_every_event
@@ -106,6 +105,8 @@ class ChatAnswer(EventStream):
             for delta in update.deltas:
                 choice = choices.setdefault(delta.index, _Choice([self._echoed]))
                 choice.add(self._shown(delta))
+                for part in self._calls(delta):
+                    add_call(choice.calls, part)
                 if self._shows_logprobs:
                     choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
@@ -137,6 +138,14 @@ class ChatAnswer(EventStream):
         if not self._shows_reasoning:
             delta.reasoning = ""
         return delta
+
+    def _calls(self, delta: Delta) -> list[Call]:
+        """Returns the new parts of the calls of a delta's choice."""
+        if not (delta.tool_calls or delta.index in self._of_choices):
+            return []
+        if (calls := self._of_choices.get(delta.index)) is None:
+            calls = self._of_choices[delta.index] = ChatCalls(self._custom_tools)
+        return calls.deltas(delta)
 
     def _logprobs(self, delta: Delta) -> dict[str, Any]:
         names_tokens = bool(self._body.logprob_token_ids)
@@ -178,25 +187,14 @@ class ChatAnswer(EventStream):
     def _chunk(self, delta: Delta) -> dict[str, Any]:
         content: dict[str, Any] = {"content": delta.text} if delta.text else {}
         content |= _reasoning(delta.reasoning)
-        if delta.tool_calls:
-            content["tool_calls"] = [_call_delta(call) for call in delta.tool_calls]
+        if calls := self._calls(delta):
+            content["tool_calls"] = calls
         logprobs = self._logprobs(delta) if self._shows_logprobs else None
         fields = {"index": delta.index, "delta": content, "logprobs": logprobs}
         fields |= finish_fields(delta.finish)
         if self._shows_token_ids:
             fields["token_ids"] = delta.token_ids
         return fields
-
-
-def _call(call: ToolCallDelta) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
-    if call.id:
-        return {"index": call.index, **_call(call)}
-    return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
 def _reasoning(text: str) -> dict[str, str]:

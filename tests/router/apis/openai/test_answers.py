@@ -24,6 +24,7 @@ from tests.router.fakes import (
     finished,
     ids_of,
     make_files,
+    make_tokenizer,
     step,
     token,
 )
@@ -401,6 +402,13 @@ async def test_whole_answers_have_the_keys_of_vllms_and_events_do_not_grow(asks:
             assert not any(name in stream.text for stream in streams)
 
 
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    named = [
+        {"type": one["type"], one["type"]: {"name": one[one["type"]]["name"]}} for one in tools
+    ]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
 async def test_tool_calls_are_read_by_the_sdk() -> None:
     async with make_http(writing(f"Well. {CALL}\n{CALL}")) as http:
         answer = await http.chat(tools=[TOOL])
@@ -430,6 +438,60 @@ async def test_streamed_tool_calls_are_joined_by_the_sdk() -> None:
         (call,) = final.choices[0].message.tool_calls or []
         assert call.function.arguments == '{"city": "Paris"}'
         assert final.choices[0].finish_reason == "tool_calls"
+
+
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "P", "format": {
+    "type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}}}  # fmt: skip
+OF_PATCH = '<tool_call>{"name": "patch", "arguments": {"input": "a\\n\\ud83d\\ude00"}}</tool_call>'
+BROKEN = '<tool_call>{"name": "patch", "arguments": {"text": 1}}</tool_call>'
+
+
+async def test_custom_tools_have_a_text_as_their_input() -> None:
+    async with make_http(writing(f"{OF_PATCH}{CALL}{BROKEN}")) as http:
+        answer = await http.chat(tools=[TOOL, PATCH])
+        calls = answer.choices[0].message.tool_calls
+        assert [(call.type, call.custom.name) for call in calls[::2]] == [("custom", "patch")] * 2
+        assert [call.custom.input for call in calls[::2]] == ["a\n\U0001f600", '{"text": 1}']
+        assert calls[1].function.arguments == '{"city": "Paris"}'
+        # A stream has the same parts; the SDK's type of a chunk knows functions alone.
+        asked = {"messages": HI, "tools": [TOOL, PATCH], "stream": True}
+        stream = await http.raw.post("/v1/chat/completions", json=asked)
+        joined = dict[int, dict[str, Any]]()
+        for line in stream.text.split("\n\n")[:-2]:
+            (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+            for part in choice["delta"].get("tool_calls", ()):
+                call = joined.setdefault(part["index"], part)
+                for kind, field in (("function", "arguments"), ("custom", "input")):
+                    if kind in part and part is not call:
+                        call[kind][field] += part[kind][field]
+        sent = [call.model_dump(exclude={"id"}, exclude_none=True) for call in calls]
+        assert [joined[i] | {"id": "", "index": 0} for i in range(3)] == [
+            call | {"id": "", "index": 0} for call in sent
+        ]
+        results = [{"role": "tool", "tool_call_id": c.id, "content": "ok"} for c in calls]
+        talk = [*HI, answer.choices[0].message.model_dump(), *results]
+        await http.chat(talk, tools=[TOOL, PATCH])
+        prompt = await make_tokenizer().decode(
+            list(http.stack.scheduler.added[-1].prompt_token_ids), skip_special_tokens=False
+        )
+        assert '"pattern": "^(?:a+)$"' in prompt
+        assert '{"name": "patch", "arguments": {"input": "a\\n\U0001f600"}}' in prompt
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ({"type": "custom", "custom": {"name": "patch"}}, [False, True]),
+        (allowed("required", TOOL), [True, False]),
+        (allowed("required", TOOL, PATCH), [True, True]),
+        (allowed("auto", PATCH), [False, True]),
+    ],
+)
+async def test_a_choice_may_name_custom_tools_and_several(choice: Any, called: list[bool]) -> None:
+    async with make_http() as http:
+        await http.chat(tools=[TOOL, PATCH], tool_choice=choice)
+        rules = http.stack.scheduler.added[-1].sampling_params.structured_output.rules
+    assert [f'"const": "{name}"' in rules for name in ("get_weather", "patch")] == called
 
 
 async def test_fields_reach_the_scheduler(http: Http) -> None:

@@ -1,11 +1,23 @@
 """Request bodies of the chat endpoints: OpenAI's messages and tools, and vLLM's extra fields."""
 
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.types import Body, GenerationBody, Items, Json
+
+FUNCTION, CUSTOM = "function tool", "custom tool"
+"""Kinds of tools, and of what refers to them, as tags that are no key of a body."""
+
+_TOOL = re.compile(r"tools\[(\d+)\]")
+
+
+def _kind_of(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return f"{kind or 'function'} tool"
 
 
 class TextPart(Body):
@@ -32,11 +44,39 @@ class FunctionToolCall(Body):
     id: str
     """Id of the call; the tool's message repeats it in tool_call_id."""
     type: Literal["function"] = "function"
-    """Only functions are supported: no custom tools."""
+    """`function`."""
     function: CalledFunction
     """The function that was called."""
     index: int | None = None
     """No effect: accepted because streamed deltas have it and clients send them back."""
+
+
+class CalledCustomTool(Body):
+    """Name and input of a call of a custom tool."""
+
+    name: str
+    """Name of the tool."""
+    input: str
+    """Input of the tool."""
+
+
+class CustomToolCall(Body):
+    """A call of a custom tool by the model."""
+
+    id: str
+    """Id of the call; the tool's message repeats it in tool_call_id."""
+    type: Literal["custom"]
+    """`custom`."""
+    custom: CalledCustomTool
+    """The tool that was called."""
+    index: int | None = None
+    """No effect: accepted because streamed deltas have it and clients send them back."""
+
+
+ChatToolCall = Annotated[
+    Annotated[FunctionToolCall, Tag(FUNCTION)] | Annotated[CustomToolCall, Tag(CUSTOM)],
+    Discriminator(_kind_of),
+]
 
 
 class ChatMessage(Body):
@@ -50,7 +90,7 @@ class ChatMessage(Body):
     """Text of the message; required unless it is the assistant's or tool_calls is set."""
     name: str | None = None
     """Name of the author, for chat templates that show it."""
-    tool_calls: Items[FunctionToolCall] | None = None
+    tool_calls: Items[ChatToolCall] | None = None
     """Tool calls of an assistant message."""
     tool_call_id: str | None = None
     """Id of the call that a tool message answers."""
@@ -91,25 +131,114 @@ class FunctionTool(Body):
     FOREIGN = foreign_fields.TOOL
 
     type: Literal["function"] = "function"
-    """Only functions are supported: no custom tools."""
+    """`function`."""
     function: FunctionDefinition
     """The function."""
 
 
-class FunctionName(Body):
-    """Name of a function."""
+class ChatGrammar(Body):
+    """Grammar of a custom tool's input."""
+
+    syntax: Literal["regex", "lark"]
+    """Syntax of the definition."""
+    definition: str
+    """The grammar."""
+
+
+class ChatToolFormat(Body):
+    """Format of a custom tool's input."""
+
+    IS_CLOSED = True
+
+    type: Literal["text", "grammar"]
+    """`text`: any text; `grammar`: as the grammar says."""
+    grammar: ChatGrammar | None = None
+    """The grammar; required if the type is grammar."""
+
+
+class CustomDefinition(Body):
+    """A tool whose input is a text."""
 
     name: str
-    """Name of a function in tools."""
+    """Name of the tool: letters, digits, underscores and hyphens."""
+    description: str | None = None
+    """Description of the tool, which the model sees."""
+    format: ChatToolFormat | None = None
+    """Format of the input. Default: any text."""
+
+
+class ChatCustomTool(Body):
+    """A custom tool that the model may call."""
+
+    FOREIGN = foreign_fields.TOOL
+
+    type: Literal["custom"]
+    """`custom`."""
+    custom: CustomDefinition
+    """The tool."""
+
+
+ChatTool = Annotated[
+    Annotated[FunctionTool, Tag(FUNCTION)] | Annotated[ChatCustomTool, Tag(CUSTOM)],
+    Discriminator(_kind_of),
+]
+
+
+class ToolName(Body):
+    """Name of a tool."""
+
+    name: str
+    """Name of a tool in tools."""
 
 
 class NamedToolChoice(Body):
-    """Value of tool_choice that forces a call of one function."""
+    """A function by its name; as the value of tool_choice it must be called."""
 
     type: Literal["function"] = "function"
-    """Only functions are supported: no custom tools."""
-    function: FunctionName
-    """The function to call."""
+    """`function`."""
+    function: ToolName
+    """The function."""
+
+
+class NamedCustomToolChoice(Body):
+    """A custom tool by its name; as the value of tool_choice it must be called."""
+
+    type: Literal["custom"]
+    """`custom`."""
+    custom: ToolName
+    """The tool."""
+
+
+NamedTool = Annotated[
+    Annotated[NamedToolChoice, Tag(FUNCTION)] | Annotated[NamedCustomToolChoice, Tag(CUSTOM)],
+    Discriminator(_kind_of),
+]
+
+
+class AllowedTools(Body):
+    """The tools that may be called."""
+
+    mode: Literal["auto", "required"]
+    """`auto`: the model decides; `required`: it calls one or more of them."""
+    tools: Items[NamedTool]
+    """The tools, by their names."""
+
+
+class AllowedToolChoice(Body):
+    """Value of tool_choice that leaves the prompt as it is and restricts the calls."""
+
+    type: Literal["allowed_tools"]
+    """`allowed_tools`."""
+    allowed_tools: AllowedTools
+    """The tools that may be called."""
+
+
+ToolChoice = Annotated[
+    Annotated[NamedToolChoice, Tag(FUNCTION)]
+    | Annotated[NamedCustomToolChoice, Tag(CUSTOM)]
+    | Annotated[AllowedToolChoice, Tag("allowed_tools tool")],
+    Discriminator(_kind_of),
+]
 
 
 class ChatReasoning(Body):
@@ -129,7 +258,7 @@ class ConversationBody(Body):
 
     messages: Items[ChatMessage] | None = None
     """The conversation, oldest message first."""
-    tools: Items[FunctionTool] | None = None
+    tools: Items[ChatTool] | None = None
     """Tools that the model may call."""
     chat_template: str | None = None
     """vLLM: Jinja chat template that replaces the model's."""
@@ -151,6 +280,19 @@ class ConversationBody(Body):
     """True if control tokens are also recognised in the text of messages and tools, and not in the
     chat template's own text alone. Default false."""
 
+    @property
+    def custom_tools(self) -> dict[int, ChatCustomTool]:
+        """The custom tools by their position among all."""
+        tools = enumerate(self.tools or ())
+        return {i: tool for i, tool in tools if isinstance(tool, ChatCustomTool)}
+
+    def client_name(self, field: str) -> str | None:
+        found = _TOOL.match(field)
+        if found is None or int(found[1]) not in self.custom_tools:
+            return super().client_name(field)
+        rest = field[found.end() :].replace(".parameters", ".format.grammar.definition")
+        return f"{found[0]}.custom{rest}"
+
 
 class ChatBody(ConversationBody, GenerationBody):
     """Body of POST /v1/chat/completions."""
@@ -167,9 +309,9 @@ class ChatBody(ConversationBody, GenerationBody):
     """True if choices have log probabilities. Default false."""
     top_logprobs: int | None = None
     """Most likely tokens to report at each position, in [0, 20]; needs logprobs. Default 0."""
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
-    """`none`: no calls; `auto`: the model decides; `required` or a function: forces a call, and
-    replaces response_format. Default: auto if there are tools."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """`none`: no calls; `auto`: the model decides; `required` or a tool: forces a call, and
+    replaces response_format; or the tools that may be called. Default: auto if there are tools."""
     parallel_tool_calls: bool | None = None
     """True if one answer may have several calls. Default true."""
     thinking_token_budget: int | None = None
@@ -199,7 +341,10 @@ class ChatBody(ConversationBody, GenerationBody):
 
     @property
     def forces_call(self) -> bool:
-        return self.tool_choice not in (None, "none", "auto")
+        choice = self.tool_choice
+        if isinstance(choice, AllowedToolChoice):
+            return choice.allowed_tools.mode == "required"
+        return choice not in (None, "none", "auto")
 
 
 class TokenizeBody(ConversationBody):

@@ -11,12 +11,14 @@ from typing import Any
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.inference.v1 import inference_pb2 as pb
-from signalbox_router.apis.inference import generate_codec
+from signalbox_router.apis.inference import chat_codec, generate_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody
 from signalbox_router.apis.openai.requests.conversation_codec import (
     chat_request,
     set_budget,
     set_tool_choice,
+    with_allowed_tools,
+    with_custom_tools,
 )
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import extend_field, set_field
@@ -120,7 +122,9 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
     elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
     set_truncation(request, body, model)
-    api_request = generate_codec.chat_api_request(request)
+    conversation = with_custom_tools(chat_codec.conversation(request), body)
+    conversation = with_allowed_tools(conversation, body)
+    api_request = generate_codec.conversation_api_request(request, conversation)
     return replace(api_request, truncate_end=True) if cuts_end else api_request
 
 

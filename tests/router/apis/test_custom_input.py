@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from signalbox_router.apis.responses.custom_input import CustomInput
+from signalbox_router.apis.custom_input import CustomInput
 
 
 def read(arguments: str, length: int) -> str:
@@ -32,6 +32,9 @@ def test_pieces_make_the_text_that_was_written(text: str, escapes: bool, length:
         ('{"input": "C:\\dir and more text"}', "C:\\dir and more text"),
         ('{"input": "cut off', "cut off"),
         ('{"input": "cut \\ud83d', "cut "),
+        ('{"input": "C:\\d"}', "C:\\d"),
+        ('{"input": "half \\ud83d"}', "half \\ud83d"),
+        ('{"input": "cut \\ud83d\\ud', "cut "),
         ('{"input": "half \\ud83d and more text"}', "half \\ud83d and more text"),
     ],
 )

@@ -16,7 +16,10 @@ _CHARS = re.compile(
 )
 _LONGEST_OPENING = 1024
 """Characters that are searched for the opening with each piece; white space may go on."""
-_LONGEST_ESCAPE = len(r"\ud83d\ude00")
+_BEGUN_ESCAPE = re.compile(
+    rf"\\(?:u[0-9a-fA-F]{{0,3}}|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?)?"
+)
+"""A text that may be the beginning of an escape, when it is all that there is."""
 
 
 class CustomInput:
@@ -55,7 +58,7 @@ class CustomInput:
             self._held = self._held[found.end() :]
             if self._held.startswith('"'):
                 self._is_over, self._held = True, ""
-            elif len(self._held) < _LONGEST_ESCAPE:  # an escape may be unfinished
+            elif not self._held or _BEGUN_ESCAPE.fullmatch(self._held):
                 break
             else:  # no escape of JSON's: it stands for itself
                 texts.append(self._held[0])
