@@ -98,7 +98,7 @@ def _in_words(messages: Sequence[Message]) -> list[Message]:
         if message.tool_calls:
             calls = [_call(call) for call in message.tool_calls]
             texts = [*([message.text] if message.text else []), *calls]
-            message = Message(message.role, _ours("\n").join(texts), name=message.name)
+            message = message._replace(content=_ours("\n").join(texts), tool_calls=())
         is_result = message.role == "tool"
         if is_result:
             message = Message("user", _tagged("tool_response", message.text))

@@ -107,6 +107,12 @@ def test_a_template_without_system_messages_is_told_in_the_first_turn() -> None:
                          "[user]<tool_response>\n3\n</tool_response>\nAnd?")  # fmt: skip
 
 
+def test_reasoning_before_calls_in_words_reaches_the_template() -> None:
+    source = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    text = render(source, HI, CALLED._replace(reasoning="Add."), RESULT)
+    assert "[Add.|Let me see.\n<tool_call>" in text
+
+
 def test_earlier_calls_are_told_though_no_tools_are_offered() -> None:
     for fields in ({"tools": []}, {"tool_choice": ToolChoice(ToolMode.NONE)}):
         text = render(CHATML, HI, CALLED, RESULT, **fields)
