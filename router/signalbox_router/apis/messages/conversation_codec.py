@@ -13,6 +13,7 @@ from signalbox_router.apis.messages.types import (
     CustomTool,
     MessageParam,
     MessagesPromptBody,
+    OutputFormat,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -56,6 +57,7 @@ def read_conversation(body: MessagesPromptBody) -> ReadConversation:
     It empties the body's list of messages: otherwise the objects would live until the request ends.
     """
     check_counts(num_messages=len(body.messages), num_tools=len(body.tools or ()))
+    asked_format(body)
     dropped: list[dict[str, str]] = []
     messages = _joined(_messages(body, dropped))
     tools, omitted = _tools(body)
@@ -77,6 +79,14 @@ def read_conversation(body: MessagesPromptBody) -> ReadConversation:
     return ReadConversation(
         conversation=conversation, omitted=omitted, input_transformations=dropped
     )
+
+
+def asked_format(body: MessagesPromptBody) -> OutputFormat | None:
+    """Returns the format of the text under either of its names. Raises BadRequest for both."""
+    asked = body.output_config.format if body.output_config else None
+    if asked is not None and body.output_format is not None:
+        raise BadRequest("output_format: output_config.format is set, too", "output_format")
+    return asked or body.output_format
 
 
 def _messages(body: MessagesPromptBody, dropped: list[dict[str, str]]) -> Iterator[Message]:

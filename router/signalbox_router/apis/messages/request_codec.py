@@ -6,8 +6,8 @@ from dataclasses import replace
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.agents import ReadConversation
 from signalbox_router.apis.inference import generate_codec
-from signalbox_router.apis.messages.types import MessagesBody, OutputFormat
-from signalbox_router.apis.openai.requests.errors import BadRequest
+from signalbox_router.apis.messages.conversation_codec import asked_format
+from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai.requests.field_setters import (
     UINT32_MAX,
     extend_field,
@@ -32,15 +32,8 @@ def api_request(body: MessagesBody, read: ReadConversation, *, request_id: str) 
     set_field(params, "max_tokens", min(body.max_tokens or 1, UINT32_MAX))
     check_counts({"stop": len(body.stop_sequences or ())})
     extend_field(params, "stop", body.stop_sequences or ())
-    asked = _format(body)
+    asked = asked_format(body)
     if asked is not None and not body.forces_call:
         params.structured_output.json_schema = json.dumps(asked.schema_)
     converted = generate_codec.conversation_api_request(request, read.conversation)
     return replace(converted, cuts_max_tokens=True)
-
-
-def _format(body: MessagesBody) -> OutputFormat | None:
-    asked = body.output_config.format if body.output_config else None
-    if asked is not None and body.output_format is not None:
-        raise BadRequest("output_format: output_config.format is set, too", "output_format")
-    return asked or body.output_format

@@ -49,6 +49,7 @@ def read_input(body: PromptBody) -> ReadInput:
 
     It empties the body's input: otherwise the objects would live until the request ends.
     """
+    _check_format(body)
     offered = offered_tools(body)
     removed: list[dict[str, str]] = []
     messages = [Message("system", body.instructions)] if body.instructions else []
@@ -74,6 +75,13 @@ def read_input(body: PromptBody) -> ReadInput:
         drops_turns=body.truncation == "auto",
         origins=offered.origins,
     )
+
+
+def _check_format(body: PromptBody) -> None:
+    format_ = body.text.format if body.text else None
+    if format_ is not None and (format_.type == "json_schema") is (format_.schema_ is None):
+        name = "text.format.schema"
+        raise BadRequest(f"{name}: it is for the type json_schema alone, which needs it", name)
 
 
 @dataclass(slots=True)

@@ -45,7 +45,3 @@ def _check(body: ResponsesBody) -> None:
         if name not in INCLUDABLE:
             allowed = f"one of {', '.join(INCLUDABLE)}, and not {name[:100]!r}"
             raise BadRequest(f"include[{i}]: {allowed}", f"include[{i}]")
-    format_ = body.text.format if body.text else None
-    if format_ is not None and (format_.type == "json_schema") is (format_.schema_ is None):
-        name = "text.format.schema"
-        raise BadRequest(f"{name}: it is for the type json_schema alone, which needs it", name)

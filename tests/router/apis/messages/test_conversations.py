@@ -169,6 +169,7 @@ def test_the_arguments_of_the_memory_tool_are_those_of_the_api() -> None:
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 FORCED = {"tool_choice": {"type": "tool", "name": "web_search"}}
 
 
@@ -207,6 +208,8 @@ FORCED = {"tool_choice": {"type": "tool", "name": "web_search"}}
          "output_format.schema: "),
         ({"tools": [SEARCH, WEATHER | {"input_schema": {"type": "no"}}],
           "tool_choice": {"type": "any"}}, r"tools\[1\]\.input_schema: "),
+        ({"output_config": {"format": FORMAT}, "output_format": FORMAT},
+         r"output_format: output_config\.format is set"),
         ({"stop_sequences": [""]}, "stop_sequences: "),
         ({"max_tokens": -1}, "max_tokens: "),
         ({"temperature": 3.0}, "temperature: "),
@@ -216,9 +219,12 @@ FORCED = {"tool_choice": {"type": "tool", "name": "web_search"}}
 async def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
     async with make_messages() as messages:
         answer = await messages.post(**fields)
+        counted = await messages.post("/v1/messages/count_tokens", **{"max_tokens": None} | fields)
         assert not messages.http.stack.scheduler.added
     assert answer.status_code == 400
     error = answer.json()["error"]
+    if fields.keys() <= CountTokensBody.model_fields.keys() and "schema: " not in named:
+        assert (counted.status_code, counted.json()["error"]) == (400, error)
     assert error["type"] == "invalid_request_error"
     assert re.search(named, error["message"]), error["message"]
 

@@ -11,7 +11,7 @@ from openai.types.shared import ReasoningEffort
 from signalbox_router.apis.openai import streaming
 from signalbox_router.apis.responses.request_codec import INCLUDABLE
 from signalbox_router.apis.responses.tools_codec import HOSTED, model_name
-from signalbox_router.apis.responses.types import ReasoningOptions
+from signalbox_router.apis.responses.types import InputTokensBody, ReasoningOptions
 from signalbox_router.prompt.chat.conversation import MAX_PARTS
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
@@ -147,11 +147,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
     ({"tools": [{"type": "wizardry"}]}, "tools[0].type"),
-    ({"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools[0].format"),
-    ({"tools": [{"type": "custom", "name": "x", "format": LOOK}]}, "tools[0].format.definition"),
     ({"tools": [function("a b")]}, "tools[0].name"),
-    ({"tools": [SEARCH, function(strict=True, parameters={"properties": {"a": 5}})]},
-     "tools[1].parameters"),
     ({"tools": [function(), {"type": "namespace", "name": "n", "tools": [function("a b")]}]},
      "tools[1].tools[0].name"),
     ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice.name"),
@@ -172,16 +168,26 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"include": ["all"]}, "include[0]"),
     ({"n": 2}, "n"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_schema", "schema": HUGE}}}, "text"),
-    ({"tools": [function(parameters=HUGE)]}, "tools"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"messages": [USER]}, "messages"),
     ({"max_output_token": 5}, "max_output_token"),
+]  # fmt: skip
+OF_ANSWERS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "custom", "name": "x", "format": LARK}]}, "tools[0].format"),
+    ({"tools": [{"type": "custom", "name": "x", "format": LOOK}]}, "tools[0].format.definition"),
+    ({"tools": [SEARCH, function(strict=True, parameters={"properties": {"a": 5}})]},
+     "tools[1].parameters"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "schema": HUGE}}}, "text"),
+    ({"tools": [function(parameters=HUGE)]}, "tools"),
     ({"input": "word " * 3000}, "input"),
 ]  # fmt: skip
+"""What is no fault of the prompt: grammars, what an answer repeats, and the window."""
+
+
+COUNTED = InputTokensBody.model_fields.keys()
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -189,10 +195,13 @@ async def test_what_is_not_served_is_refused_by_name(
     http: Http, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "PATIENCE_S", 60)
-    for fields, param in REFUSED:
+    for fields, param in [*REFUSED, *OF_ANSWERS]:
         body = {"model": MODEL, "input": "Hi", "stream": streams} | fields
         answer = await http.raw.post(PATH, content=json.dumps(body))
         assert answer.status_code == 400, (fields, answer.text)
+        if fields.keys() <= COUNTED and (fields, param) in REFUSED:
+            counted = await http.raw.post(f"{PATH}/input_tokens", json={"input": "Hi"} | fields)
+            assert (counted.status_code, counted.json()["error"]["param"]) == (400, param), fields
         error = answer.json()["error"]
         assert error["param"] == param, (fields, error)
         assert error["type"] == "invalid_request_error"
