@@ -43,8 +43,9 @@ class CharReader:
             pass
         return char
 
-    def push_back(self) -> None:
-        self._pushed_back = self.held.pop() + self._pushed_back
+    def push_back(self, num_chars: int = 1) -> None:
+        self._pushed_back = "".join(self.held[-num_chars:]) + self._pushed_back
+        del self.held[-num_chars:]
 
     def string(self) -> TextReader:
         """Reads a string, after its opening quote."""

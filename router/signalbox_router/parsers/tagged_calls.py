@@ -1,7 +1,7 @@
 """Tool calls as a name and arguments between tags, as in XML: one class with parameters."""
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Container, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,10 @@ class TaggedCallParser(CallParser):
         super().__init__(format_, tools, **options)
         self._format = format_
         self._schemas: dict[str, ArgumentSchemas] = {}
+        before, after, _ = format_.argument
+        self._around_key = self._marker(f"\n{before}"), self._marker(after)
+        self._end_of_call = self._marker(f"\n{format_.call[2]}\n{format_.end}")
+        self._last_chars = {after[-1], self._end_of_call[-1]}
 
     def _calls(self, opening: str) -> Reader:
         before, _, _ = self._format.call
@@ -198,14 +202,14 @@ class TaggedCallParser(CallParser):
             if any(self._format.kinds):
                 text, _ = self._format.kinds
                 is_text = (yield from self._one_of(*self._format.kinds)) == text
-                types = TEXT if is_text else types - TEXT
+                types = types & TEXT or types if is_text else types - TEXT
             if self._is_certain:
                 self._out.add_arguments(f"{', ' if arguments else '{'}{json.dumps(key)}: ")
+            arguments[key] = ""
             if self._is_certain and types == TEXT:
                 yield from self._stream_text()
-                arguments[key] = ""
             else:
-                value = yield from self._value(name, types)
+                value = yield from self._value(name, types, arguments)
                 arguments[key] = f"{json.dumps(key)}: {value}"
                 if self._is_certain:
                     self._accept()
@@ -222,8 +226,12 @@ class TaggedCallParser(CallParser):
             self._schemas[name] = ArgumentSchemas.of(self._tools.get(name), is_enforced=False)
         return self._schemas[name]
 
-    def _value(self, name: str, types: frozenset[str]) -> TextReader:
-        """Reads a value and the tag after it; returns JSON."""
+    def _value(self, name: str, types: frozenset[str], given: Container[str]) -> TextReader:
+        """Reads a value and the tag after it; returns JSON.
+
+        Args:
+            given: names of arguments that have been read, this one included.
+        """
         end = self._format.argument[2]
         first = parts_of(end)[0]
         tool = self._tools.get(name)
@@ -239,6 +247,9 @@ class TaggedCallParser(CallParser):
         while is_open:
             while not part.endswith(self._marker(last)):
                 part += yield from self._chars.next()
+                if not is_enforced and (found := self._following(part, name, given)):
+                    self._chars.push_back(len(found))
+                    return json_of((text + part).removesuffix(found).replace(MARK, ""), types)
             is_open = is_json and (has_odd_quotes(part) != bool(text))
             text, part = text + part, ""
         text = text.removesuffix(self._marker(last)).replace(MARK, "")
@@ -246,6 +257,19 @@ class TaggedCallParser(CallParser):
             text = text.removesuffix("\n")
         yield from self._tag(end.lstrip()[len(first) :])
         return json_of(text, types)
+
+    def _following(self, text: str, name: str, given: Container[str]) -> str:
+        """Returns what a text ends with that follows a value in lines of its own, where models leave
+        its tag out: another argument of the tool or the end of the call; "" for anything else."""
+        if not self._format.argument[2].startswith("\n") or text[-1] not in self._last_chars:
+            return ""
+        if text.endswith(self._end_of_call):
+            return self._end_of_call
+        before, after = self._around_key
+        _, found, key = text[-_MAX_KEY_CHARS:].rpartition(before)
+        other = key.removesuffix(after)
+        is_other = other != key and other in self._schemas_of(name).properties
+        return f"{before}{key}" if found and is_other and other not in given else ""
 
     def _stream_text(self) -> Reader:
         """Reads a text and the tag after it, and outputs what cannot be the tag yet as JSON."""

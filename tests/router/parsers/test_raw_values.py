@@ -11,7 +11,7 @@ from signalbox_router.parsers.python_values import json_of_python
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.prompt.chat.conversation import INPUT, FreeText, Tool, custom_tool
 from tests.contract.structured_output.matching import admits
-from tests.router.parsers.test_formats import of_calls, read, tokenizer_of
+from tests.router.parsers.test_formats import of_calls, read, tokenizer_of, with_marks
 
 SEED = named("seed_oss")
 VOCABULARY, _ = tokenizer_of("seed_oss", has_markers=False)
@@ -202,6 +202,44 @@ def test_schemas_that_lead_to_many_others_cost_little() -> None:
     parameters = {"properties": {"a": wide}, "$defs": {"X": wide}}
     parser = SEED.parser([Tool("tool", "", parameters)])
     assert read(parser, [text_of({"a": "1"})]) == ("", [("tool", {"a": 1})])
+
+
+LINES = {"a": {"type": "string"}, "b": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("is_token", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "arguments"),
+    [
+        ("<parameter=a>\nx\ny\n<parameter=b>\n1\n</parameter>", {"a": "x\ny", "b": 1}),
+        ("<parameter=b>\n1\n<parameter=a>\nx", {"a": "x", "b": 1}),
+        ("<parameter=b>\n1", {"b": 1}),
+        # These are no ends: another tool's argument, one that has been given, a line with more.
+        ("<parameter=b>\n1\n</parameter>\n<parameter=a>\n<parameter=c>\n<parameter=b>\n</function>"
+         "\n x<parameter=a>\n</parameter>",
+         {"a": "<parameter=c>\n<parameter=b>\n</function>\n x<parameter=a>", "b": 1}),
+    ],
+)  # fmt: skip
+def test_a_value_ends_before_another_argument_if_its_tag_is_left_out(
+    lines: str, arguments: dict[str, Any], is_token: bool
+) -> None:
+    coder = named("qwen3_coder")
+    text = f"<tool_call>\n<function=tool>\n{lines}\n</function>\n</tool_call>"
+    tools = [Tool("tool", "", {"properties": LINES})]
+    marked = frozenset(coder.markers) if is_token else frozenset()
+    text = with_marks(coder, text) if is_token else text
+    for pieces in ([text], text):
+        found = read(coder.parser(tools, marked=marked), pieces)
+        assert found == ("", [("tool", arguments)])
+
+
+def test_a_text_that_a_grammar_admits_has_tags_of_other_arguments() -> None:
+    text = (
+        "<tool_call>\n<function=tool>\n<parameter=a>\nx\n<parameter=b>\n1\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    parser = named("qwen3_coder").parser([Tool("tool", "", {"properties": LINES}, strict=True)])
+    assert read(parser, text) == ("", [("tool", {"a": "x\n<parameter=b>\n1"})])
 
 
 def test_a_string_that_is_not_closed_costs_little_and_is_left_as_it_is() -> None:
