@@ -149,6 +149,22 @@ def test_a_marker_that_is_a_token_counts_as_its_token_alone(name: str) -> None:
     assert read(make_parser(format_, marked=frozenset(format_.markers)), text) == (text, [])
 
 
+@pytest.mark.parametrize("name", ["gemma4", "functiongemma"])
+def test_calls_of_gemma_without_a_marker_are_of_offered_tools_that_are_not_strict(
+    name: str,
+) -> None:
+    format_ = examples(name).format_
+    opening, end, quote = format_.markers
+    free = [tool._replace(strict=False) for tool in TOOLS]
+    bare = f"call:get_weather{{city:{quote}Paris{quote}}}"
+    text = f"I call: {bare} and call:find{{}}{opening}:call:now{{}}{end}"
+    calls = [("get_weather", PARIS), ("now", {})]
+    for pieces in ([text], text):
+        found = read(format_.parser(free), pieces)
+        assert found == ("I call:  and call:find{}", calls)
+    assert read(make_parser(format_), [bare]) == (bare, [])
+
+
 @cache
 def tokenizer_of(name: str, *, has_markers: bool) -> tuple[Vocabulary, LLTokenizer]:
     """Returns a tokenizer of byte-level BPE, with a format's markers as special tokens or not."""

@@ -18,7 +18,7 @@ from signalbox_router.parsers.call_rules import (
     opening_rules,
     schema_rule,
 )
-from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
+from signalbox_router.parsers.char_reader import SPACE, Mismatch, Reader, TextReader, json_object
 from signalbox_router.parsers.parser_output import MARK, Parser
 from signalbox_router.parsers.python_values import CONSTANTS
 from signalbox_router.parsers.raw_values import (
@@ -100,19 +100,27 @@ class _GemmaCallParser(CallParser):
     """Parses the calls of one sequence."""
 
     def __init__(self, format_: GemmaCalls, tools: Sequence[Tool], **options: Any) -> None:
-        super().__init__(format_, tools, **options)
+        super().__init__(format_, tools, openings=(*format_.opening, _CALL), **options)
         self._format = format_
 
     def _calls(self, opening: str) -> Reader:
+        """Reads a call after its marker, or of a tool that is not strict where models leave that
+        out."""
         self._is_in_call = True
-        yield from self._literal(_CALL, (yield from self._next_but_space()))
+        if opening != _CALL:
+            char = yield from self._chars.next_but(f"{SPACE}:")
+            yield from self._literal(_CALL, char)
         name = ""
         while (char := (yield from self._chars.next())) != "{":
             name += char
-            if len(name) > MAX_NAME_CHARS:
+            is_name = opening != _CALL or char.isalnum() or char in "_.-"
+            if not is_name or len(name) > MAX_NAME_CHARS:
                 raise Mismatch
+        name = self._checked_name(name.strip(), is_known=opening == _CALL)
+        if opening == _CALL and self._tools[name].strict:
+            raise Mismatch
         arguments = yield from self._arguments()
-        self._begin(self._checked_name(name.strip()), json_object(arguments))
+        self._begin(name, json_object(arguments))
         yield from self._literal(self._format.end, (yield from self._next_but_space()))
         self._accept()
 

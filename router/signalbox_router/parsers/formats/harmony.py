@@ -91,8 +91,15 @@ class _HarmonyParser(CallParser):
                 return
             self._out.is_reasoning = False
             self._is_in_call = True
-            yield from self._json_call(self._checked_name(to[2]))
-            opening = yield from self._one_of(*_ENDS, START, CHANNEL)
+            name = self._checked_name(to[2])
+            char = yield from self._next_but_space()
+            self._chars.push_back()
+            if char == "{":
+                yield from self._json_call(name)
+                opening = yield from self._one_of(*_ENDS, START, CHANNEL)
+            else:  # no text is no arguments
+                opening = yield from self._one_of(*_ENDS)
+                self._begin(name, "{}")
         self._out.is_reasoning = False
         self._accept()
 
