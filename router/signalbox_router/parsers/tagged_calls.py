@@ -259,8 +259,8 @@ class TaggedCallParser(CallParser):
         return json_of(text, types)
 
     def _following(self, text: str, name: str, given: Container[str]) -> str:
-        """Returns what a text ends with that follows a value in lines of its own, where models leave
-        its tag out: another argument of the tool or the end of the call; "" for anything else."""
+        """Returns what a text ends with that follows a value in lines of its own, where models
+        leave its tag out: another argument of the tool or the end of the call; "" for none."""
         if not self._format.argument[2].startswith("\n") or text[-1] not in self._last_chars:
             return ""
         if text.endswith(self._end_of_call):
