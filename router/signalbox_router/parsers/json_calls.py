@@ -15,7 +15,6 @@ from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 ARGUMENTS_KEYS = ("arguments", "parameters")
 """Keys under which models write the arguments."""
 _FENCE = "```"
-_BARE_OPENINGS = ("{", "[", "`")
 _MAX_LANGUAGE_CHARS = 20
 
 
@@ -92,8 +91,10 @@ class Call:
 class JsonCallParser(CallParser):
     """Parses the calls of one sequence."""
 
+    _bare_openings: tuple[str, ...] = ("{", "[", "`")
+
     def __init__(self, format_: JsonCalls, tools: Sequence[Tool], **options: Any) -> None:
-        openings = (*format_.opening, *_BARE_OPENINGS * format_.is_bare)
+        openings = (*format_.opening, *self._bare_openings * format_.is_bare)
         super().__init__(format_, tools, openings=openings, **options)
         self._format = format_
         self._is_bare = False

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from signalbox_contract.structured_output.schema.vocabulary import SchemaError
-from signalbox_router.parsers.call_parser import CallParser
 from signalbox_router.parsers.call_rules import (
     check_is_json,
     literal,
@@ -16,10 +15,10 @@ from signalbox_router.parsers.call_rules import (
     schema_rule,
 )
 from signalbox_router.parsers.char_reader import Mismatch, Reader, TextReader, json_object
+from signalbox_router.parsers.json_calls import JsonCallParser, JsonCalls
 from signalbox_router.parsers.parser_output import Parser
 from signalbox_router.parsers.python_values import json_of_python, text_of_string
 from signalbox_router.parsers.raw_values import ArgumentSchemas, listed_arguments, refused
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
 from signalbox_router.prompt.chat.conversation import MAX_NAME_CHARS, Tool
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
@@ -28,19 +27,15 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonicCalls(ToolCallFormat):
-    """Each call is `name(key=value, ...)`, with values as in Python, which JSON is too."""
+class PythonicCalls(JsonCalls):
+    """Each call is `name(key=value, ...)`, with values as in Python, which JSON is too.
 
-    end: str = ""
-    """Marker that closes calls."""
+    Without a marker, where `is_bare` allows it, only a list that begins with a known tool is calls.
+    After a marker a list may have the calls as JSON, which models write that are asked to.
+    """
+
     is_list: bool = True
     """True if brackets are around calls, with commas between; otherwise each has a line."""
-    is_bare: bool = False
-    """True if a list is calls without a marker, if it begins with that of a known tool."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (*self.opening, *filter(None, (self.end,)))
 
     def parser(self, tools: Sequence[Tool], **options: Any) -> Parser:
         return PythonicCallParser(self, tools, **options)
@@ -85,13 +80,10 @@ def _argument_rules(position: int, tool: Tool) -> Iterator[str]:
     )
 
 
-class PythonicCallParser(CallParser):
+class PythonicCallParser(JsonCallParser):
     """Parses the calls of one sequence."""
 
-    def __init__(self, format_: PythonicCalls, tools: Sequence[Tool], **options: Any) -> None:
-        openings = (*format_.opening, *(("[",) if format_.is_bare else ()))
-        super().__init__(format_, tools, openings=openings, **options)
-        self._format = format_
+    _bare_openings = ("[",)
 
     def _calls(self, opening: str) -> Reader:
         self._is_in_call = True
@@ -99,6 +91,12 @@ class PythonicCallParser(CallParser):
         if self._format.is_list and is_marked:
             yield from self._literal("[", (yield from self._next_but_space()))
         char = yield from self._next_but_space()
+        if is_marked and self._format.is_list and char == "{":
+            self._chars.push_back()
+            yield from self._list()
+            yield from self._literal(self._format.end, (yield from self._next_but_space()))
+            self._accept()
+            return
         while _is_of_name(char):
             yield from self._call(char, is_known=not is_marked)
             char = yield from self._next_but_space()
@@ -123,14 +121,14 @@ class PythonicCallParser(CallParser):
                 raise Mismatch
             name += char
         self._checked_name(name, is_known=is_known)
-        arguments = yield from self._arguments()
+        arguments = yield from self._keywords()
         after = yield from self._next_but_space()
         if not self._follows_call(after):
             raise Mismatch
         self._chars.push_back()
         self._begin(name, json_object(f"{{{json_of_python(arguments)}}}"))
 
-    def _arguments(self) -> TextReader:
+    def _keywords(self) -> TextReader:
         """Reads to the bracket that closes the call, and what must follow it.
 
         Returns the arguments, with strings as JSON.
