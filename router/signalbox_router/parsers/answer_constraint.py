@@ -109,7 +109,7 @@ def _scope(
         opening_token_ids=() if start is None or not reasoning.may_begin else (start,),
         closing_token_ids=(end,),
         max_reasoning_tokens=budget,
-        marker_token_ids=_tokens_of([one for one in _openings(calls) if not one.before_token]),
+        marker_token_ids=_tokens_of(_leading(_openings(calls))),
     )
 
 
@@ -159,6 +159,11 @@ def _openings(calls: str) -> list[_Opening]:
         else _Opening(rule, rule[: token.start()], int(token[1]), token[0])
         for rule, token in zip(found, tokens, strict=True)
     ]
+
+
+def _leading(openings: Iterable[_Opening]) -> list[_Opening]:
+    """Returns those that are a token from their beginning on; others open no call in reasoning."""
+    return [one for one in openings if not one.before_token]
 
 
 def _tokens_of(openings: Iterable[_Opening]) -> tuple[int, ...]:
@@ -230,15 +235,15 @@ def _of_strict_calls(calls: str, scope: Scope) -> AnswerConstraint:
     texts = [one.text for one in openings if one.token_id is None]
     if not openings:
         return AnswerConstraint("", scope)
-    if not texts:
+    if not texts and (scope is WHOLE or _leading(openings) == openings):
         scope = replace(scope, is_repeated=True, is_leading=False, is_required=False)
         rules = (
             f"start: calls\n{_with_openings(calls, [f': {one.from_token}' for one in openings])}"
         )
         return AnswerConstraint(rules, replace(scope, marker_token_ids=_tokens_of(openings)))
     if scope is not WHOLE:
-        scope = replace(scope, marker_token_ids=_tokens_of(openings), is_required=False)
-    excluded = "|".join(re.escape(one).replace("/", r"\/") for one in texts)
+        scope = replace(scope, is_required=False)  # its markers are the leading ones
+    excluded = "|".join(re.escape(one).replace("/", r"\/") for one in texts) or r"[^\s\S]"
     after_text = [
         f"[suffix={one.rule}]: /(?s:.*)/" if one.token_id is None else f": TEXT? {one.from_token}"
         for one in openings

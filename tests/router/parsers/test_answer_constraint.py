@@ -38,7 +38,7 @@ from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_worker.sampling.compiled_grammar import CompiledGrammar, Grammar
 from tests.router.fakes import BOS, EOS, POOL, make_files, make_model, token
 from tests.router.parsers import format_examples
-from tests.router.parsers.test_formats import tokenizer_of
+from tests.router.parsers.test_formats import make_tokenizer, tokenizer_of
 
 TOOLS = (Tool("get_weather"), Tool("add"))
 CONSTRAINTS = {
@@ -294,6 +294,18 @@ def test_strict_calls_conform_from_any_opening_on(name: str, has_markers: bool) 
                 name in BARE and not any(one in call for one in example.format_.opening)
             )
             assert conforms_in_steps(grammar, tokenizer, bad) is is_free, bad
+
+
+def test_a_token_within_an_opening_opens_no_call_in_reasoning() -> None:
+    vocabulary, tokenizer = make_tokenizer(["<think>", "</think>", "｜DSML｜"])
+    asked, format_ = conversation(tools=format_examples.TOOLS), named("deepseek_v32")
+    found = answer_constraint(asked, vocabulary, OPEN, lambda: format_, is_constrained=False)
+    grammar = grammar_of(found, tokenizer)
+    call = format_examples.examples("deepseek_v32").one
+    bad = call.replace("city", "town")
+    for text in (f"Or {bad}</think>{call}", f"Hm</think>Well. {call} So.", bad):
+        assert conforms_in_steps(grammar, tokenizer, text), text
+    assert not conforms_in_steps(grammar, tokenizer, f"Hm</think>Well. {bad}")
 
 
 def test_strict_calls_whose_marker_is_no_token_conform_within_free_text() -> None:
