@@ -13,6 +13,7 @@ from signalbox_router.apis.openai.requests.foreign_fields import (
     VLLM,
     Foreign,
     Table,
+    refused,
 )
 from signalbox_router.apis.openai.requests.types import (
     Body,
@@ -27,26 +28,23 @@ from signalbox_router.apis.responses.item_types import InputItem
 from signalbox_router.apis.responses.tool_types import OfferedTool, ToolChoiceObject
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-_UNSET: tuple[object, ...] = (False, "", [], {})
 _LIMIT = "max_output_tokens"
-_OF_STATE: Table = {
-    name: Foreign(OPENAI, None, nothing=_UNSET)
-    for name in ("background", "background_options", "previous_response_id", "conversation",
-                 "prompt", "context_management")
-}  # fmt: skip
+_OF_STATE: Table = refused(
+    OPENAI, "background", "background_options", "previous_response_id", "conversation", "prompt",
+    "context_management",
+)  # fmt: skip
 """Fields of answers that are kept: this API keeps none."""
 _OTHERS: Table = {
-    **{
-        name: Foreign(OPENAI, None, nothing=_UNSET)
-        for name in ("moderation", "access_programs", "image", "personality")
-    },
-    **{name: Foreign(VLLM) for name in ("chat_template", "chat_template_kwargs", "echo",
-       "add_generation_prompt", "continue_final_message", "include_reasoning",
-       "parse_special_tokens", "previous_input_messages", "enable_response_messages")},
-    **{name: Foreign(OPENAI) for name in ("messages", "reasoning_effort", "modalities")},
-    "logprobs": Foreign(OPENAI, False),
+    **refused(
+        OPENAI, "moderation", "access_programs", "image", "personality", "messages",
+        "reasoning_effort", "modalities", logprobs=False, generate=True,
+    ),
+    **refused(
+        VLLM, "chat_template", "chat_template_kwargs", "echo", "continue_final_message",
+        "parse_special_tokens", "previous_input_messages", "enable_response_messages",
+        add_generation_prompt=True, include_reasoning=True,
+    ),
     "enable_thinking": Foreign(foreign_fields.QWEN),
-    "generate": Foreign(OPENAI, True),
     "max_tokens": Foreign(OPENAI, None, _LIMIT),
     "max_completion_tokens": Foreign(OPENAI, None, _LIMIT),
 }  # fmt: skip

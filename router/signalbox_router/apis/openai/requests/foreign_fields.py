@@ -61,13 +61,13 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) is isinstance(other, bool)
 
 
-def _refused(server: str, *unset: str, **defaults: Any) -> dict[str, Foreign]:
+def refused(server: str, *unset: str, **defaults: Any) -> dict[str, Foreign]:
     """Returns fields that change answers: those that are `unset` by default, and others."""
     rows = {name: Foreign(server, nothing=_UNSET) for name in unset}
     return rows | {name: Foreign(server, default) for name, default in defaults.items()}
 
 
-def _ignored(server: str, *unset: str, **defaults: Any) -> dict[str, Foreign]:
+def ignored(server: str, *unset: str, **defaults: Any) -> dict[str, Foreign]:
     """Returns fields that change no answer, or none without a field that is refused."""
     rows = {**dict.fromkeys(unset), **defaults}
     return {name: Foreign(server, default, IGNORED) for name, default in rows.items()}
@@ -87,7 +87,7 @@ GENERATION: Table = {
     "dry_sequence_breakers": Foreign(LLAMA_CPP, ["\n", ":", '"', "*"], IGNORED),
     "t_max_predict_ms": Foreign(LLAMA_CPP, 0, nothing=(-1,)),
     "reasoning_format": Foreign(LLAMA_CPP, "auto", nothing=("deepseek",)),
-    **_refused(
+    **refused(
         LLAMA_CPP, "grammar_triggers", "lora", "response_fields", "image_data", "system_prompt",
         "chat_format", "chat_parser",
         mirostat=0, dry_multiplier=0.0, xtc_probability=0.0, top_n_sigma=-1.0, dynatemp_range=0.0,
@@ -97,13 +97,13 @@ GENERATION: Table = {
         tfs_z=1.0,
     ),
     # Without the fields that they belong to, these have no effect; those are refused.
-    **_ignored(
+    **ignored(
         LLAMA_CPP, "preserved_tokens", "reasoning_budget_start_tag", "reasoning_budget_end_tag",
         "reasoning_budget_message", reasoning_budget_arm_immediately=False, mirostat_tau=5.0,
         mirostat_eta=0.1, dry_base=1.75, dry_allowed_length=2, dry_penalty_last_n=64,
         xtc_threshold=0.1, dynatemp_exponent=1.0, adaptive_decay=0.9,
     ),
-    **_ignored(
+    **ignored(
         LLAMA_CPP, "sse_ping_interval", "parse_tool_calls", "t_max_prompt_ms",
         "speculative.n_min", "speculative.n_max", "speculative.p_min", "speculative.type",
         cache_prompt=True, n_cache_reuse=0, id_slot=-1,
@@ -114,12 +114,12 @@ GENERATION: Table = {
     "format": Foreign(
         OLLAMA, "", "guided_json", ours=(("", None), ("json", {"type": "object"}))
     ),
-    **_refused(
+    **refused(
         OLLAMA, "options", "system", "template", "context", "images", raw=False,
         _debug_render_only=False,
     ),
     "think": Foreign(OLLAMA),  # false turns thinking off, which is on by default
-    **_ignored(
+    **ignored(
         OLLAMA, "keep_alive", "shift", "num_ctx", "use_mmap", "main_gpu", num_keep=4,
         num_batch=512, num_gpu=-1, num_thread=0, draft_num_predict=4,
     ),
@@ -127,17 +127,17 @@ GENERATION: Table = {
     "max_new_tokens": Foreign(TGI, None, "max_tokens"),
     "do_sample": Foreign(TGI, True, "temperature", ours=((True, None), (False, 0.0))),
     "truncate": Foreign(TGI, None, "truncate_prompt_tokens"),
-    **_refused(
+    **refused(
         TGI, "parameters", "inputs", "tool_prompt", "top_n_tokens", "adapter_id",
         return_full_text=False, watermark=False, decoder_input_details=False,
     ),
-    **_ignored(TGI, details=False),
+    **ignored(TGI, details=False),
     # SGLang
     "regex": Foreign(SGLANG, None, "guided_regex"),
     "ebnf": Foreign(SGLANG, None, "guided_grammar"),
     "min_new_tokens": Foreign(SGLANG, 0, "min_tokens"),
     "sampling_seed": Foreign(SGLANG, None, "seed"),
-    **_refused(
+    **refused(
         SGLANG, "stop_regex", "lora_path", "session_params", "custom_params", "structural_tag",
         "custom_logit_processor", "images_config", "sampling_params", "input_ids", "task",
         "bootstrap_host", "bootstrap_port", "bootstrap_room", "max_dynamic_patch",
@@ -147,19 +147,19 @@ GENERATION: Table = {
         return_prompt_token_ids=False, return_meta_info=False, separate_reasoning=True,
         stream_reasoning=True, use_audio_in_video=False,
     ),
-    **_ignored(
+    **ignored(
         SGLANG, "rid", "extra_key", "routed_dp_rank", "disagg_prefill_dp_rank",
         "data_parallel_rank", "ngram_corpus_id", "custom_labels", routed_experts_start_len=0,
     ),
     # vLLM
     "guided_decoding_backend": Foreign(VLLM, nothing=(*_UNSET, "auto")),
-    **_refused(
+    **refused(
         VLLM, "guided_whitespace_pattern", "kv_transfer_params", "ec_transfer_params",
         "logits_processors", "mm_processor_kwargs", "media_io_kwargs", "repetition_detection",
         "thinking_token_budget", "vllm_xargs", "watermarking", "return_prompt_text",
         include_reasoning=True, return_weight_versions=False,
     ),
-    **_ignored(
+    **ignored(
         VLLM, "session_id", "return_mm_kwargs", return_token_offsets=False, mm_payload="tensors",
         routed_experts_prompt_start=0,
     ),
@@ -168,7 +168,7 @@ GENERATION: Table = {
     "stop_strings": Foreign(TRANSFORMERS, None, "stop"),
     "guidance_scale": Foreign(TRANSFORMERS, None, nothing=(1.0, False)),
     "watermarking_config": Foreign(TRANSFORMERS, nothing=_UNSET),
-    **_refused(
+    **refused(
         TRANSFORMERS, "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
         "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
         "sequence_bias", "max_time", "top_h", "decoder_start_token_id",
@@ -180,7 +180,7 @@ GENERATION: Table = {
         renormalize_logits=False, output_scores=False, output_logits=False,
         output_attentions=False, output_hidden_states=False, return_dict_in_generate=False,
     ),
-    **_ignored(
+    **ignored(
         TRANSFORMERS, "cache_implementation", "cache_config", "max_cache_len", "compile_config",
         "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit",
         "assistant_ensemble_weight", "speculation_type", use_cache=True, use_mtp=False,
@@ -190,27 +190,27 @@ GENERATION: Table = {
     ),
     # text-generation-webui
     "grammar_string": Foreign(WEBUI, "", "guided_grammar", ours=(("", None),)),
-    **_refused(
+    **refused(
         WEBUI, "preset", "sampler_priority", "custom_token_bans", dynamic_temperature=False,
         smoothing_factor=0, tfs=1, top_a=0, penalty_alpha=0, mirostat_mode=0,
         repetition_penalty_range=1024, temperature_last=False, truncation_length=0,
         max_tokens_second=0, auto_max_new_tokens=False, ban_eos_token=False, add_bos_token=True,
     ),
-    **_ignored(WEBUI, dynatemp_low=1, dynatemp_high=1, smoothing_curve=1),
+    **ignored(WEBUI, dynatemp_low=1, dynatemp_high=1, smoothing_curve=1),
     # Others
     "stop_sequences": Foreign(COHERE, None, "stop"),
     "max_output_tokens": Foreign(OPENAI, None, "max_tokens"),
     "random_seed": Foreign(MISTRAL, None, "seed"),
-    **_refused(MISTRAL, "prompt_mode", safe_prompt=False),
-    **_refused(OPENROUTER, "reasoning"),
+    **refused(MISTRAL, "prompt_mode", safe_prompt=False),
+    **refused(OPENROUTER, "reasoning"),
     "thinking": Foreign(DEEPSEEK),
-    **_refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
-    **_ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention"),
+    **refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
+    **ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention"),
 }  # fmt: skip
 
 COMPLETION: Table = {
     **GENERATION,
-    **_refused(VLLM, "prompt_embeds", "chat_template", "chat_template_kwargs"),
+    **refused(VLLM, "prompt_embeds", "chat_template", "chat_template_kwargs"),
     "return_full_text": Foreign(TGI, False, "echo"),
     "input_suffix": Foreign(LLAMA_CPP, nothing=_UNSET),
     "input_prefix": Foreign(LLAMA_CPP, nothing=_UNSET),
@@ -221,7 +221,7 @@ COMPLETION: Table = {
     "max_completion_tokens": Foreign(OPENAI, None, "max_tokens"),
     "tool_choice": Foreign(OPENAI, "none", nothing=("auto",)),
     "modalities": Foreign(OPENAI, ["text"]),
-    **_refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
+    **refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
 }
 
 _OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning", "thinking_token_budget")
@@ -237,41 +237,41 @@ CHAT: Table = {
         if name not in _OF_CHATS
     },
     "json_schema": Foreign(LLAMA_CPP, None, "guided_json", ours=(({}, {"type": "object"}),)),
-    **_refused(
+    **refused(
         OPENAI, "audio", "functions", "moderation", "prediction", function_call="none",
         verbosity="medium",
     ),
     "thinking_budget": Foreign(QWEN, None, "thinking_token_budget"),
     "continue_": Foreign(WEBUI, False, "continue_final_message"),
     "instruction_template_str": Foreign(WEBUI, None, "chat_template"),
-    **_refused(
+    **refused(
         WEBUI, "instruction_template", "character", "chat_template_str", "greeting", "user_bio",
         mode="instruct", impersonate=False,
     ),
     "web_search_options": Foreign(OPENAI),  # an empty object searches with the defaults
-    **_refused(VLLM, "documents", add_special_tokens=False),
-    **_refused(OPENAI, "prompt", "suffix"),
+    **refused(VLLM, "documents", add_special_tokens=False),
+    **refused(OPENAI, "prompt", "suffix"),
 }  # fmt: skip
 
-ADAPTER: Table = _refused(VLLM, is_3d_lora_weight=False)
-STRUCTURED_OUTPUTS: Table = _refused(
+ADAPTER: Table = refused(VLLM, is_3d_lora_weight=False)
+STRUCTURED_OUTPUTS: Table = refused(
     VLLM, "whitespace_pattern", "structural_tag", "_backend", disable_any_whitespace=False,
     disable_additional_properties=False, _backend_was_auto=False,
 )  # fmt: skip
 
 REASONING: Table = {
-    **_refused(OPENROUTER, "max_tokens", "summary", "generate_summary"),
+    **refused(OPENROUTER, "max_tokens", "summary", "generate_summary"),
     "enabled": Foreign(OPENROUTER),
 }
 MESSAGE: Table = {
-    **_refused(OLLAMA, "images"),
-    **_refused(SGLANG, "tools"),
-    **_refused(DEEPSEEK, prefix=False),
-    **_refused(QWEN, partial=False),
+    **refused(OLLAMA, "images"),
+    **refused(SGLANG, "tools"),
+    **refused(DEEPSEEK, prefix=False),
+    **refused(QWEN, partial=False),
     "thinking": Foreign(OLLAMA, "", "reasoning"),
     "tool_name": Foreign(OLLAMA, "", "name"),
 }
-TOOL: Table = _refused(SGLANG, "defer_loading")
+TOOL: Table = refused(SGLANG, "defer_loading")
 FUNCTION: Table = {**TOOL, "arguments": Foreign(TGI, None, "parameters")}
 
 TOKENIZE: Table = {
@@ -280,15 +280,15 @@ TOKENIZE: Table = {
     "with_pieces": Foreign(LLAMA_CPP, False),
     "parse_special": Foreign(LLAMA_CPP, True),
     "tool_choice": Foreign(SGLANG, None, nothing=("auto",)),
-    **_refused(VLLM, "media_io_kwargs", "mm_processor_kwargs"),
+    **refused(VLLM, "media_io_kwargs", "mm_processor_kwargs"),
 }
 
 POOLING: Table = {
-    **_refused(VLLM, "mm_processor_kwargs", "media_io_kwargs", padding="do_not_pad"),
-    **_ignored(OLLAMA, "keep_alive"),
-    **_refused(OLLAMA, "options"),
-    **_refused(SGLANG, "lora_path", "embed_override_token_id"),
-    **_ignored(SGLANG, "rid"),
+    **refused(VLLM, "mm_processor_kwargs", "media_io_kwargs", padding="do_not_pad"),
+    **ignored(OLLAMA, "keep_alive"),
+    **refused(OLLAMA, "options"),
+    **refused(SGLANG, "lora_path", "embed_override_token_id"),
+    **ignored(SGLANG, "rid"),
     "truncate": Foreign(TEI, False, "truncate_prompt_tokens", ours=((True, -1), (False, None))),
     "truncation": Foreign(VOYAGE, True, "truncate_prompt_tokens", ours=((True, -1), (False, None))),
     "truncation_direction": Foreign(
@@ -297,24 +297,24 @@ POOLING: Table = {
 }
 INPUT: Table = {
     **POOLING,
-    **_refused(VLLM, "chat_template", "chat_template_kwargs"),
-    **_refused(COHERE, "input_type"),
+    **refused(VLLM, "chat_template", "chat_template_kwargs"),
+    **refused(COHERE, "input_type"),
     "messages": Foreign(VLLM),
 }
 ENCODED: Table = {
     **INPUT,
-    **_refused(LLAMA_CPP, embd_normalize=2),
-    **_refused(JINA, late_chunking=False, embedding_type="float"),
+    **refused(LLAMA_CPP, embd_normalize=2),
+    **refused(JINA, late_chunking=False, embedding_type="float"),
     "normalized": Foreign(JINA, True, "normalize"),
     "output_dimension": Foreign(VOYAGE, None, "dimensions"),
     "output_dtype": Foreign(VOYAGE, "float"),
-    **_refused(SGLANG, "embed_overrides"),
+    **refused(SGLANG, "embed_overrides"),
 }
-EMBEDDING: Table = {**ENCODED, **_refused(JINA, "task")}
+EMBEDDING: Table = {**ENCODED, **refused(JINA, "task")}
 SCORE: Table = {
     **POOLING,
-    **_refused(VLLM, "chat_template_kwargs", max_tokens_per_query=0, max_tokens_per_doc=0),
-    **_refused(
+    **refused(VLLM, "chat_template_kwargs", max_tokens_per_query=0, max_tokens_per_doc=0),
+    **refused(
         SGLANG, "label_token_ids", "query_embed_overrides", "item_embed_overrides",
         apply_softmax=False, item_first=False, return_pooled_hidden_states=False,
     ),
@@ -329,4 +329,4 @@ RERANK: Table = {
     "raw_scores": Foreign(TEI, False, "use_activation", ours=((True, False), (False, None))),
     "return_text": Foreign(TEI, False, "return_documents", ours=((False, None),)),
 }
-COHERE_EMBED: Table = _refused(COHERE, "images")
+COHERE_EMBED: Table = refused(COHERE, "images")
