@@ -238,6 +238,7 @@ def test_json_text_of_too_many_values_is_refused_before_it_is_parsed(
     parsed: list[str] = []
     monkeypatch.setattr("signalbox_router.limits.json_text.json.loads", parsed.append)
     text = '{"enum":[' + "0," * 400_000 + "0]}"
+    request = make_chat(message("Hi"), tools=[pb.Tool(name="t", parameters=text)])
     with pytest.raises(chat_codec.InvalidArgument, match="400002 values"):
-        chat_codec.json_object(text, "tools[0].parameters")
+        chat_codec.conversation(request)
     assert not parsed
