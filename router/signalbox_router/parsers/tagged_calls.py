@@ -37,13 +37,13 @@ class TaggedCalls(ToolCallFormat):
     end: str
     """Marker that closes what the first of `opening` opens; "" if that begins `call`."""
     call: tuple[str, str, str]
-    """What stands before the name, after it, and at the end of the call. If nothing but white space
+    """The texts before the name, after it, and at the end of the call. If nothing but white space
     stands after it, the name ends with the first tag. Another of `opening` is
     the first of these, where models leave the marker out."""
     argument: tuple[str, str, str]
-    """What stands before the name of an argument, after it, and after the value."""
+    """The texts before the name of an argument, after it, and after the value."""
     kinds: tuple[str, str] = ("", "")
-    """What stands between `argument`'s second and the value: that of a text, and that of JSON."""
+    """The texts between `argument`'s second and the value: that of a text, and that of JSON."""
     token: str = ""
     """Part of all tags that is a token, where they are none."""
     is_group: bool = False

@@ -20,7 +20,7 @@ B = TypeVar("B", bound=StreamableBody)
 
 
 class Generation(NamedTuple):
-    """What a body is converted to."""
+    """The requests that a body makes, and the writer of their answer."""
 
     requests: Sequence[ApiRequest]
     """A request for each prompt."""
