@@ -4,7 +4,7 @@ Also detects broken files. Does not import PyTorch, so that a model that cannot 
 before any process is started.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -48,6 +48,8 @@ class WeightSizes:
     none."""
     leaves_activations: bool = False
     """True if the checkpoint also prescribes schemes that no program computes."""
+    num_left_out: int = 0
+    """Tensors of the files that are no part of the model as it is served."""
 
     @property
     def has_blocks(self) -> bool:
@@ -81,11 +83,13 @@ def directory_sizes(
     is_half: bool,
     is_native: bool,
     checkpoint: QuantisedCheckpoint | None = None,
+    choose: Callable[[Mapping[str, StoredTensor]], Mapping[str, StoredTensor]] = dict,
 ) -> WeightSizes:
     """Counts tensors of a checkpoint's files. Raises ModelError for a file that is broken.
 
     Args:
         checkpoint: forms of quantised matrices, of which the values are counted, not the codes.
+        choose: returns the tensors that are served; a file of PyTorch's is counted whole.
     """
     values: dict[str, int] = {}
     stored: dict[str, StoredTensor] = {}
@@ -99,7 +103,10 @@ def directory_sizes(
             values[shard.name] = size // (2 if is_half else 4)
         else:
             raise unreadable(shard, "it is empty")
-    values |= {name: prod(one.shape) for name, one in with_matrices(stored, checkpoint).items()}
+    matrices = with_matrices(stored, checkpoint)
+    chosen = choose(matrices) if matrices else {}
+    values |= {name: prod(one.shape) for name, one in chosen.items()}
+    stored_bytes -= sum(map(_bytes_of, matrices.values())) - sum(map(_bytes_of, chosen.values()))
     return WeightSizes(
         num_values=sum(values.values()),
         num_table_values=num_table_values(values),
@@ -110,7 +117,14 @@ def directory_sizes(
         keeps_codes=checkpoint is not None and keeps_codes(checkpoint),
         activations=_activations(checkpoint),
         leaves_activations=checkpoint is not None and checkpoint.leaves_activations,
+        num_left_out=len(matrices) - len(chosen),
     )
+
+
+def _bytes_of(tensor: StoredTensor) -> int:
+    if tensor.parts:
+        return sum(map(_bytes_of, tensor.parts.values()))
+    return prod(tensor.shape) * (tensor.dtype.itemsize if tensor.dtype is not None else 0)
 
 
 def _activations(checkpoint: QuantisedCheckpoint | None) -> str:

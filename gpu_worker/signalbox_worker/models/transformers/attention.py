@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -134,15 +135,16 @@ class CallRecorder:
     calls: list[AttentionCall] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
     """Queries, keys and values in the order of the calls."""
-    masks: list[tuple[Tensor, int | None]] = field(default_factory=list)
-    """Masks that transformers made, and the number of positions that each lets a token see."""
+    masks: list[tuple[Tensor, Callable[[], int | None]]] = field(default_factory=list)
+    """Masks that transformers made, and what returns the number of positions that each lets a token
+    see; a layer may use none of some."""
 
     def window(self, mask: Tensor | None, sliding_window: int | None) -> int | None:
         if mask is None:
             return sliding_window
         for known, window in self.masks:
-            if known is mask:
-                return window
+            if mask is known or mask._base is known:  # Gemma 4 takes all of it
+                return window()
         raise ModelError("its attention has a mask of its own")
 
     def attend(
@@ -173,13 +175,17 @@ def _record_mask(
     """The registered maker of masks: notes what a mask means; its values are never read."""
     recorder = _step.get()
     assert isinstance(recorder, CallRecorder)
+    mask = torch.zeros(1, 1, 1, 1, device=device)
+    recorder.masks.append((mask, cache(partial(_window, mask_function))))
+    return mask
+
+
+def _window(mask_function: Callable[..., Tensor]) -> int | None:
     keys = torch.arange(_FAR, device="cpu")
     windows = {_window_at(mask_function, position, keys) for position in (_FAR - 1, _FAR * 2 // 3)}
     if len(windows) > 1:
         raise ModelError("its attention has a mask of its own")
-    mask = torch.zeros(1, 1, 1, 1, device=device)
-    recorder.masks.append((mask, windows.pop()))
-    return mask
+    return windows.pop()
 
 
 def _window_at(mask_function: Callable[..., Tensor], position: int, keys: Tensor) -> int | None:
@@ -196,7 +202,7 @@ def _window_at(mask_function: Callable[..., Tensor], position: int, keys: Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedLayers:
-    """One size of heads for all layers: what differs between them is made to fit."""
+    """One size of heads for all layers: smaller ones are filled with zeros, fewer are repeated."""
 
     num_heads: int
     num_kv_heads: int
@@ -212,15 +218,14 @@ class PagedLayers:
         if not calls:
             raise ModelError("its attention does not use transformers' attention interface")
         first = calls[0]
+        num_kv_heads = max(call.num_kv_heads for call in calls)
         for layer, call in enumerate(calls):
-            if (call.num_heads, call.num_kv_heads) != (first.num_heads, first.num_kv_heads):
+            if call.num_heads != first.num_heads or num_kv_heads % call.num_kv_heads:
                 raise ModelError(f"layer {layer} has another number of heads than layer 0")
-            if (call.key_size, call.value_size) != (first.key_size, first.value_size):
-                raise ModelError(f"layer {layer} has another head size than layer 0")
         return cls(
             num_heads=first.num_heads,
-            num_kv_heads=first.num_kv_heads,
-            head_size=max(first.key_size, first.value_size),
+            num_kv_heads=num_kv_heads,
+            head_size=max(max(call.key_size, call.value_size) for call in calls),
             scale=first.scale,
             sliding_windows=tuple(call.sliding_window for call in calls),
             has_sinks=any(call.has_sinks for call in calls),
@@ -253,18 +258,21 @@ class PagedStep:
         dtype = query.dtype
         if call.scale != self._layers.scale:
             query = query * (call.scale / self._layers.scale)
-        key_value = torch.stack((self._packed(key, size), self._packed(value, size)), dim=1)
-        query, attend = self._packed(query, size).contiguous(), self._attention
+        heads = self._layers.num_kv_heads
+        parts = (self._packed(key, size, heads), self._packed(value, size, heads))
+        key_value = torch.stack(parts, dim=1)
+        query, attend = self._packed(query, size, call.num_heads).contiguous(), self._attention
         if sinks is None:
             out = attend(query, key_value, layer=layer)
         else:
             with_sinks = cast(SinkAttentionPlan, attend)  # the backend was chosen for it
             out = with_sinks.attend_with_sinks(query, key_value, sinks, layer=layer)
-        heads = out.view(1, -1, call.num_heads, size)[..., : call.value_size]
-        return heads.to(dtype).contiguous()
+        values = out.view(1, -1, call.num_heads, size)[..., : call.value_size]
+        return values.to(dtype).contiguous()
 
-    def _packed(self, states: Tensor, size: int) -> Tensor:
-        """[1, heads, num_tokens, up to size] to [num_tokens, heads, size], zeros behind."""
-        missing = size - states.shape[3]
+    def _packed(self, states: Tensor, size: int, num_heads: int) -> Tensor:
+        """[1, up to num_heads, num_tokens, up to size] to [num_tokens, num_heads, size]."""
+        missing, repeats = size - states.shape[3], num_heads // states.shape[1]
         states = F.pad(states, (0, missing)) if missing else states
+        states = states.repeat_interleave(repeats, dim=1) if repeats > 1 else states
         return states[0].transpose(0, 1).to(self._dtype)

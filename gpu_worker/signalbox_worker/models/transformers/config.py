@@ -5,8 +5,9 @@ attention: that is more reliable than any list of architectures.
 """
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.quantised.configuration import QUANTIZATION, quantised_checkpoint
+from signalbox_worker.models.text_part import MULTIMODAL
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,
@@ -23,8 +25,10 @@ from signalbox_worker.models.transformers.attention import (
     register,
 )
 from signalbox_worker.models.transformers.longrope import original_length
+from signalbox_worker.models.transformers.text_model import text_class
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+_CHUNKED = "chunked_attention"
 _PROBE_TOKENS = 3
 Stretch = Callable[[Mapping[str, Any], int], int]
 
@@ -42,6 +46,8 @@ class TransformersConfig:
     """Longest window, in tokens, that keeps the original rotary embedding."""
     layers: PagedLayers
     """The layers, one for each call of attention in a forward pass."""
+    is_part: bool = False
+    """True if the files hold a larger model, of whose names of tensors these are a part."""
 
     @property
     def num_layers(self) -> int:
@@ -87,14 +93,17 @@ def read_config(
     Raises ModelError with the reason, in one line, for a model that cannot be served.
     """
     architecture = (config.get("architectures") or ["none named in config.json"])[0]
+    architecture, is_part = config.get(MULTIMODAL, architecture), False
     try:
         if trust_remote_code and "auto_map" in config and directory is not None:
             model_class, hf_config = _remote(config, directory)
         else:
             model_class = _model_class(architecture, config)
-            hf_config = _hf_config(model_class, config, directory)
+            is_part = MULTIMODAL in config and model_class.__name__ != architecture
+            hf_config = _hf_config(model_class, config, None if is_part else directory)
         _set_quantization(hf_config, config)
-        return _inspect(architecture, model_class, hf_config, stretched)
+        read = _inspect(architecture, model_class, hf_config, stretched)
+        return replace(read, is_part=is_part)
     except ModelError as error:
         raise ModelError(
             f"architecture not supported: {architecture}: {error}, so it cannot run through "
@@ -106,6 +115,8 @@ def _model_class(architecture: str, config: Mapping[str, Any]) -> Any:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if MULTIMODAL in config:
+        return text_class(config, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return getattr(transformers, architecture)
     if "auto_map" in config:
@@ -174,9 +185,10 @@ def _inspect(
     architecture: str, model_class: Any, hf_config: Any, stretched: Stretch
 ) -> TransformersConfig:
     text_config = hf_config.get_text_config(decoder=True)
+    chunk = _as_full_attention(text_config)
     _refuse_configuration(text_config)
     layers = PagedLayers.of(_recorded_calls(model_class, hf_config).calls)
-    max_position = _max_position(text_config, stretched)
+    max_position = min(chunk, _max_position(text_config, stretched))
     _refuse_cache(text_config, layers.sliding_windows, max_position)
     return TransformersConfig(
         architecture=architecture,
@@ -187,6 +199,19 @@ def _inspect(
         usual_length=min(max_position, original_length(text_config) or max_position),
         layers=layers,
     )
+
+
+def _as_full_attention(text_config: Any) -> int:
+    """Returns the longest window in which chunked attention (Llama 4) is full attention, and makes
+    its layers ask for that; a step's tokens have no place from which to scale queries."""
+    kinds = getattr(text_config, "layer_types", None) or []
+    if _CHUNKED not in kinds:
+        return sys.maxsize
+    text_config.layer_types = ["full_attention" if one == _CHUNKED else one for one in kinds]
+    if not text_config.attn_temperature_tuning:
+        return int(text_config.attention_chunk_size)
+    text_config.attn_temperature_tuning = False  # its factor is 1 up to floor_scale
+    return min(int(text_config.attention_chunk_size), int(text_config.floor_scale) - 1)
 
 
 def _refuse_configuration(text_config: Any) -> None:

@@ -37,8 +37,12 @@ from signalbox_worker.models.transformers.attention import (
 )
 from signalbox_worker.models.transformers.config import TransformersConfig, make_model, prepared
 from signalbox_worker.models.transformers.longrope import pin_longrope
+from signalbox_worker.models.transformers.text_model import names_of_text
 
 logger = logging.getLogger(__name__)
+
+_BODIES = ("decoder", "language_model", "model")
+"""Places of a body in what a class calls its base model, which may be itself."""
 
 
 class TransformersModel(Model):
@@ -78,6 +82,7 @@ class TransformersModel(Model):
                 dtype=self._placement.dtype,
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
+                key_mapping=names_of_text(directory) if self._config.is_part else None,
                 **_decoding(self._config.hf_config),
             )
         except Exception as error:  # safetensors and each conversion raise their own
@@ -199,7 +204,7 @@ def _find_body(model: Any) -> Any:
     """Returns the module whose result becomes logits; None if it is not in a known place."""
     base = model.base_model
     ids = torch.zeros(1, dtype=torch.long, device=model.device)
-    for body in (base, getattr(base, "decoder", None), getattr(base, "language_model", None)):
+    for body in (base, *(getattr(base, name, None) for name in _BODIES)):
         if body is None or body is model:
             continue
         with answering(CallRecorder()):

@@ -26,6 +26,7 @@ from signalbox_worker.generation_fields import end_token_ids
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.models import has_native_program
 from signalbox_worker.models.family_config import FamilyConfig
+from signalbox_worker.models.text_part import MULTIMODAL, TextTensors, text_part
 from signalbox_worker.runner.loading.tokenizer_files import directory_tokenizer_files, token_id
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class DirectorySource:
         names = self.config.get("architectures") or []
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ModelError(f"{path / 'config.json'} does not name its architectures in a list")
+        self.config = text_part(self.config)
 
     @property
     def is_half(self) -> bool:
@@ -70,6 +72,7 @@ class DirectorySource:
             is_half=self.is_half,
             is_native=is_native,
             checkpoint=quantised_checkpoint(self.config),
+            choose=self._of_text,
         )
 
     def files(self) -> list[Path]:
@@ -81,7 +84,15 @@ class DirectorySource:
             for shard in self.shards()
             for name, tensor in _stored_in(shard)
         )
-        return with_matrices(found, quantised_checkpoint(self.config))
+        return self._of_text(with_matrices(found, quantised_checkpoint(self.config)))
+
+    def _of_text(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Returns the tensors of the text part, by their names in a model of text alone."""
+        if MULTIMODAL not in self.config:
+            return dict(stored)
+        of_text = TextTensors.among(stored)
+        named = ((of_text.renamed(name), name, tensor) for name, tensor in stored.items())
+        return distinct_tensors((own, name, one) for own, name, one in named if own is not None)
 
     def log_choice(self) -> None:
         """Logs which of several candidates are not what is served."""
@@ -94,6 +105,15 @@ class DirectorySource:
                 "%s has %s: that adapter is not applied; give it as an adapter if it is to be",
                 self.name,
                 _ADAPTER,
+            )
+
+        if MULTIMODAL in self.config:
+            logger.warning(
+                "%s: the text part of %s is served, images and sound are not: %d tensors are left "
+                "out",
+                self.name,
+                self.config[MULTIMODAL],
+                self.sizes.num_left_out if self.sizes is not None else 0,
             )
 
     def _file_names(self) -> set[str]:
