@@ -1,4 +1,4 @@
-"""Writes gpu_worker/signalbox_worker/models/text_parts.json: what transformers' classes say about
+"""Writes text_parts.json in signalbox_worker/files/checkpoints: what transformers' classes say about
 models whose text part is served. `python -m scripts.text_parts` writes it; a test compares.
 """
 
@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from signalbox_worker.files.checkpoints.text_part import SAME_AS, SERVED, TABLE
 from signalbox_worker.models.registry import architectures
-from signalbox_worker.models.text_part import SAME_AS, SERVED, TABLE
 
 
 def table() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from scripts.text_parts import text
 from signalbox_worker.config import ModelConfig, ModelError
-from signalbox_worker.models.text_part import MULTIMODAL, SERVED, TABLE, text_part
+from signalbox_worker.files.checkpoints.text_part import MULTIMODAL, SERVED, TABLE, text_part
 from signalbox_worker.runner.loading.model_source import open_model
 from tests.gpu_worker.model_runners import (
     LONG_PROMPT,

@@ -1,12 +1,14 @@
 """The methods that a model is run by; what a family or a package leaves out has a default."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from signalbox_contract.startup import ReportProgress
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.layers.forward_context import ForwardContext
 from signalbox_worker.models.layers.weight_placement import WeightTarget
 
@@ -54,6 +56,11 @@ class Model:
 
     def load(self, directory: Path, progress: ReportProgress) -> None:
         raise NotImplementedError
+
+    def load_tensors(self, stored: Mapping[str, StoredTensor]) -> bool:
+        """Loads a checkpoint's tensors of another source than a directory in the model's own way.
+        Returns False if `weight_targets` takes them."""
+        return False
 
 
 class UnderivedModel(Model):

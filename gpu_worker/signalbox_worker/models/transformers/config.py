@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.text_part import MULTIMODAL
 from signalbox_worker.files.quantised.configuration import QUANTIZATION, quantised_checkpoint
-from signalbox_worker.models.text_part import MULTIMODAL
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     PROBE,

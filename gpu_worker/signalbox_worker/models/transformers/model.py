@@ -7,9 +7,7 @@ vLLM's.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,11 @@ from torch import Tensor, nn
 
 from signalbox_contract.startup import ReportProgress
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
+from signalbox_kernels.torch.tensors import as_tensor
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.division import undivided
+from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.files.checkpoints.weight_names import check_names
 from signalbox_worker.models.layers import (
     ForwardContext,
     Model,
@@ -27,7 +28,6 @@ from signalbox_worker.models.layers import (
     Placement,
     WeightTarget,
 )
-from signalbox_worker.models.layers.weight_placement import copy_checked
 from signalbox_worker.models.transformers.attention import (
     IMPLEMENTATION,
     CallRecorder,
@@ -35,7 +35,7 @@ from signalbox_worker.models.transformers.attention import (
     answering,
     register,
 )
-from signalbox_worker.models.transformers.config import TransformersConfig, make_model, prepared
+from signalbox_worker.models.transformers.config import TransformersConfig, prepared
 from signalbox_worker.models.transformers.longrope import pin_longrope
 from signalbox_worker.models.transformers.text_model import names_of_text
 
@@ -70,6 +70,16 @@ class TransformersModel(Model):
 
     def load(self, directory: Path, progress: ReportProgress) -> None:
         """Loads the checkpoint as transformers does, which knows the names of older ones."""
+        names = names_of_text(directory) if self._config.is_part else None
+        self._load(directory, key_mapping=names)
+
+    def load_tensors(self, stored: Mapping[str, StoredTensor]) -> bool:
+        unknown = self._load(None, state_dict={name: _Unread(one) for name, one in stored.items()})
+        check_names(sorted(unknown), missing=set())
+        return True
+
+    def _load(self, directory: Path | None, **options: Any) -> set[str]:
+        """Loads weights; returns the names of those that the model does not take."""
         from transformers.utils.logging import disable_progress_bar
 
         register()
@@ -82,28 +92,20 @@ class TransformersModel(Model):
                 dtype=self._placement.dtype,
                 attn_implementation=IMPLEMENTATION,
                 output_loading_info=True,
-                key_mapping=names_of_text(directory) if self._config.is_part else None,
+                **options,
                 **_decoding(self._config.hf_config),
             )
         except Exception as error:  # safetensors and each conversion raise their own
             line = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"{directory} cannot be loaded ({line}); fetch it again") from None
+            where = directory or "the file"
+            raise ModelError(f"{where} cannot be loaded ({line}); fetch it again") from None
         _refuse_incomplete(info)
         prepared(self._model.to(self._placement.device))
         pin_longrope(self._model, self._max_model_len)
+        return set(info["unexpected_keys"])
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """Returns targets by transformers' names, for sources that are not a directory."""
-        with self._placement.device, _no_initialisation():
-            self._model = make_model(
-                self._config.model_class, self._config.hf_config, self._placement.dtype
-            )
-        self._model.tie_weights()  # made without initialisation, a tied head is still its own
-        pin_longrope(self._model, self._max_model_len)
-        return {
-            name: partial(copy_checked, parameter.data)
-            for name, parameter in self._model.named_parameters()
-        }
+        return {}
 
     def ignores(self, name: str) -> bool:
         return False
@@ -137,6 +139,17 @@ class TransformersModel(Model):
     def logits(self, hidden: Tensor) -> Tensor:
         """Runs what the model does after its base model."""
         return _head(self._model, self._body, _Given(hidden))[:, : self._config.vocab_size]
+
+
+class _Unread:
+    """A tensor that transformers reads when it is its turn, as it does those of safetensors."""
+
+    def __init__(self, stored: StoredTensor) -> None:
+        self._stored = stored
+        self.shape = self._stored.shape
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return as_tensor(self._stored.read())
 
 
 class _PackedLinear(nn.Module):
@@ -261,12 +274,3 @@ def _refuse_incomplete(info: Mapping[str, Any]) -> None:
             f"weight {min(map(str, info['mismatched_keys']))} has an unexpected shape; "
             "config.json does not belong to these weights"
         )
-
-
-@contextmanager
-def _no_initialisation() -> Iterator[None]:
-    """Skips the random initialisation of weights that are loaded next."""
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights():
-        yield

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
-from signalbox_worker.models.text_part import MULTIMODAL, TextTensors
+from signalbox_worker.files.checkpoints.text_part import MULTIMODAL, TextTensors
 
 
 def text_class(config: Mapping[str, Any], causal: Mapping[str, str]) -> Any:

@@ -15,7 +15,7 @@ from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.storage import Storage, StoredMatrix
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
-from signalbox_worker.files.checkpoints.gguf.names import Renamed
+from signalbox_worker.files.checkpoints.gguf.names import Join, Renamed
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor, read_gguf
 from signalbox_worker.files.checkpoints.gguf.sizes import gguf_sizes, is_runnable
 from signalbox_worker.files.checkpoints.gguf.tokenizer import (
@@ -80,15 +80,25 @@ class GGUFSource:
         return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
-        return distinct_tensors(
-            (renamed.name, stored.name, _stored_tensor(stored, renamed))
-            for stored in self._stored()
-            for renamed in self._config.family.renamed(stored.name, stored.shape, self._num_heads)
-        )
+        return distinct_tensors(self._named())
+
+    def _named(self) -> Iterator[tuple[str, str, StoredTensor]]:
+        """Yields the checkpoint's tensors, each with its name there and one in the file."""
+        family, tensors = self._config.family, {stored.name: stored for stored in self._stored()}
+        taken = set[str]()
+        for name, join, names in family.joined(tensors):
+            taken |= {*names}
+            parts = [tensors[part] for part in names]
+            shape = join.shape(*(part.shape for part in parts))
+            yield name, names[0], StoredTensor(shape, partial(_joined, join, parts))
+        for stored in tensors.values():
+            if stored.name not in taken:
+                for renamed in family.renamed(stored.name, stored.shape, self._num_heads):
+                    yield renamed.name, stored.name, _stored_tensor(stored, renamed)
 
     def _stored(self) -> Iterator[GGUFTensor]:
         tensors = self._content.tensors.values()
-        return (stored for stored in tensors if not self._config.is_part(stored.name))
+        return (stored for stored in tensors if self._config.is_weight(stored.name))
 
     def _num_heads(self, part: str) -> int:
         name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
@@ -203,6 +213,10 @@ def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
 
 def _values(stored: GGUFTensor, renamed: Renamed) -> AnyArray:
     return renamed.change(read_values(stored))
+
+
+def _joined(join: Join, parts: list[GGUFTensor]) -> AnyArray:
+    return join.make(*map(read_values, parts))
 
 
 def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:

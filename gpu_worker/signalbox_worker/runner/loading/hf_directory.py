@@ -13,6 +13,7 @@ from signalbox_worker.files.checkpoints.json_file import read_json
 from signalbox_worker.files.checkpoints.quantised_matrices import with_matrices
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.files.checkpoints.text_part import MULTIMODAL, TextTensors, text_part
 from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from signalbox_worker.files.hub.weight_file_names import (
@@ -26,7 +27,6 @@ from signalbox_worker.generation_fields import end_token_ids
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.models import has_native_program
 from signalbox_worker.models.family_config import FamilyConfig
-from signalbox_worker.models.text_part import MULTIMODAL, TextTensors, text_part
 from signalbox_worker.runner.loading.tokenizer_files import directory_tokenizer_files, token_id
 
 logger = logging.getLogger(__name__)

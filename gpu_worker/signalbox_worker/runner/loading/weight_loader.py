@@ -59,11 +59,11 @@ def load_weights(
         _choose_formats(model, None, quantization)
     elif source.directory is not None and model.loads_itself:
         model.load(source.directory, progress)
-    else:
+    elif not model.load_tensors(stored := source.stored()):
         others = {alias for name in of_other_stages for alias in aliases(name)}
         stored = matched(
             model.weight_targets(),
-            source.stored(),
+            stored,
             ignores=lambda name: name in others or model.ignores(name) or is_attention_scale(name),
             tied=tied if tied is not None and tied[0] in model.weight_targets() else None,
         )

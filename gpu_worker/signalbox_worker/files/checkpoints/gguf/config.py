@@ -1,10 +1,12 @@
 """A GGUF file's fields as Hugging Face's config.json."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.families import READERS, granite, layer_types
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
 from signalbox_worker.files.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL, Family
 from signalbox_worker.files.checkpoints.gguf.pooling import pooling_of
@@ -20,7 +22,9 @@ MAX_CONTEXT_LENGTH = 1 << 22
 """Largest window in tokens that a file may declare, more than any served family has. The rotary
 factors of every position are kept in memory, 512 bytes each at a head size of 64."""
 _GEMMA_WINDOW = 4096
-_MIXTURES = ("llama", "qwen3moe")
+_MIXTURES = ("llama", "qwen3moe", "qwen3vlmoe")
+_LATENT = "deepseek2"
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_PERIOD = 6
 _GEMMA2_27B_LAYERS = 46
@@ -49,11 +53,16 @@ class GGUFConfig:
             return MIXTRAL
         if kind == "llama" and self._window():
             return MISTRAL
+        if kind == "mistral3" and not self._real("attention.temperature_scale", 0.0):
+            return MISTRAL
         return FAMILIES[kind]
 
-    def is_part(self, tensor: str) -> bool:
-        """Says whether a tensor belongs to the configuration."""
-        return tensor in _PARTS_OF_CONFIG
+    def is_weight(self, tensor: str) -> bool:
+        """Says whether a tensor belongs to the model: neither to the configuration, nor to layers
+        that predict further tokens."""
+        layer = _LAYER.match(tensor)
+        is_further = layer is not None and int(layer[1]) >= self._num_layers()
+        return tensor not in _PARTS_OF_CONFIG and not is_further
 
     def config(self) -> Mapping[str, Any]:
         """Raises ModelError for a field that is not served, or not known."""
@@ -62,35 +71,53 @@ class GGUFConfig:
         self.fields.refuse_unread()
         return config
 
+    def _most(self, key: str, *default: int) -> int:
+        """Returns a number; of one for each layer, which Gemma 4 may have, the largest."""
+        value = self.fields.each_of_model(key, *default)
+        is_list = isinstance(value, list) and self.fields.kind == "gemma4" and value
+        return max(value) if is_list else self._whole(key, *default)
+
+    @property
+    def _norm(self) -> str:
+        return "" if self.fields.kind == "cohere2" else "rms_"
+
+    @property
+    def _biased(self) -> str:
+        """Projection whose bias tells of those of all."""
+        return "q" if self.fields.kind in ("glm4", "glm4moe") else "output"
+
     def _shapes(self) -> dict[str, Any]:
         tensors = self._content.tensors
         num_heads = self._whole("attention.head_count")
         hidden_size = self._whole("embedding_length")
         head_size = self._whole("attention.key_length", hidden_size // max(1, num_heads))
-        if self._whole("attention.value_length", head_size) != head_size:
+        if self.fields.kind == _LATENT:
+            self._whole("attention.value_length", 0)
+            head_size = self._whole("rope.dimension_count")
+        elif self._whole("attention.value_length", head_size) != head_size:
             raise ModelError(f"{self._path} has values of another head size than its keys")
         return {
             "architectures": [self.family.architecture],
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden_size,
-            "intermediate_size": self._whole("feed_forward_length"),
+            "intermediate_size": self._most("feed_forward_length"),
             "num_hidden_layers": self._num_layers(),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self._whole("attention.head_count_kv", num_heads),
+            "num_key_value_heads": self._most("attention.head_count_kv", num_heads),
             "head_dim": head_size,
-            "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self._real(f"attention.layer_norm_{self._norm}epsilon"),
             "max_position_embeddings": self._context_length(),
             "rope_parameters": rope_parameters(
                 self.fields, self._content, head_size=head_size, path=self._path
             ),
             "tie_word_embeddings": "output.weight" not in tensors,
-            "attention_bias": "blk.0.attn_output.bias" in tensors,
+            "attention_bias": f"blk.0.attn_{self._biased}.bias" in tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
 
     def _num_layers(self) -> int:
         """Returns the number of layers, each of which has a tensor."""
-        num_layers = self._whole("block_count")
+        num_layers = self._whole("block_count") - self._whole("nextn_predict_layers", 0)
         if num_layers > len(self._content.tensors):
             raise ModelError(
                 f"{self._path} lacks tensors of its {num_layers} layers; fetch it again"
@@ -135,13 +162,15 @@ class GGUFConfig:
         }
 
     def _extras(self) -> dict[str, Any]:
+        if (reader := READERS.get(self.fields.kind)) is not None:
+            return reader(self.fields, self._shapes(), self._content.tensors)
         match self.fields.kind:
             case "gemma2":
                 return self._gemma2()
             case "gemma3":
                 return self._gemma3()
             case "granite" if self._window() is None:
-                return self._granite()
+                return granite(self.fields, self._shapes())
             case "llama":
                 return {"sliding_window": self._window()}
             case "phi3":
@@ -152,16 +181,6 @@ class GGUFConfig:
                 "use the model's safetensors"
             )
         return {"hidden_act": "gelu_pytorch_tanh"} if self.fields.kind == "gemma" else {}
-
-    def _granite(self) -> dict[str, Any]:
-        """A scale of attention that is missing or 0 is that of the head size."""
-        of_heads = self._shapes()["head_dim"] ** -0.5
-        return {
-            "attention_multiplier": self._real("attention.scale", 0.0) or of_heads,
-            "embedding_multiplier": self._real("embedding_scale", 0.0) or 1.0,
-            "residual_multiplier": self._real("residual_scale", 0.0) or 1.0,
-            "logits_scaling": self._real("logit_scale", 0.0) or 1.0,
-        }
 
     def _phi3(self) -> dict[str, Any]:
         """The original length stands beside the rotation's parameters too, and counts there."""
@@ -191,7 +210,7 @@ class GGUFConfig:
         local = self._real("rope.freq_base_swa", _GEMMA3_LOCAL_BASE)
         return {
             "sliding_window": self._whole("attention.sliding_window"),
-            "layer_types": self._layer_types(),
+            "layer_types": layer_types(self.fields, self._num_layers(), _GEMMA3_PERIOD),
             **{f"{kind}_logit_softcapping": self._cap(kind) for kind in ("attn", "final")},
             "rope_parameters": {
                 "full_attention": shapes["rope_parameters"],
@@ -199,21 +218,6 @@ class GGUFConfig:
             },
             "query_pre_attn_scalar": per_head if is_largest else shapes["head_dim"],
         }
-
-    def _layer_types(self) -> list[str]:
-        """Returns each layer's attention type.
-
-        A sliding_window_pattern that is a number N makes every N-th layer attend to all positions;
-        a list has one flag for each layer, true if its window slides.
-        """
-        num_layers = self._num_layers()
-        pattern = self.fields.each_of_model("attention.sliding_window_pattern", _GEMMA3_PERIOD)
-        if isinstance(pattern, list):
-            slides = [bool(each) for each in pattern]
-        else:
-            period = self._whole("attention.sliding_window_pattern", _GEMMA3_PERIOD)
-            slides = [not period or (index + 1) % period != 0 for index in range(num_layers)]
-        return ["sliding_attention" if each else "full_attention" for each in slides]
 
     def _cap(self, kind: str) -> float | None:
         return self._real(f"{kind}_logit_softcapping", 0.0) or None

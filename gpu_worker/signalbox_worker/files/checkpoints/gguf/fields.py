@@ -15,6 +15,8 @@ from signalbox_worker.config import ModelError
 _NEUTRAL = frozenset(
     {
         "classifier.output_labels",
+        "n_deepstack_layers",  # where images are added
+        "rope.dimension_sections",  # of positions that are equal in text
         "rope.scaling.finetuned",
         "tensor_data_layout",
         "vocab_size",

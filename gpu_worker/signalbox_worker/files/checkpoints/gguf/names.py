@@ -5,10 +5,12 @@ the order of interleaved rotation, and Gemma's norms as 1 + w. Both are undone h
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from signalbox_kernels.floats import AnyArray, to_float32
 
@@ -16,6 +18,9 @@ _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+    "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+    "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
 }
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -35,11 +40,47 @@ _GEMMA2_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_GEMMA4 = {
+    "layer_output_scale.weight": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+_OLMO2_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GLM4 = {
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+_BIASED_CHOICE = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+_LATENT = {
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+}
 _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 _QWEN_EXPERTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
+
+
+def _shared_expert(prefix: str) -> dict[str, str]:
+    return {f"ffn_{part}_shexp": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
 
 
 class Renamed(NamedTuple):
@@ -52,17 +93,111 @@ class Renamed(NamedTuple):
     """Place of its expert in the file's tensor of all experts."""
 
 
+class Join(NamedTuple):
+    """A tensor of a layer of a checkpoint that is made of several of the file, or of a part."""
+
+    name: str
+    parts: tuple[str, ...]
+    make: Callable[..., AnyArray]
+    shape: Callable[..., tuple[int, ...]]
+    """Returns the shape for those of the parts."""
+
+
+def _beside(*parts: AnyArray) -> AnyArray:
+    """[..., rows, columns] each, to one with the rows of all."""
+    return np.concatenate([to_float32(part) for part in parts], axis=-2)
+
+
+def _rows_of_both(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+    return (*first[:-2], first[-2] + second[-2], first[-1])
+
+
+def _in_turn(gate: AnyArray, up: AnyArray) -> AnyArray:
+    """[experts, rows, ...] each, to rows in turn."""
+    turns = np.stack((to_float32(gate), to_float32(up)), axis=2)
+    return turns.reshape(gate.shape[0], -1, *gate.shape[2:])
+
+
+def _columns_in_turn(gate: AnyArray, up: AnyArray) -> AnyArray:
+    return _in_turn(gate, up).swapaxes(1, 2)
+
+
+def _columns(values: AnyArray) -> AnyArray:
+    return to_float32(values).swapaxes(1, 2)
+
+
+def _expanded(keys: AnyArray, values: AnyArray) -> AnyArray:
+    """[heads, rank, size] and [heads, size, rank] of latent attention, to rows of all heads."""
+    return _beside(to_float32(keys).swapaxes(1, 2), values).reshape(-1, keys.shape[1])
+
+
+_GRANITE_JOINS = (
+    Join(
+        "block_sparse_moe.input_linear.weight",
+        ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        _beside,
+        _rows_of_both,
+    ),
+    Join(
+        "shared_mlp.input_linear.weight",
+        ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+        _beside,
+        _rows_of_both,
+    ),
+)
+_GPT_OSS_JOINS = (
+    Join(
+        "mlp.experts.gate_up_proj",
+        ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        _columns_in_turn,
+        lambda gate, up: (gate[0], gate[2], gate[1] + up[1]),
+    ),
+    Join(
+        "mlp.experts.gate_up_proj_bias",
+        ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+        _in_turn,
+        lambda gate, up: (gate[0], gate[1] + up[1]),
+    ),
+    Join(
+        "mlp.experts.down_proj",
+        ("ffn_down_exps.weight",),
+        _columns,
+        lambda down: (down[0], down[2], down[1]),
+    ),
+)
+_LATENT_JOINS = (
+    Join(
+        "self_attn.kv_b_proj.weight",
+        ("attn_k_b.weight", "attn_v_b.weight"),
+        _expanded,
+        lambda keys, values: (keys[0] * (keys[2] + values[1]), keys[1]),
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """An architecture of GGUF files."""
 
     architecture: str
     layer_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of tensors that differ from Llama's."""
+    """Names of tensors that differ from Llama's; with their ends, those of another end."""
     is_interleaved: bool = False
     norm_offset: float = 0.0
     expert_block: str = ""
     expert_names: Mapping[str, str] = field(default_factory=dict)
+    joins: tuple[Join, ...] = ()
+
+    def joined(self, names: Collection[str]) -> Iterator[tuple[str, Join, list[str]]]:
+        """Yields the checkpoint's tensors that are made of several, each with those."""
+        for name in names:
+            match = _LAYER_TENSOR.fullmatch(name)
+            if match is None:
+                continue
+            for join in self.joins:
+                parts = [f"blk.{match[1]}.{part}" for part in join.parts]
+                if name == parts[0] and set(parts) <= {*names}:
+                    yield f"model.layers.{match[1]}.{join.name}", join, parts
 
     def renamed(
         self, name: str, shape: tuple[int, ...], heads: Callable[[str], int]
@@ -88,6 +223,8 @@ class Family:
             for index in range(shape[0]):
                 named = f"{prefix}{self.expert_block}.experts.{index}.{ours}.{kind}"
                 yield Renamed(named, change, index)
+        elif whole := self.layer_names.get(f"{part}.{kind}"):
+            yield Renamed(f"{prefix}{whole}", change)
         elif part == "ffn_gate_inp" and self.expert_block:
             yield Renamed(f"{prefix}{self.expert_block}.gate.{kind}", change)
         else:
@@ -107,6 +244,61 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(architecture="Gemma2ForCausalLM", layer_names=_GEMMA2_NORMS, norm_offset=1.0),
     "gemma3": Family(architecture="Gemma3ForCausalLM", layer_names=_GEMMA2_NORMS, norm_offset=1.0),
     "phi3": Family(architecture="Phi3ForCausalLM", layer_names=_PHI3),
+    "qwen3vl": Family(architecture="Qwen3ForCausalLM"),
+    "qwen3vlmoe": Family(
+        architecture="Qwen3MoeForCausalLM", expert_block="mlp", expert_names=_QWEN_EXPERTS
+    ),
+    "qwen2moe": Family(
+        architecture="Qwen2MoeForCausalLM",
+        layer_names=_shared_expert("mlp.shared_expert")
+        | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
+    "olmoe": Family(
+        architecture="OlmoeForCausalLM", expert_block="mlp", expert_names=_QWEN_EXPERTS
+    ),
+    "olmo2": Family(architecture="Olmo2ForCausalLM", layer_names=_OLMO2_NORMS),
+    "smollm3": Family(architecture="SmolLM3ForCausalLM", is_interleaved=True),
+    "mistral3": Family(architecture="Ministral3ForCausalLM", is_interleaved=True),
+    "glm4": Family(architecture="Glm4ForCausalLM", layer_names=_GLM4),
+    "glm4moe": Family(
+        architecture="Glm4MoeForCausalLM",
+        layer_names=_BIASED_CHOICE
+        | _shared_expert("mlp.shared_experts")
+        | {"post_attention_norm": "post_attention_layernorm"},
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
+    "gemma4": Family(architecture="Gemma4ForCausalLM", layer_names=_GEMMA2_NORMS | _GEMMA4),
+    "cohere2": Family(architecture="Cohere2ForCausalLM"),
+    "granitemoe": Family(
+        architecture="GraniteMoeForCausalLM",
+        layer_names={
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_down_exps": "block_sparse_moe.output_linear",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        is_interleaved=True,
+        joins=_GRANITE_JOINS,
+    ),
+    "gpt-oss": Family(
+        architecture="GptOssForCausalLM",
+        layer_names={
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+            "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+        },
+        joins=_GPT_OSS_JOINS,
+    ),
+    "deepseek2": Family(
+        architecture="DeepseekV3ForCausalLM",
+        layer_names=_BIASED_CHOICE | _LATENT | _shared_expert("mlp.shared_experts"),
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+        joins=_LATENT_JOINS,
+    ),
 }
 MIXTRAL = Family(
     architecture="MixtralForCausalLM",
@@ -116,7 +308,7 @@ MIXTRAL = Family(
 )
 """Files of "llama" with experts."""
 MISTRAL = Family(architecture="MistralForCausalLM", is_interleaved=True)
-"""Files of "llama" with a sliding window."""
+"""Files of "llama" with a sliding window, and of "mistral3" whose queries have one scale."""
 
 
 def _same(values: AnyArray) -> AnyArray:

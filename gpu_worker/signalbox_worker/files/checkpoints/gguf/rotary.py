@@ -13,6 +13,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.families import PARTLY_ROTATED
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFContent
 
@@ -42,7 +43,7 @@ def _parameters(
     parameters: dict[str, Any] = {"rope_theta": fields.real_of_model("rope.freq_base", 10000.0)}
     rotated = fields.whole_of_model("rope.dimension_count", head_size)
     if rotated != head_size:
-        if fields.kind != "phi3":  # which runs through transformers then
+        if fields.kind not in PARTLY_ROTATED:
             raise ModelError(f"{path} rotates a part of each head, which is not supported")
         parameters["partial_rotary_factor"] = rotated / head_size
     if LONG_FACTORS in content.tensors or SHORT_FACTORS in content.tensors:

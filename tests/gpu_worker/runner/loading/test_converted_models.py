@@ -1,0 +1,84 @@
+"""GGUF files of llama.cpp's converter, beside what transformers computed of the same values."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from signalbox_worker.config import ModelError
+from tests.gpu_worker.generation import Driver
+from tests.gpu_worker.model_runners import log_probabilities, make_runner
+from tests.gpu_worker.runner.loading.converted_models import (
+    FAMILIES,
+    FOLDER,
+    PROMPT,
+    RECORDED,
+)
+from tests.gpu_worker.runner.loading.gguf_files import writing
+from tests.rounding import LOGITS
+
+
+def write_again(source: Path, path: Path, **changes: Any) -> Path:
+    """Writes a file with other fields of its architecture; None takes one out."""
+    reader = gguf.GGUFReader(source)
+    kind = reader.fields["general.architecture"].contents()
+    left = {f"{kind}.{name.replace('__', '.')}": value for name, value in changes.items()}
+    with writing(path, kind) as writer:
+        for field in reader.fields.values():
+            if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                continue
+            value = left.pop(field.name, field.contents())
+            sub = field.types[-1] if len(field.types) > 1 else None
+            if value is not None:
+                writer.add_key_value(field.name, value, field.types[0], sub_type=sub)
+        for name, value in left.items():
+            writer.add_key_value(name, value, gguf.GGUFValueType.UINT32)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, np.ascontiguousarray(tensor.data))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_file_of_the_converter_gives_what_transformers_computed(name: str) -> None:
+    runner = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    expected = torch.tensor(json.loads(RECORDED.read_text())[name])
+    torch.testing.assert_close(log_probabilities(runner, PROMPT), expected, rtol=0, atol=LOGITS)
+    whole = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    tokens = Driver(runner=whole).generate([PROMPT, PROMPT[:9]], num_tokens=6)
+    parts = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    assert Driver(runner=parts, chunk=7).generate([PROMPT, PROMPT[:9]], num_tokens=6) == tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek2-v3"])
+def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Path) -> None:
+    """The last layer is said to be one: what is left is a model of one layer."""
+    path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", nextn_predict_layers=1)
+    runner = make_runner(path, quantization="none", block_size=16)
+    assert runner.executor.loaded.opened.shape.num_layers == 1
+    assert torch.isfinite(log_probabilities(runner, PROMPT)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek2", {"attention__key_length_mla": None}, "before latent attention"),
+        ("glm4moe", {"expert_gating_func": 1}, "expert_gating_func is not sigmoid's"),
+        ("gpt-oss", {"rope__freq_base_swa": 5}, "GPT-OSS with a rope.freq_base_swa of its own"),
+        ("olmo2-olmo3", {"rope__freq_base_swa": 5.0}, "OLMo 3 with a rope.freq_base_swa"),
+        ("gemma4", {"rope__dimension_count_swa": 4}, "rope.dimension_count_swa is not"),
+        ("gemma4", {"feed_forward_length": [24]}, "no whole number for each of 4 layers"),
+        ("qwen2moe", {"expert_group_count": 3}, "expert_group_count = 3, which is not supported"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_name(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", **changes)
+    with pytest.raises(ModelError, match=message):
+        make_runner(path)
