@@ -1,4 +1,4 @@
-"""Writes text_parts.json in signalbox_worker/files/checkpoints: what transformers' classes say about
+"""Writes text_parts.json in signalbox_worker/files/checkpoints: what classes of transformers say of
 models whose text part is served. `python -m scripts.text_parts` writes it; a test compares.
 """
 
