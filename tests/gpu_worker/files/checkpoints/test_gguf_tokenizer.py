@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 from tokenizers import Tokenizer, pre_tokenizers
 
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer as RouterTokenizer
@@ -97,6 +98,65 @@ def test_words_are_cut_as_transformers_cuts_them(pre: str) -> None:
     )
     for text in SPLIT_TEXTS:
         assert ours.pre_tokenize_str(text) == theirs.pre_tokenizer.pre_tokenize_str(text)
+
+
+# The pattern of its own tokenizer, in which && takes Han out of letters.
+KIMI = (
+    r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize(("pre", "pattern"), [("kimi-k2", KIMI), ("glm5", None)])
+def test_words_are_cut_as_the_model_s_own_tokenizer_cuts_them(
+    pre: str, pattern: str | None
+) -> None:
+    cut = tokenizer_of(make_vocab(pre=pre)).pre_tokenizer
+    for text in [*SPLIT_TEXTS, "ab東京cd 東京IT's (/) \n// 漢字1234"]:
+        parts = [text[first:last] for _, (first, last) in cut.pre_tokenize_str(text)]
+        if pattern is None:
+            others = tokenizer_of(make_vocab(pre="llama-bpe")).pre_tokenizer
+            expected = [text[a:b] for _, (a, b) in others.pre_tokenize_str(text)]
+        else:
+            expected = regex.findall(pattern, text, flags=regex.VERSION1)
+        assert parts == expected
+
+
+def test_words_of_glm_stay_whole_if_they_are_tokens() -> None:
+    vocab = make_vocab(pre="glm5", tokens=["a", "b", "ab"], token_types=[1] * 3, merges=[])
+    whole = dataclasses.replace(vocab, bos=None, eos=None)
+    assert tokenizer_of(whole).encode("ab").tokens == ["ab"]
+
+
+def test_tokenizer_of_gemma4_is_that_of_transformers() -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    tokens = [*control, "a", "b", "▁", "ab", "▁a", "▁ab", "\n", "\n\n", "<|channel>"]
+    tokens += [f"<0x{one:02X}>" for one in range(256)]
+    types = [3] * 5 + [1] * 8 + [4] + [6] * 256
+    merges = ["a b", "▁ a", "▁ ab", "\n \n"]
+    vocab = make_vocab(
+        model="gemma4",
+        pre="",
+        tokens=tokens,
+        token_types=types,
+        merges=merges,
+        bos="<bos>",
+        eos="<eos>",
+        unk="<unk>",
+        add_space_prefix=False,
+    )
+    fields = {"tokenizer_type": "gemma4", "tokens": tokens, "merges": merges, "token_type": types}
+    theirs, _ = convert_gguf_tokenizer("gemma4", fields)
+    ours = tokenizer_of(vocab)
+    for text in ("ab ab  b", "a\n\nab<|channel> b", "ab é <eos>ab", " ab"):
+        assert ours.encode(text).ids == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ours.encode(text).ids) == theirs.decode(ours.encode(text).ids)
+    assert adds_bos(model="gemma4", pre="")
 
 
 def test_digits_of_deepseek_are_cut_by_three_and_han_runs_apart() -> None:

@@ -2,7 +2,7 @@
 
 Byte-level BPE ("gpt2"): the file names its way of cutting text into words; ways that are not known
 here are refused, since another one would give other tokens without a word. Sentencepiece ("llama"):
-the file has no merges, only scores, from which they follow.
+the file has no merges, only scores, from which they follow; Gemma 4's ("gemma4") has them.
 """
 
 from collections.abc import Collection, Sequence
@@ -65,16 +65,21 @@ def _gpt4(digits: str) -> str:
     )
 
 
-def _gpt4o(digits: str, contractions: str) -> str:
-    """The split of GPT-4o's family: words end where an upper-case letter follows a lower-case."""
+def _gpt4o(digits: str, contractions: str, *, without: str = "", ends: str = r"\r\n/") -> str:
+    """The split of GPT-4o's family: words end where an upper-case letter follows a lower-case.
+
+    Args:
+        without: what takes letters out of words' classes.
+        ends: characters that a run of signs goes on with.
+    """
     lead, upper, lower = (
         r"[^\r\n\p{L}\p{N}]?",
-        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+        rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
+        rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
     )
     return (
         f"{lead}{upper}*{lower}+{contractions}|{lead}{upper}+{lower}*{contractions}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*|{_SPACES}"
     )
 
 
@@ -87,6 +92,8 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
+_KIMI = _gpt4o(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", without=r"&&[^\p{Han}]", ends=r"\r\n")
+_GLM = ("glm4", "glm5")
 _WHOLE_WORDS = (
     *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
     *("lfm2", "jina-v5-nano"),
@@ -95,12 +102,13 @@ _WHOLE_WORDS = (
 DEFAULT_SPLIT = "default"
 """llama.cpp's pre-tokenizer for files without `tokenizer.ggml.pre`: several splits in sequence."""
 _SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
+    **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", *_GLM), _LLAMA3),
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2
     ),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "kimi-k2": (rf"\p{{Han}}+|{_KIMI}",),
     "tekken": (_gpt4o(r"\p{N}", ""),),
     DEFAULT_SPLIT: (
         r"[\p{P}$+<=>^~|]+",
@@ -111,6 +119,7 @@ _SPLITS: dict[str, tuple[str, ...]] = {
 }
 _PLAIN = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_GEMMA4 = "gemma4"
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 _STARTS_WITH_BOS = (*_WHOLE_WORDS, "tekken")
 
@@ -149,12 +158,12 @@ def text_of(token: str) -> str:
 
 def adds_bos(*, model: str, pre: str) -> bool:
     """Returns whether a file without this entry adds a BOS token."""
-    return model == "llama" or pre in _STARTS_WITH_BOS
+    return model in ("llama", _GEMMA4) or pre in _STARTS_WITH_BOS
 
 
 def build(vocab: GGUFVocab) -> str:
     """Returns tokenizer.json."""
-    make = {"llama": _sentencepiece, "gpt2": _byte_level}.get(vocab.model)
+    make = {"llama": _sentencepiece, _GEMMA4: _sentencepiece, "gpt2": _byte_level}.get(vocab.model)
     if make is None:
         raise ModelError(
             f"tokenizers of kind {vocab.model!r} are not supported in GGUF files; "
@@ -177,9 +186,8 @@ def build(vocab: GGUFVocab) -> str:
 
 
 def _byte_level(vocab: GGUFVocab) -> Tokenizer:
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in vocab.merges)]
-    ids = _ids(vocab)
-    whole_words = vocab.pre in (*_WHOLE_WORDS, "tekken")
+    merges, ids = _merges(vocab), _ids(vocab)
+    whole_words = vocab.pre in (*_WHOLE_WORDS, *_GLM, "tekken")
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
     if vocab.pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -213,10 +221,11 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
 
 def _sentencepiece(vocab: GGUFVocab) -> Tokenizer:
     ids = _ids(vocab)
+    merges = _merges(vocab) if vocab.model == _GEMMA4 else _merges_of_scores(vocab, ids)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=ids,
-            merges=_merges_of_scores(vocab, ids),
+            merges=merges,
             unk_token=vocab.unk,
             fuse_unk=True,
             byte_fallback=True,
@@ -233,6 +242,10 @@ def _sentencepiece(vocab: GGUFVocab) -> Tokenizer:
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.post_processor = _template(vocab, ids)
     return tokenizer
+
+
+def _merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
+    return [(left, right) for left, _, right in (one.partition(" ") for one in vocab.merges)]
 
 
 def _merges_of_scores(vocab: GGUFVocab, ids: dict[str, int]) -> list[tuple[str, str]]:
