@@ -6,6 +6,7 @@ Weights are read front to back every step; huge pages save most of the translati
 import ctypes
 import mmap
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -66,19 +67,26 @@ class Arena:
 
     def pack(self, weight: Matrix, *, interleaved: bool = False) -> Packed:
         """Packs [out_features, in_features] as it is stored."""
-        matrix, lib = stored(weight), library()
-        blocks = np.ascontiguousarray(matrix.blocks)
-        rows, columns = matrix.shape
-        size = lib.sb_packed_bytes(matrix.type, rows, columns, interleaved)
-        address = self._room(matrix.type.name, size)
-        source = (blocks.ctypes.data, blocks.strides[0])
-        lib.sb_pack(matrix.type, *source, rows, columns, interleaved, address)
-        return Packed(address, rows, matrix.type)
+        return self.pack_all([weight], 1, interleaved=interleaved)
 
-    def _room(self, kind: str, size: int) -> int:
-        self._types[kind] += 1
-        self._num_bytes += size
-        return self.allocate(size)
+    def pack_all(
+        self, weights: Iterable[Matrix], count: int, *, interleaved: bool = False
+    ) -> Packed:
+        """Packs `count` matrices of one shape and type one behind the other, each as it comes."""
+        lib, packed, size = library(), None, 0
+        for index, matrix in enumerate(map(stored, weights)):
+            rows, columns = matrix.shape
+            if packed is None:
+                size = lib.sb_packed_bytes(matrix.type, rows, columns, interleaved)
+                self._types[matrix.type.name] += count
+                self._num_bytes += count * size
+                packed = Packed(self.allocate(count * size), rows, matrix.type)
+            assert (rows, matrix.type) == packed[1:], "matrices of one shape and type"
+            blocks = np.ascontiguousarray(matrix.blocks)
+            source, address = (blocks.ctypes.data, blocks.strides[0]), packed.address + index * size
+            lib.sb_pack(matrix.type, *source, rows, columns, interleaved, address)
+        assert packed is not None and index == count - 1
+        return packed
 
     def keep(self, array: AnyArray) -> int:
         """Keeps an array alive, and contiguous; returns its address."""

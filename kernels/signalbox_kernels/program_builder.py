@@ -1,5 +1,7 @@
 """Builds a native program: one method adds one op, and the last one makes the program."""
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
     ADDED,
     CENTRED,
+    MIX_ADDED,
+    MIX_COMMON,
     OF_ROWS,
     PANEL,
     TO_FLOATS,
@@ -29,6 +33,8 @@ from signalbox_kernels.structs import (
     Row,
     SbBuffer,
     SbOp,
+    SbRouting,
+    Scores,
 )
 
 _HALF = PANEL // 2
@@ -48,6 +54,27 @@ def _rounding_fields(rounding: Rounding | None) -> dict[str, Any]:
         "scale": rounding.scale or 0.0,
         "zero": rounding.zero_point,
     }
+
+
+class Routing(NamedTuple):
+    """How the experts of a token are chosen, as SbRouting of csrc/program/api.h."""
+
+    num_experts: int
+    num_chosen: int
+    function: Scores = Scores.SOFTMAX
+    renormalises: bool = False
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    has_common: bool = False
+    scale: float = 1.0
+
+
+class Experts(NamedTuple):
+    """A matrix of each expert, all of one shape and type, read one by one."""
+
+    first: Matrix
+    others: Iterable[Matrix]
+    num_experts: int
 
 
 class Adapted(NamedTuple):
@@ -72,9 +99,13 @@ class ProgramBuilder(ProgramParts):
 
     __slots__ = ()
 
-    def buffer(self, width: int, *, row: Row = Row.ELEMENTS) -> int:
-        """Declares a buffer of `width` columns."""
-        self.buffers.append(SbBuffer(width, row))
+    def buffer(self, width: int, *, row: Row = Row.ELEMENTS, copies: int = 0) -> int:
+        """Declares a buffer of `width` columns.
+
+        Args:
+            copies: experts of each token, of which each has its own row; 0 is one row for all.
+        """
+        self.buffers.append(SbBuffer(width, row, copies))
         return len(self.buffers) - 1
 
     def embed(
@@ -146,6 +177,32 @@ class ProgramBuilder(ProgramParts):
             **_rounding_fields(rounding),
         )
 
+    def norm_columns(self, buffer: int, weight: AnyArray, *, column: int, eps: float) -> None:
+        """Adds RMSNorm of some columns of a buffer of floats, a multiple of 16, where they are."""
+        address = self._floats(weight)
+        fields = {"n": len(weight), "column": column, "eps": eps, "weight": address}
+        self._add(OpKind.NORM, src=buffer, dst=buffer, **fields)
+
+    def route(self, src: int, routing: Routing, bias: AnyArray | None = None) -> None:
+        """Adds the choice of each token's experts by their scores, for what follows."""
+        struct = SbRouting(*routing, bias=None if bias is None else self._floats(bias))
+        kept = self.arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
+        self._add(OpKind.ROUTE, src=src, weight=kept)
+
+    def gather(self, src: int, dst: int) -> None:
+        """Adds a copy of each token's row for each of its experts, sorted by expert."""
+        self._add(OpKind.GATHER, src=src, dst=dst)
+
+    def mix(self, src: int, dst: int, *, adds: bool, common: int | None = None) -> None:
+        """Adds the sum of the experts' rows, in floats, times their shares.
+
+        Args:
+            adds: adds the sum to what is in `dst`.
+            common: buffer of floats with the rows of an expert of all tokens.
+        """
+        mode = (MIX_ADDED if adds else 0) | (0 if common is None else MIX_COMMON)
+        self._add(OpKind.MIX, mode=mode, src=src, dst=dst, gate=common or 0)
+
     def code(
         self,
         src: int,
@@ -162,7 +219,7 @@ class ProgramBuilder(ProgramParts):
         self,
         src: int,
         dst: int,
-        weight: Matrix,
+        weight: Matrix | Experts,
         bias: AnyArray | None,
         epilogue: Epilogue,
         *,
@@ -175,6 +232,7 @@ class ProgramBuilder(ProgramParts):
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
+            weight: for gathered rows that of each expert.
             activation: of GATED, GATE and ACTIVATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
@@ -184,7 +242,11 @@ class ProgramBuilder(ProgramParts):
         if adapted is not None:
             self._shrink(adapted)
         interleaved = epilogue is Epilogue.GATED
-        packed = self.arena.pack(weight, interleaved=interleaved)
+        if isinstance(weight, Experts):
+            every = chain([weight.first], weight.others)
+            packed = self.arena.pack_all(every, weight.num_experts, interleaved=interleaved)
+        else:
+            packed = self.arena.pack(weight, interleaved=interleaved)
         self._add(
             OpKind.LINEAR,
             mode=epilogue,

@@ -50,6 +50,9 @@ class OpKind(IntEnum):
     CODE = 6
     SHRINK = 7
     SUM = 8
+    ROUTE = 9
+    GATHER = 10
+    MIX = 11
 
 
 class Epilogue(IntEnum):
@@ -83,6 +86,19 @@ ADDED = 4
 """Bit of an embedding's mode: its rows are added."""
 OF_ROWS, CENTRED, TO_FLOATS, TO_SUM = 1, 2, 4, 8
 """Bits of a norm's mode."""
+
+
+MIX_ADDED, MIX_COMMON = 1, 2
+"""Bits of a mixture's mode."""
+MOST_EXPERTS = 1024
+"""Experts of a layer at most."""
+
+
+class Scores(IntEnum):
+    """Function that makes shares of scores."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
 
 
 class OpRounding(IntEnum):
@@ -135,7 +151,21 @@ class SbAdapter(ctypes.Structure):
 
 
 class SbBuffer(ctypes.Structure):
-    _fields_ = (("width", c_int32), ("row", c_int32))
+    _fields_ = (("width", c_int32), ("row", c_int32), ("copies", c_int32))
+
+
+class SbRouting(ctypes.Structure):
+    _fields_ = (
+        ("num_experts", c_int32),
+        ("num_chosen", c_int32),
+        ("function", c_int32),
+        ("renormalises", c_int32),
+        ("num_groups", c_int32),
+        ("num_chosen_groups", c_int32),
+        ("has_common", c_int32),
+        ("scale", c_float),
+        ("bias", c_void_p),
+    )
 
 
 class SbShape(ctypes.Structure):

@@ -74,6 +74,39 @@ inline void sum_tile(const sb::Phase& phase, const sb::Claim& claim) {
   phase.op->mode == SB_ADD ? sum_rows<true>(phase, range) : sum_rows<false>(phase, range);
 }
 
+// Copies each token's row to the rows of its experts.
+template <class E>
+static void gather_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const int64_t size = phase.src_code_bytes ? 1 : sizeof(typename E::scalar);
+  const int64_t bytes = phase.src.stride * size;
+  const Range range = rows_of_tile(phase, claim.tile);
+  const auto* from = static_cast<const char*>(phase.src.data);
+  char* to = static_cast<char*>(phase.dst.data);
+  for (int64_t row = range.first; row < range.end; ++row)
+    std::memcpy(to + row * bytes, from + phase.routed.tokens[row] * bytes, static_cast<size_t>(bytes));
+}
+
+inline void mix_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const sb::Routed& routed = phase.routed;
+  const Range range = rows_of_tile(phase, claim.tile);
+  const int64_t width = phase.dst.stride;
+  const bool adds = phase.op->mode & SB_MIX_ADDED, has_common = phase.op->mode & SB_MIX_COMMON;
+  for (int64_t token = range.first; token < range.end; ++token) {
+    const int32_t* rows = routed.rows + token * routed.num_chosen;
+    const float* shares = routed.shares + token * routed.num_shares;
+    const auto* common = static_cast<const float*>(phase.gate.data) + token * width;
+    float* out = static_cast<float*>(phase.dst.data) + token * width;
+    for (int64_t i = 0; i < width; i += W) {
+      const auto* x = static_cast<const float*>(phase.src.data) + i;
+      V sum{};
+      for (int32_t j = 0; j < routed.num_chosen; ++j)
+        sum = fused(splat(shares[j]), load(x + rows[j] * width), sum);
+      if (has_common) sum = fused(splat(shares[routed.num_chosen]), load(common + i), sum);
+      store(out + i, adds ? load(out + i) + sum : sum);
+    }
+  }
+}
+
 // Writes the codes of a row.
 template <class G, class F>
 SB_INLINE void put_groups(G* out, int64_t padded, F&& x) {
@@ -156,6 +189,17 @@ static void layer_norm_row(const sb::Phase& phase, int64_t row, const float* x) 
   });
 }
 
+// Norms some columns of float32, a multiple of 16, where they are.
+static void norm_columns(const sb::Phase& phase, int64_t row) {
+  const SbOp& op = *phase.op;
+  const auto* weight = static_cast<const float*>(op.weight);
+  float* x = static_cast<float*>(phase.dst.data) + row * phase.dst.stride + op.column;
+  V squares{};
+  for (int64_t i = 0; i < op.n; i += W) squares = fused(load(x + i), load(x + i), squares);
+  const V factor = splat(1.0f / std::sqrt(sum(squares) / static_cast<float>(op.n) + op.eps));
+  for (int64_t i = 0; i < op.n; i += W) store(x + i, load(x + i) * factor * load(weight + i));
+}
+
 template <class E>
 SB_INLINE void norm_row(const sb::Phase& phase, int64_t row, const float* x) {
   phase.op->mode & SB_CENTRED ? layer_norm_row<E>(phase, row, x) : rms_norm_row<E>(phase, row, x);
@@ -165,6 +209,10 @@ template <class E>
 static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
+    if (phase.op->n) {
+      norm_columns(phase, row);
+      continue;
+    }
     const int64_t token = phase.op->mode & SB_OF_ROWS ? phase.batch->row_tokens[row] : row;
     const float* x = static_cast<const float*>(phase.src.data) + token * phase.src.stride;
     phase.op->mode & SB_TO_FLOATS ? norm_row<F32>(phase, row, x) : norm_row<E>(phase, row, x);

@@ -30,6 +30,26 @@ bool is_valid_rounding(const SbOp& op, const SbBuffer* buffers) {
   return op.rounding > 0 && op.rounding <= SB_ROUND_E4M3 && op.group >= 0 && op.group % sb::kGroup == 0;
 }
 
+bool is_valid(const SbRouting& r) {
+  return r.num_experts > 0 && r.num_experts <= SB_MOST_EXPERTS && r.num_chosen > 0 &&
+         r.num_chosen <= r.num_experts && r.num_groups > 0 && r.num_experts % r.num_groups == 0 &&
+         r.num_chosen_groups > 0 && r.num_chosen_groups <= r.num_groups;
+}
+
+// Whether the op is one that experts compute, of as many rows as `routing` chooses; or reads and writes none.
+bool is_valid_routing(const SbOp& op, const SbBuffer* buffers, const SbRouting* routing) {
+  const SbBuffer &src = buffers[op.src], &dst = buffers[op.dst];
+  if (op.kind == SB_ROUTE) return src.row == SB_FLOATS && !src.copies && is_valid(*routing);
+  const bool is_gathered = op.kind == SB_GATHER, is_mixed = op.kind == SB_MIX;
+  const int32_t copies = is_gathered ? dst.copies : src.copies;
+  if (!copies) return !dst.copies && !is_gathered && !is_mixed;
+  if (!routing || copies != routing->num_chosen) return false;
+  if (is_gathered) return !src.copies && src.row == dst.row && src.width == dst.width;
+  if (is_mixed) return !dst.copies && src.row == SB_FLOATS && src.width == dst.width;
+  const bool is_product = op.kind == SB_LINEAR && !op.adapter;
+  return dst.copies == copies && (is_product || op.kind == SB_CODE);
+}
+
 // Whether a weight has a storage that the op computes with.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
   if (!is_valid_rounding(op, buffers)) return false;
@@ -59,8 +79,11 @@ extern "C" void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t n
   const sb::KernelTable* kernels = sb::kernels_for(isa);
   if (!kernels || !is_valid(*shape) || num_threads < 1) return nullptr;
   if (!kernels->tile[shape->element][SB_LINEAR]) return nullptr;
-  for (int32_t i = 0; i < num_ops; ++i)
-    if (!is_valid(ops[i], buffers, shape->element)) return nullptr;
+  const SbRouting* routing = nullptr;
+  for (int32_t i = 0; i < num_ops; ++i) {
+    if (ops[i].kind == SB_ROUTE) routing = static_cast<const SbRouting*>(ops[i].weight);
+    if (!is_valid(ops[i], buffers, shape->element) || !is_valid_routing(ops[i], buffers, routing)) return nullptr;
+  }
   try {
     return new sb::Program(*shape, {ops, ops + num_ops}, {buffers, buffers + num_buffers},
                            num_threads, *kernels);

@@ -65,8 +65,12 @@ enum SbOpKind : int32_t {
   SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
   SB_SUM = 8,     // src (shared) of all ranks, summed in their order -> dst (float32); mode is SB_STORE or SB_ADD
+  SB_ROUTE = 9,   // src (float32 scores) chooses the experts of each token, for the ops up to the next SB_ROUTE
+  SB_GATHER = 10,  // rows of src -> dst (routed rows, in the same format)
+  SB_MIX = 11,    // src (routed rows in float32): the sum of a token's rows times their shares, in the order
+                  // in which they were chosen -> dst (float32); mode has SbMixes
 };
-#define SB_NUM_KINDS 9
+#define SB_NUM_KINDS 12
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
@@ -90,6 +94,30 @@ enum SbNorms : int32_t {
   SB_TO_SUM = 8,     // beside SB_TO_FLOATS, of RMSNorm: the result is added to dst
 };
 
+// Bits of SB_MIX's mode.
+enum SbMixes : int32_t {
+  SB_MIX_ADDED = 1,  // the sum is added to dst
+  SB_MIX_COMMON = 2,  // it has the rows of `gate` (float32), too: those of an expert of all tokens
+};
+
+// What a score becomes: the shares of all experts sum to 1, or each is its own.
+enum SbScores : int32_t { SB_SOFTMAX = 0, SB_SIGMOID = 1 };
+
+// How SB_ROUTE chooses. The experts of a token are those of the largest shares plus bias, the lower number
+// first among equals.
+struct SbRouting {
+  int32_t num_experts;
+  int32_t num_chosen;    // for each token
+  int32_t function;      // an SbScores
+  int32_t renormalises;  // the shares of those that are chosen sum to 1
+  int32_t num_groups;    // of neighbouring experts, which divide all; 1 is none
+  int32_t num_chosen_groups;  // those whose two largest sum to most; others' experts come last
+  int32_t has_common;    // column num_experts of the scores is of an expert of all tokens: its share is the sigmoid
+  float scale;           // factor of the shares of those that are chosen
+  const float* bias;     // [num_experts] or null
+};
+#define SB_MOST_EXPERTS 1024
+
 // Codes of 8 bits that SB_NORM and SB_CODE round a row to. A dynamic scale takes the largest magnitude to
 // 127.5 or 448; SB_ROUND_INT8_WITH_ZERO has a dynamic zero point, too. dst are the values of the codes, or of
 // SB_ROUND_INT8 without a zero point the codes themselves.
@@ -107,15 +135,17 @@ struct SbOp {
   int32_t dst;  // buffer
   int32_t layer;
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
-  int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table
+  int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table; of SB_NORM as many
+                   // columns of dst (float32), which RMSNorm changes where they are, or 0
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
-                        // its own table in place of the shape's, or null
+                        // its own table in place of the shape's, or null; for SB_ROUTE an SbRouting.
+                        // A product of routed rows has the weights, and biases, of all experts in a row
   const float* bias;    // padded as the weight's columns, or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
-  int32_t column;   // of dst where SB_STORE begins; writes whole panels, so that padding may follow
+  int32_t column;   // of dst where SB_STORE, which writes whole panels so that padding may follow, or those begin
   int32_t gate;     // buffer that SB_GATE reads
   // Adapters. A site is one product; `adapter` is its number from 1, of SB_SHRINK and the SB_LINEAR that
   // follows it. Any other op that has it is for batches with adapters alone.
@@ -147,6 +177,7 @@ struct SbAdapter {
 struct SbBuffer {
   int32_t width;  // elements of a row; rows are padded with zeros to a multiple of 32
   int32_t row;    // an SbRow
+  int32_t copies;  // of routed rows: experts of each token, whose rows lie sorted by expert; else 0
 };
 
 struct SbShape {

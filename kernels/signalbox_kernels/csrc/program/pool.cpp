@@ -13,6 +13,7 @@ uint64_t tagged(uint32_t step, int32_t count) {
 // A share in one word: the low bits of its step, its first tile and its end.
 constexpr int kTileBits = 22;
 constexpr uint64_t kTileMask = (uint64_t{1} << kTileBits) - 1;
+static_assert(kTileMask == Pool::kMostTiles);
 constexpr uint32_t kStepMask = (1u << (64 - 2 * kTileBits)) - 1;
 
 struct Share {
@@ -60,20 +61,24 @@ void Pool::stop() {
 void Pool::run(Work& work, const std::vector<int32_t>& tiles) {
   work_ = &work;  // only threads that hold a tile of the running step read it
   const uint32_t step = step_.load() + 1;
-  Word* share = shares_.get();
   for (size_t i = 0; i < tiles.size(); ++i) {  // the other words stay at an older step
-    if (tiles[i] > static_cast<int32_t>(kTileMask)) throw std::length_error("too many tiles");
-    undone_[i].value.store(tagged(step, tiles[i]), std::memory_order_relaxed);
-    for (int32_t t = 0; t < num_threads_; ++t, ++share) {
-      const Share of_thread(step, share_start(tiles[i], t, num_threads_),
-                            share_start(tiles[i], t + 1, num_threads_));
-      share->value.store(of_thread.word(), std::memory_order_relaxed);
-    }
+    if (tiles[i] > kMostTiles) throw std::length_error("too many tiles");
+    lay_out(step, static_cast<int32_t>(i), tiles[i]);
   }
   step_.store(step);  // publishes all of them
   if (sleepers_.load()) wake();
   compute(step, 0);
   for (int32_t t = 1; t < num_threads_; ++t) busy_[t].value.wait(1);
+}
+
+// Divides the tiles of a phase among the threads, which see that once something is published after it.
+void Pool::lay_out(uint32_t step, int32_t phase, int32_t count) {
+  undone_[phase].value.store(tagged(step, count), std::memory_order_relaxed);
+  Word* share = shares_.get() + static_cast<int64_t>(phase) * num_threads_;
+  for (int32_t t = 0; t < num_threads_; ++t, ++share) {
+    const Share of_thread(step, share_start(count, t, num_threads_), share_start(count, t + 1, num_threads_));
+    share->value.store(of_thread.word(), std::memory_order_relaxed);
+  }
 }
 
 void Pool::serve(int32_t thread) {

@@ -47,6 +47,11 @@ class Pool {
   // thread computes one. Throws std::length_error for a phase of 2^22 tiles or more.
   void run(Work& work, const std::vector<int32_t>& tiles);
 
+  // Changes the number of tiles of a phase, which was 0; called while a tile of an earlier one is computed.
+  void set_tiles(int32_t phase, int32_t count) { lay_out(step_.load(), phase, count); }
+
+  static constexpr int32_t kMostTiles = (1 << 22) - 1;
+
  private:
   // The words hold the number of their step beside the counts, so that a late thread neither claims
   // nor waits for tiles of another step.
@@ -55,6 +60,7 @@ class Pool {
   };
 
   void stop();
+  void lay_out(uint32_t step, int32_t phase, int32_t count);
   void serve(int32_t thread);
   void compute(uint32_t step, int32_t thread);
   bool compute_overdue(int32_t phase, uint32_t step, int32_t thread, Stretch& ahead);

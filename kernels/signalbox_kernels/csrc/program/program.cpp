@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "matmul/formats.h"
@@ -53,7 +54,7 @@ int32_t rows_of_tile(const Phase& phase, int32_t element) {
 
 bool is_product(const SbOp& op) { return op.kind == SB_LINEAR || op.kind == SB_HEAD; }
 
-const char* weight_of(const Phase& phase, int32_t tile) {
+const char* weight_of_first(const Phase& phase, int32_t tile) {
   const int64_t panel = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
   return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
 }
@@ -64,7 +65,7 @@ Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
   const int64_t panel = first % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
   const int64_t wanted = (end - first) * static_cast<int64_t>(phase.panels_per_tile);
   const int64_t bytes = std::min(wanted, phase.panels - panel) * phase.panel_bytes;
-  const char* weight = weight_of(phase, first);
+  const char* weight = weight_of_first(phase, first);
   return {weight, weight + std::min(bytes, kFetchedAhead)};
 }
 
@@ -102,8 +103,13 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
       phases_(ops_.size()),
       tiles_(ops_.size()),
       after_(ops_.size() * static_cast<size_t>(num_threads)),
+      routing_of_(ops_.size(), -1),
       task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
-      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size())), kernels.rest) {}
+      pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size())), kernels.rest) {
+  int32_t last = -1;
+  for (size_t i = 0; i < ops_.size(); ++i) routing_of_[i] = last += ops_[i].kind == SB_ROUTE;
+  routings_.reset(new Routing[static_cast<size_t>(last + 1)]);
+}
 
 void Program::bind(char* pool, int64_t block_bytes) {
   pool_memory_ = pool;
@@ -122,18 +128,23 @@ void Program::set_adapters(const SbAdapter* table, int32_t num_adapters, int32_t
 }
 
 bool Program::reserve(int64_t num_rows) {
-  const int64_t rows = round_up(num_rows, 64) + 16;  // a product may read, and drop, some more
+  constexpr int64_t more = 64;  // a product may read, and drop, some more
   for (size_t i = 0; i < buffers_.size(); ++i) {
     if (buffers_[i].row == SB_SHARED) continue;
-    const int64_t size =
-        code_bytes(buffers_[i].row)                                ? 1
-        : buffers_[i].row == SB_FLOATS || shape_.element == SB_F32 ? 4
-                                                                    : 2;
+    const int64_t rows = round_up(num_rows * std::max(1, buffers_[i].copies), 64) + more;
+    const int64_t size = element_bytes(static_cast<int32_t>(i));
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
   for (Memory& scratch : scratch_)
     if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size, pairs_bytes()))) return false;
   return true;
+}
+
+// Bytes of what a buffer's stride counts.
+int64_t Program::element_bytes(int32_t buffer) const {
+  const int32_t row = buffers_[static_cast<size_t>(buffer)].row;
+  if (code_bytes(row)) return 1;
+  return row == SB_ELEMENTS && shape_.element == SB_BF16 ? 2 : 4;
 }
 
 // Bytes of the largest panel that is widened to bfloat16 as a whole.
@@ -160,7 +171,7 @@ int32_t Program::run(const SbBatch& batch) {
   plan_attention(batch);
   plan_adapters(batch);
   for (size_t i = 0; i < ops_.size(); ++i) {
-    phases_[i] = plan(ops_[i], batch);
+    phases_[i] = plan(i, batch);
     tiles_[i] = phases_[i].tiles;
   }
   if (!share_tiles()) return 1;
@@ -178,14 +189,64 @@ bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) 
   const Claim claim{tile, next.first, scratch_[static_cast<size_t>(thread)].data()};
   if (p.op->kind == SB_SUM && !group_->join(p.exchange, after_phase(phase, thread)))
     is_called_off_ = true;
-  function_of(p.op->kind)(p, claim);
+  bool is_first = true;
+  if (p.op->kind == SB_ROUTE)
+    route(phase, tile);
+  else
+    is_first = compute(phase, claim);
   if (profile_ns_) {
     const auto spent = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
     profile_ns_[thread * SB_NUM_KINDS + p.op->kind] += spent.count();
   }
   if (next.first) ahead = {next.first + p.panel_bytes, next.end};
-  return claim.is_first;
+  return is_first;
 }
+
+// Computes a tile; returns whether it is the first to have results.
+bool Program::compute(int32_t phase, const Claim& claim) const {
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  const TileFunction function = function_of(p.op->kind);
+  if (!has_experts(*p.op)) {
+    function(p, claim);
+    return claim.is_first;
+  }
+  // A product of one expert's rows alone.
+  const ExpertRows& rows = routing_of(static_cast<size_t>(phase)).parts()[static_cast<size_t>(claim.tile / p.panel_tiles)];
+  SbOp op = *p.op;
+  Phase part = p;
+  part.op = &op;
+  part.rows = rows.count;
+  op.weight = static_cast<const char*>(op.weight) + rows.expert * p.panels * p.panel_bytes;
+  if (op.bias) op.bias += rows.expert * p.panels * kPanel;
+  const auto skip = [&](View& view, int32_t buffer) {
+    view.data = static_cast<char*>(view.data) + rows.first * view.stride * element_bytes(buffer);
+  };
+  skip(part.src, op.src);
+  skip(part.dst, op.dst);
+  if (op.mode == SB_GATE) skip(part.gate, op.gate);
+  const Claim own{claim.tile % p.panel_tiles, claim.ahead, claim.scratch};
+  if (part.written) part.written += claim.tile - own.tile;
+  function(part, own);
+  return own.is_first;
+}
+
+// Chooses experts for the tokens of a tile. The last one that does gives the products of experts their tiles,
+// before any thread comes to them.
+void Program::route(int32_t phase, int32_t tile) {
+  const auto i = static_cast<size_t>(phase);
+  const Phase& p = phases_[i];
+  Routing& routing = routing_of(i);
+  const int64_t first = static_cast<int64_t>(tile) * p.rows_per_tile;
+  if (!routing.choose(first, std::min(first + p.rows_per_tile, p.rows), p.src)) return;
+  const auto count = static_cast<int32_t>(routing.parts().size());
+  for (size_t next = i + 1; next < ops_.size() && routing_of_[next] == routing_of_[i]; ++next) {
+    if (!has_experts(ops_[next])) continue;
+    phases_[next].tiles = count * phases_[next].panel_tiles;
+    pool_.set_tiles(static_cast<int32_t>(next), phases_[next].tiles);
+  }
+}
+
+Routing& Program::routing_of(size_t op) const { return routings_[static_cast<size_t>(routing_of_[op])]; }
 
 int32_t Program::overdue(int32_t phase, int32_t thread) {
   const Phase& p = phases_[static_cast<size_t>(phase)];
@@ -209,14 +270,14 @@ TileFunction Program::function_of(int32_t kind) const {
 bool Program::share_tiles() {
   ++step_;
   int64_t count = 0;
-  for (const Phase& phase : phases_) count += phase.tiles;
+  for (const Phase& phase : phases_) count += std::max(phase.tiles, phase.most_tiles);
   if (!written_.reserve(count * static_cast<int64_t>(sizeof(std::atomic<uint32_t>)))) return false;
   auto* next = reinterpret_cast<std::atomic<uint32_t>*>(written_.data());
   for (Phase& phase : phases_) {
-    if (!is_product(*phase.op) || phase.rows > kSharedRows) continue;
+    if (!is_product(*phase.op) || phase.rows / std::max(1, copies_of(phase.op->src)) > kSharedRows) continue;
     phase.written = next;
     phase.step = step_;
-    next += phase.tiles;
+    next += std::max(phase.tiles, phase.most_tiles);
   }
   return true;
 }
@@ -238,6 +299,7 @@ void Program::plan_ahead() {
   for (size_t i = phases_.size(); i-- > 0;) {
     std::copy(next.begin(), next.end(), after_.begin() + static_cast<int64_t>(i * threads));
     const Phase& phase = phases_[i];
+    if (has_experts(*phase.op)) std::fill(next.begin(), next.end(), Stretch{});  // not known yet
     if (!is_product(*phase.op) || !phase.tiles) continue;
     for (int32_t t = 0; t < num_threads_; ++t) {
       const int32_t first = share_start(phase.tiles, t, num_threads_);
@@ -253,8 +315,17 @@ Stretch Program::after(int32_t phase, int32_t tile, int32_t thread) const {
   if (!is_product(*p.op)) return {};
   const bool has_more = tile >= share_start(p.tiles, thread, num_threads_) &&
                         tile + 1 < share_start(p.tiles, thread + 1, num_threads_);
-  if (has_more) return {weight_of(p, tile + 1), nullptr};
+  if (has_more) return {weight_of(phase, tile + 1), nullptr};
   return after_phase(phase, thread);
+}
+
+// Returns the first weight that a tile reads.
+const char* Program::weight_of(int32_t phase, int32_t tile) const {
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  const char* first = weight_of_first(p, tile);
+  if (!has_experts(*p.op)) return first;
+  const ExpertRows& rows = routing_of(static_cast<size_t>(phase)).parts()[static_cast<size_t>(tile / p.panel_tiles)];
+  return first + rows.expert * p.panels * p.panel_bytes;
 }
 
 // Returns the weight that a thread reads after a phase.
@@ -274,15 +345,15 @@ View Program::view(int32_t buffer) const {
   return {data, stride(buffers_[i])};
 }
 
-Phase Program::plan(const SbOp& op, const SbBatch& batch) {
+Phase Program::plan(size_t index, const SbBatch& batch) {
+  const SbOp& op = ops_[index];
   Phase phase{};
   phase.op = &op;
   phase.shape = &shape_;
   phase.batch = &batch;
   phase.src = view(op.src);
   phase.dst = view(op.dst);
-  const bool is_of_rows = op.kind == SB_HEAD || (op.kind == SB_NORM && (op.mode & SB_OF_ROWS));
-  phase.rows = is_of_rows ? batch.num_rows : batch.num_tokens;
+  phase.rows = rows_of(op, batch);
   phase.gate = view(op.gate);
   phase.src_code_bytes = code_bytes_of(op.src);
   phase.dst_code_bytes = code_bytes_of(op.dst);
@@ -293,10 +364,13 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   phase.tasks = tasks_.data();
   if (op.adapter) plan_adapter(phase);
   if (op.kind == SB_SUM) plan_sum(phase);
+  if (op.kind == SB_GATHER || op.kind == SB_MIX) phase.routed = routing_of(index).routed();
   const bool is_idle = op.adapter && op.kind != SB_LINEAR && !batch.adapters;
   if (is_idle) return phase;
   if (op.kind == SB_SHRINK) {
     phase.tiles = phase.num_adapter_rows * phase.panel_tiles;
+  } else if (has_experts(op)) {
+    plan_experts(phase, routing_of(index));
   } else if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
@@ -306,6 +380,10 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
         std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
     phase.tiles = static_cast<int32_t>(ceil_div(phase.rows, phase.rows_per_tile));
   }
+  if (op.kind == SB_ROUTE) {
+    const auto& how = *static_cast<const SbRouting*>(op.weight);
+    routing_of(index).begin(how, phase.rows, phase.tiles);
+  }
   if (op.kind == SB_HEAD) {
     const auto size = static_cast<size_t>(phase.tiles * phase.rows);
     best_.assign(size, Best{-INFINITY, 0, true});
@@ -314,19 +392,40 @@ Phase Program::plan(const SbOp& op, const SbBatch& batch) {
   return phase;
 }
 
-void Program::plan_product(Phase& phase) const {
+int64_t Program::rows_of(const SbOp& op, const SbBatch& batch) const {
+  if (op.kind == SB_HEAD || (op.kind == SB_NORM && (op.mode & SB_OF_ROWS))) return batch.num_rows;
+  const int64_t copies = op.kind == SB_MIX ? 0 : copies_of(op.kind == SB_GATHER ? op.dst : op.src);
+  return batch.num_tokens * std::max<int64_t>(1, copies);
+}
+
+// Cuts the columns of a product to tiles.
+static void plan_panels(Phase& phase, int64_t wanted, bool is_shared) {
   const SbOp& op = *phase.op;
   const bool interleaved = op.kind == SB_LINEAR && op.mode == SB_GATED;
   phase.panels = interleaved ? ceil_div(op.n / 2, kPanel / 2) : ceil_div(op.n, kPanel);
   phase.panel_bytes = panel_bytes(op.storage, phase.depth * (phase.src_code_bytes ? kGroup : 1));
+  int64_t panels = phase.panels / wanted;
+  if (is_shared) panels = std::min(panels, kSharedBytes / phase.panel_bytes);
+  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, panels));
+  phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+}
+
+// Leaves the number of tiles to SB_ROUTE.
+void Program::plan_experts(Phase& phase, const Routing& routing) const {
+  const int64_t parts = routing.most_parts();
+  if (!parts) return;
+  const bool is_shared = phase.rows / copies_of(phase.op->src) <= kSharedRows;
+  plan_panels(phase, ceil_div(num_threads_ * kTilesAThread, parts), is_shared);
+  if (parts * phase.panel_tiles > Pool::kMostTiles) throw std::length_error("too many tiles");
+  phase.rows_per_tile = kExpertRows;
+  phase.most_tiles = static_cast<int32_t>(parts) * phase.panel_tiles;
+}
+
+void Program::plan_product(Phase& phase) const {
   if (!phase.rows) return;
   phase.rows_per_tile = rows_of_tile(phase, shape_.element);
   const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);
-  const int64_t wanted = ceil_div(num_threads_ * kTilesAThread, row_tiles);
-  int64_t panels = phase.panels / wanted;
-  if (phase.rows <= kSharedRows) panels = std::min(panels, kSharedBytes / phase.panel_bytes);
-  phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, panels));
-  phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+  plan_panels(phase, ceil_div(num_threads_ * kTilesAThread, row_tiles), phase.rows <= kSharedRows);
   phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
 }
 

@@ -6,6 +6,7 @@
 
 #include "program/group.h"
 #include "program/pool.h"
+#include "program/routing.h"
 #include "program/step.h"
 
 namespace sb {
@@ -44,13 +45,22 @@ class Program final : public Pool::Work {
 
  private:
   TileFunction function_of(int32_t kind) const;
-  Phase plan(const SbOp& op, const SbBatch& batch);
+  Phase plan(size_t index, const SbBatch& batch);
   void plan_ahead();
   void join_rotations();
   bool share_tiles();
   Stretch after(int32_t phase, int32_t tile, int32_t thread) const;
   Stretch after_phase(int32_t phase, int32_t thread) const;
   void plan_product(Phase& phase) const;
+  void plan_experts(Phase& phase, const Routing& routing) const;
+  int64_t rows_of(const SbOp& op, const SbBatch& batch) const;
+  int32_t copies_of(int32_t buffer) const { return buffers_[static_cast<size_t>(buffer)].copies; }
+  int64_t element_bytes(int32_t buffer) const;
+  bool has_experts(const SbOp& op) const { return op.kind == SB_LINEAR && copies_of(op.src); }
+  void route(int32_t phase, int32_t tile);
+  Routing& routing_of(size_t op) const;
+  const char* weight_of(int32_t phase, int32_t tile) const;
+  bool compute(int32_t phase, const Claim& claim) const;
   int64_t pairs_bytes() const;
   void plan_attention(const SbBatch& batch);
   void plan_adapters(const SbBatch& batch);
@@ -77,6 +87,8 @@ class Program final : public Pool::Work {
   std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
   std::vector<AttendTask> tasks_;
   std::vector<Best> best_;
+  std::vector<int32_t> routing_of_;  // [ops]: of the last SB_ROUTE up to it, or -1
+  std::unique_ptr<Routing[]> routings_;
   Group* group_ = nullptr;
   uint32_t exchange_ = 0;  // the next one
   std::atomic<bool> is_called_off_{false};

@@ -39,6 +39,14 @@ struct Best {
   bool is_finite;
 };
 
+// Where the rows of experts lie.
+struct Routed {
+  const int32_t* tokens;  // [routed rows]
+  const int32_t* rows;    // [num_tokens, num_chosen]: routed rows, in the order in which experts were chosen
+  const float* shares;    // [num_tokens, num_shares]: likewise, and perhaps that of an expert of all tokens
+  int32_t num_chosen, num_shares;
+};
+
 struct View {
   void* data;
   int64_t stride;  // elements; bytes of a row of codes
@@ -75,6 +83,8 @@ struct Phase {
   uint32_t exchange;         // of a sum over ranks: its number
   int64_t share_floats;      // from src of one rank to that of the next
   int32_t num_shares;
+  Routed routed;      // of SB_GATHER and SB_MIX
+  int32_t most_tiles;  // of a product of routed rows, whose number of tiles SB_ROUTE finds
 };
 
 // A tile that a thread computes. If phase.written is set, other threads may compute the same tile, and

@@ -9,6 +9,8 @@ static void add_rows_of(sb::TileFunction (&tile)[SB_NUM_KINDS]) {
   tile[SB_NORM] = norm_tile<E>;
   tile[SB_CODE] = code_tile<E>;
   tile[SB_SUM] = sum_tile;
+  tile[SB_GATHER] = gather_tile<E>;
+  tile[SB_MIX] = mix_tile;
 }
 
 void add_rows(sb::KernelTable& table) {
