@@ -57,6 +57,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
+    qk_norm_is_whole: bool = False
+    """True if that is of all heads together (OLMoE)."""
     sliding_windows: tuple[int | None, ...] = ()
     """Number of positions that a token sees in each layer; None sees all."""
     attention_scale: float | None = None
@@ -121,7 +123,14 @@ def mistral_config(config: HfConfig) -> DecoderConfig:
 
 @family("Qwen2Config")
 def qwen2_config(config: HfConfig) -> DecoderConfig:
-    return _decoder_config(config, qkv_bias=True, sliding_windows=_qwen_windows(config))
+    return qwen2_like(config, _qwen_windows(config))
+
+
+def qwen2_like(
+    config: HfConfig, windows: tuple[int | None, ...], *, qkv_bias: bool = True
+) -> DecoderConfig:
+    """Reads what Qwen2 and its mixtures share."""
+    return _decoder_config(config, qkv_bias=qkv_bias, sliding_windows=windows)
 
 
 @family("Qwen3Config")
@@ -135,6 +144,13 @@ def qwen3_like(config: HfConfig, windows: tuple[int | None, ...]) -> DecoderConf
     return _decoder_config(
         config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows
     )
+
+
+def olmo_like(config: HfConfig) -> DecoderConfig:
+    """Reads what OLMo's mixtures share with Llama."""
+    check_no_windows(config)
+    bias = flag(config, "attention_bias")
+    return _decoder_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, qk_norm_is_whole=True)
 
 
 @family("GraniteConfig")

@@ -32,6 +32,12 @@ from signalbox_worker.models.encoder_config import (
 )
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.mixture_config import (
+    mixtral_config,
+    olmoe_config,
+    qwen2_moe_config,
+    qwen3_moe_config,
+)
 from signalbox_worker.models.rope_config import stretched_length
 
 if TYPE_CHECKING:
@@ -53,6 +59,8 @@ class ModelSpec:
     is_llama: bool = False
     """True if `read_config` returns a `DecoderConfig` that describes the whole model: a native
     program can compute it, and takes the weights by Llama's names, or in fused ones."""
+    is_native_only: bool = False
+    """True if nothing else of ours computes it: PyTorch does so through transformers."""
     generates: bool = True
     """False for an architecture that only pools."""
     table: str = "model.embed_tokens.weight"
@@ -201,12 +209,31 @@ for _name, _reader in (
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name, _table in (
     ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder", "transformer.wte"),
-    ("MixtralForCausalLM", "mixture", "mixtral_config", "MoeDecoder", "model.embed_tokens"),
     ("OPTForCausalLM", "opt", "opt_config", "OptDecoder", "model.decoder.embed_tokens"),
-    ("Qwen3MoeForCausalLM", "mixture", "qwen3_moe_config", "MoeDecoder", "model.embed_tokens"),
 ):
     _read, _build = _from(_module, _reader_name), _from(_module, _model_name)
     register_model(ModelSpec(_name, _read, _build, has_stages=True, table=f"{_table}.weight"))
+for _name, _reader in (
+    ("MixtralForCausalLM", mixtral_config),
+    ("Qwen3MoeForCausalLM", qwen3_moe_config),
+):
+    register_model(
+        ModelSpec(_name, _reader, _from("mixture", "MoeDecoder"), has_stages=True, is_llama=True)
+    )
+for _name, _reader in (
+    ("OlmoeForCausalLM", olmoe_config),
+    ("Qwen2MoeForCausalLM", qwen2_moe_config),
+):
+    register_model(
+        ModelSpec(
+            _name,
+            _reader,
+            _build_transformers_model,
+            has_stages=True,
+            is_llama=True,
+            is_native_only=True,
+        )
+    )
 for _family, _reader in (
     ("Llama", llama_config),
     ("Mistral", mistral_config),

@@ -18,7 +18,7 @@ from signalbox_worker.models.decoder_config import HfConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.gpt2 import gpt2_config
 from signalbox_worker.models.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
-from signalbox_worker.models.mixture import mixtral_config, qwen3_moe_config
+from signalbox_worker.models.mixture_config import mixtral_config, qwen3_moe_config
 from signalbox_worker.models.opt import opt_config
 from signalbox_worker.models.rope import FrequencyDivisors
 from tests.gpu_worker.models.attention.device_attention import make_shape

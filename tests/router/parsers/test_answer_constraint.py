@@ -298,8 +298,11 @@ def test_strict_calls_conform_from_any_opening_on(name: str, has_markers: bool) 
 
 def test_a_token_within_an_opening_opens_no_call_in_reasoning() -> None:
     vocabulary, tokenizer = make_tokenizer(["<think>", "</think>", "｜DSML｜"])
-    asked, format_ = conversation(tools=format_examples.TOOLS), named("deepseek_v32")
-    found = answer_constraint(asked, vocabulary, OPEN, lambda: format_, is_constrained=False)
+    asked, format_ = (
+        conversation(tools=format_examples.TOOLS),
+        format_examples.examples("deepseek_v32").format_,
+    )
+    found = answer_constraint(asked, vocabulary, OPEN, format_, is_constrained=False)
     grammar = grammar_of(found, tokenizer)
     call = format_examples.examples("deepseek_v32").one
     bad = call.replace("city", "town")

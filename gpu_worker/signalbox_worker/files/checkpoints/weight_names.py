@@ -1,6 +1,7 @@
 """Finds a model's tensors among those of a checkpoint, and names those that do not fit."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,14 @@ from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 
 _ROWS = 4096
 """Rows of tables that are compared at a time."""
+
+
+class ExpertNames(NamedTuple):
+    """Names of an expert's matrices in a checkpoint, without `.weight`."""
+
+    gate: str
+    up: str
+    down: str
 
 
 def matched(

@@ -1,6 +1,7 @@
 """The layers that decoders are built of, divided over a tensor-parallel group from the start."""
 
 from signalbox_worker.device.parallel_group import ParallelGroup
+from signalbox_worker.files.checkpoints.weight_names import ExpertNames
 from signalbox_worker.models.layers.activation import Activation, activation, gelu_tanh_and_mul
 from signalbox_worker.models.layers.embedding import (
     LearnedPositions,
@@ -23,7 +24,7 @@ from signalbox_worker.models.layers.linear import (
     RowParallelLinear,
 )
 from signalbox_worker.models.layers.model import Model
-from signalbox_worker.models.layers.moe import ExpertNames, MixtureOfExperts
+from signalbox_worker.models.layers.moe import MixtureOfExperts
 from signalbox_worker.models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from signalbox_worker.models.layers.rotary import Angles, RotaryEmbedding
 from signalbox_worker.models.layers.weight_placement import Placement, WeightTarget

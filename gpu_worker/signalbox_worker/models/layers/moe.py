@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -12,20 +11,13 @@ from signalbox_kernels.torch import experts, registry
 from signalbox_kernels.torch.experts import ExpertWeights
 from signalbox_kernels.torch.linear import PackedWeight, pack_weight
 from signalbox_worker.device.parallel_group import ParallelGroup
+from signalbox_worker.files.checkpoints.weight_names import ExpertNames
 from signalbox_worker.files.quantised.form import WEIGHT
 from signalbox_worker.models.layers.adapters import BatchAdapters
 from signalbox_worker.models.layers.fp8 import Fp8BlockMatrix, Fp8Matrix, HeldFp8
 from signalbox_worker.models.layers.linear import Linear, MatrixTarget, MergedColumnParallelLinear
 from signalbox_worker.models.layers.matrices import MatrixFormat, MatrixPart, shape_of
 from signalbox_worker.models.layers.weight_placement import Placement, WeightTarget, checked_shape
-
-
-class ExpertNames(NamedTuple):
-    """Names of an expert's matrices in a checkpoint, without `.weight`."""
-
-    gate: str
-    up: str
-    down: str
 
 
 class _PlainExperts:

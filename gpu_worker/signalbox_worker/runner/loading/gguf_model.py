@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +50,7 @@ _SAMPLING = {
 }
 """Names in general.sampling, and in a generation_config.json, which converters make them of."""
 _NAMED = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
+_GATE_OF_SHARED = ".shared_expert_gate.weight"
 _NO_TOKENS = {-1, (1 << 32) - 1}
 """-1, of either type."""
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
@@ -205,6 +207,8 @@ def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
     blocks = None
     if renamed.expert is not None:
         stored = stored.of_expert(renamed.expert)
+    if renamed.name.endswith(_GATE_OF_SHARED) and len(stored.shape) == 1:  # written without its row
+        stored = replace(stored, shape=(1, *stored.shape))
     if is_runnable(stored):
         kind = Storage(int(stored.type))
         blocks = StoredMatrix(kind, stored.shape, partial(_blocks, stored, renamed))

@@ -89,6 +89,33 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     return OpenedModel(source, spec, config, shape, files=files)
 
 
+def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) -> OpenedModel:
+    """Returns a model as PyTorch computes it.
+
+    Args:
+        why_not: what keeps it from running natively.
+
+    Raises ModelError for a form of it that is computed natively alone.
+    """
+    if not opened.spec.is_native_only:
+        return opened
+    source = opened.source
+    if source.directory is None or model_config.model_impl == "signalbox":
+        form = "--model-impl signalbox" if source.directory else "a GGUF file"
+        raise ModelError(
+            f"{opened.shape.architecture} of {form} is computed natively alone, but {why_not}; "
+            "use its safetensors, without that option"
+        )
+    spec = find_model(
+        source.config,
+        impl="transformers",
+        directory=source.directory,
+        trust_remote_code=model_config.trust_remote_code,
+    )
+    config = spec.read_config(source.config)
+    return replace(opened, spec=spec, config=config, shape=ModelShape.of(config))
+
+
 def _with_stored_head(config: Any, spec: ModelSpec, source: ModelSource) -> Any:
     """Returns the configuration untied if the files hold a head of its own, as in transformers:
     those of a merged adapter do, and the config.json of its base model is left."""

@@ -20,7 +20,9 @@ from signalbox_kernels.program_builder import Adapted, ProgramBuilder
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
+from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.matrices import joined
+from signalbox_worker.runner.native.mixture_compiler import MixtureCompiler
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import (
     ACTIVATIONS,
@@ -34,6 +36,7 @@ from signalbox_worker.runner.native.weight_shapes import (
     INNER_NORMS,
     NORM,
     feed_norm,
+    has_experts,
     layer_prefix,
 )
 from signalbox_worker.runner.native.weights import Weights
@@ -112,7 +115,7 @@ class _Compiler:
         heads = config.num_heads * config.head_size
         keys = config.num_kv_heads * config.head_size
         self._builder, self._config, self._weights = builder, config, weights
-        self._stage = weights.stage
+        self._stage, self._factors = weights.stage, factors
         self._kv_scales = kv_scales
         self._residual = builder.buffer(config.hidden_size, row=Row.FLOATS)
         assert self._residual == RESIDUAL
@@ -123,7 +126,6 @@ class _Compiler:
         self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
         self._query = builder.buffer(heads)
         self._attended = ProductRows(builder, heads, factors=factors)
-        self._activated = ProductRows(builder, config.intermediate_size, factors=factors)
         sliding, size = config.sliding_rope, config.head_size
         self._sliding_rotary = (
             None if sliding is None else rotary_table(sliding, size, max_model_len)
@@ -135,7 +137,10 @@ class _Compiler:
         head = self._add_ends()
         for index in self._stage.indices:
             self._add_attention(index)
-            self._add_feed_forward(index)
+            if has_experts(self._config, index):
+                self._add_mixture(index)
+            else:
+                self._add_feed_forward(index)
         if head is not None:
             packed, matrix = head
             norm = self._norm(NORM, divisor=self._config.logit_divisor)
@@ -202,6 +207,10 @@ class _Compiler:
                 weights.norm(f"{prefix}q_norm.weight"),
                 weights.norm(f"{prefix}k_norm.weight"),
             )
+        if norms is not None and self._config.qk_norm_is_whole:
+            for column, weight in zip((0, len(norms[0])), norms, strict=True):
+                build.norm_columns(self._qkv, weight, column=column, eps=eps)
+            norms = None
         cached = index - self._stage.start
         scales = self._kv_scales[index]
         windows = self._config.sliding_windows
@@ -225,12 +234,40 @@ class _Compiler:
         )
         self._add_down(self._attended, f"{prefix}o_proj", INNER_NORMS[0], index)
 
+    @cached_property
+    def _activated(self) -> ProductRows:
+        size = self._config.intermediate_size
+        return ProductRows(self._builder, size, factors=self._factors)
+
+    @cached_property
+    def _mixture(self) -> MixtureCompiler:
+        config = self._config
+        assert isinstance(config, MoeConfig)
+        return MixtureCompiler(
+            self._builder,
+            config,
+            self._weights,
+            self._normed,
+            self._add_feed_norm,
+            factors=self._factors,
+        )
+
+    def _add_mixture(self, index: int) -> None:
+        is_divided = self._shared is not None
+        dst = self._residual if self._shared is None else self._shared
+        self._mixture.add(index, dst, adds=not is_divided)
+        if self._shared is not None:
+            self._builder.sum(self._shared, self._residual, adds=True)
+
+    def _add_feed_norm(self, index: int, readers: list[Matrix]) -> None:
+        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", readers)
+
     def _add_feed_forward(self, index: int) -> None:
         prefix = f"{layer_prefix(index)}mlp."
         names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", matrices)
+        self._add_feed_norm(index, matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         if len(matrices) == 1:
             adapted = self._adapted(self._normed, rows, is_interleaved=True)

@@ -7,8 +7,10 @@ is a device that it may be able to use.
 import logging
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from signalbox_kernels.native import NativeUnavailable, best_isa
+from signalbox_kernels.structs import MOST_EXPERTS
 from signalbox_worker.config import (
     USUAL_BLOCK_SIZE,
     CacheConfig,
@@ -19,10 +21,13 @@ from signalbox_worker.config import (
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
+from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.native.native_encoder import why_no_encoder
 from signalbox_worker.runner.native.rank_memory import why_no_memory
 from signalbox_worker.runner.native.tensor_share import why_not_divided
+from signalbox_worker.runner.native.weight_shapes import EXPERTS
 
 logger = logging.getLogger(__name__)
 
@@ -148,8 +153,27 @@ def _why_no_program(
         return "it adds no results of LayerNorms to hidden states"
     elif opened.config.has_head and opened.config.logit_soft_cap is not None:
         return "its head caps no logits"
+    elif (reason := _why_no_mixture(opened)) is not None:
+        return reason
     if shape.attention_soft_cap is not None:
         return "its attention caps no scores"
     if shape.head_size % _GRAIN:
         return f"head size {shape.head_size} is no multiple of {_GRAIN}"
+    return None
+
+
+def _why_no_mixture(opened: OpenedModel) -> str | None:
+    """Says what keeps experts from being multiplied by one op; None of a model without."""
+    config, source = opened.config, opened.source
+    if not isinstance(config, MoeConfig) or isinstance(source, DummySource):
+        return None
+    if config.num_experts > MOST_EXPERTS:
+        return f"it has more than {MOST_EXPERTS} experts in a layer"
+    kinds = dict[str, Any]()
+    for name, tensor in source.stored().items():
+        block, is_expert, rest = name.partition(f".{EXPERTS}.")
+        place = f"{block}.{rest.partition('.')[2]}"
+        kind = (tensor.blocks and tensor.blocks.type, tensor.form, tensor.rounding, tensor.dtype)
+        if is_expert and kinds.setdefault(place, kind) != kind:
+            return f"experts of {block} are stored in several types or round by scales of their own"
     return None

@@ -16,10 +16,11 @@ from signalbox_kernels.storage import Matrix, Storage, stored
 
 def joined(parts: list[Matrix]) -> list[Matrix]:
     """Returns the parts as few matrices, in order."""
-    return [_joined(list(run)) for _, run in groupby(parts, key=_kind)]
+    return [_joined(list(run)) for _, run in groupby(parts, key=kind_of)]
 
 
-def _kind(part: Matrix) -> tuple[Storage, bytes, Rounding | None]:
+def kind_of(part: Matrix) -> tuple[Storage, bytes, Rounding | None]:
+    """Returns what matrices that are multiplied at once have alike."""
     matrix = stored(part)
     order = b"" if matrix.order is None else matrix.order.tobytes()
     return matrix.type, order, matrix.rounding

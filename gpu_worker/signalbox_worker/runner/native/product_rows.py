@@ -14,8 +14,12 @@ from signalbox_kernels.structs import Row
 class ProductRows:
     """Buffers of rows of one width; a layer's rows replace those of the layer before."""
 
-    def __init__(self, builder: ProgramBuilder, width: int, *, factors: Row) -> None:
+    def __init__(
+        self, builder: ProgramBuilder, width: int, *, factors: Row, copies: int = 0
+    ) -> None:
+        """Args: copies: as `ProgramBuilder.buffer` takes it."""
         self._builder, self.width, self._factors = builder, width, factors
+        self._copies = copies
         self._buffers: dict[Row, list[int]] = {row: [] for row in Row}
         self._of_orders: dict[Row, int] = {}
         self._used: dict[tuple[Row, Rounding | None], int] = {}
@@ -67,10 +71,10 @@ class ProductRows:
     def _buffer(self, row: Row, number: int) -> int:
         buffers = self._buffers[row]
         if number == len(buffers):
-            buffers.append(self._builder.buffer(self.width, row=row))
+            buffers.append(self._builder.buffer(self.width, row=row, copies=self._copies))
         return buffers[number]
 
     def _ordered(self, row: Row) -> int:
         if row not in self._of_orders:
-            self._of_orders[row] = self._builder.buffer(self.width, row=row)
+            self._of_orders[row] = self._builder.buffer(self.width, row=row, copies=self._copies)
         return self._of_orders[row]

@@ -9,6 +9,7 @@ sums over them, so ranks may differ by a block.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from signalbox_kernels.adapters import LoraPair
 from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
@@ -17,12 +18,12 @@ from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.coded_matrices import code_block_size
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.weight_shapes import TABLES, names_of_stage, weight_shapes
 
 LEAST_BLOCK = 32
 """Columns that activations share a scale by, and the least that a rank takes."""
-_DOWN = "down_proj"
-_SUMMED = ("o_proj", _DOWN)
+_SUMMED = ("o_proj", "down_proj")
 """Matrices of which each rank has some columns; their bias is that of rank 0."""
 
 
@@ -40,11 +41,14 @@ class TensorShare:
     def config(self) -> DecoderConfig:
         """The decoder that the rank computes. Raises ModelError if heads cannot be divided."""
         whole = self.whole
+        sizes: dict[str, Any] = {
+            name: len(self._inner(inner)) for name, inner in _inner_sizes(whole).items()
+        }
         return replace(
             whole,
             num_heads=divided(whole.num_heads, "num_attention_heads", self.size),
             num_kv_heads=kv_heads_per_rank(whole.num_kv_heads, self.size),
-            intermediate_size=len(self._inner),
+            **sizes,
         )
 
     @property
@@ -61,17 +65,18 @@ class TensorShare:
         match _module(name):
             case "q_proj" | "k_proj" | "v_proj" as module:
                 return self._heads(module[0])
-            case "gate_proj" | "up_proj":
-                return self._inner
+            case "gate_proj" | "up_proj" | "w1" | "w3":
+                return self._inner(num_rows)
         return range(num_rows)
 
     def columns(self, name: str) -> range:
+        num_columns = weight_shapes(self.whole)[name][1]
         match _module(name):
             case "o_proj":
                 return self._heads("q")
-            case "down_proj":
-                return self._inner
-        return range(weight_shapes(self.whole)[name][1])
+            case "down_proj" | "w2":
+                return self._inner(num_columns)
+        return range(num_columns)
 
     def has(self, name: str) -> bool:
         """Says whether the rank has anything of a tensor."""
@@ -99,12 +104,14 @@ class TensorShare:
             first = first_kv_head(whole.num_kv_heads, self.size, self.rank)
         return range(first * size, (first + count) * size)
 
-    @property
-    def _inner(self) -> range:
-        count = -(-self.whole.intermediate_size // self.block_size)
+    def _inner(self, size: int) -> range:
+        """Returns the rank's columns of a feed-forward, or of an expert."""
+        block = self.block_size
+        if -(-size // block) < self.size:
+            block = LEAST_BLOCK  # matrices of larger blocks are decoded
+        count = -(-size // block)
         first, end = (count * rank // self.size for rank in (self.rank, self.rank + 1))
-        inner = range(self.whole.intermediate_size)
-        return inner[first * self.block_size : end * self.block_size]
+        return range(size)[first * block : end * block]
 
 
 def tensor_share(
@@ -112,21 +119,32 @@ def tensor_share(
 ) -> TensorShare:
     """Returns a rank's share of a decoder, whose tensors are in `stored`."""
     size = parallel.tensor_parallel_size
-    ending = f".{_DOWN}.weight"
-    blocks = [_block_size(tensor) for name, tensor in stored.items() if name.endswith(ending)]
+    endings = (".down_proj.weight", ".w2.weight")
+    blocks = {_block_size(tensor) for name, tensor in stored.items() if name.endswith(endings)}
     block_size = math.lcm(LEAST_BLOCK, *blocks)
-    if -(-config.intermediate_size // block_size) < size:
-        block_size = LEAST_BLOCK  # matrices of larger blocks are decoded
     return TensorShare(whole=config, rank=parallel.tensor_rank, size=size, block_size=block_size)
 
 
 def why_not_divided(config: DecoderConfig, size: int) -> str | None:
     """Says what a rank would have nothing of; None if each has something of all."""
-    if -(-config.intermediate_size // LEAST_BLOCK) < size:
-        return f"intermediate_size {config.intermediate_size} has fewer than {size} blocks"
+    for name, inner in _inner_sizes(config).items():
+        if -(-inner // LEAST_BLOCK) < size:
+            return f"{name} {inner} has fewer than {size} blocks"
+    if config.qk_norm_is_whole:
+        return "its norms of Q and K are of all heads together"
     if any(not TensorShare(whole=config, rank=rank, size=size).tokens for rank in range(size)):
         return f"vocab_size {config.vocab_size} is too small for {size} ranks"
     return None
+
+
+def _inner_sizes(config: DecoderConfig) -> dict[str, int]:
+    """Returns the inner columns of what is between two products, by the names of their fields."""
+    sizes = {"intermediate_size": config.intermediate_size}
+    if isinstance(config, MoeConfig):
+        sizes["expert_size"] = config.expert_size
+        if config.shared_size:
+            sizes["shared_size"] = config.shared_size
+    return sizes
 
 
 def _module(name: str) -> str:

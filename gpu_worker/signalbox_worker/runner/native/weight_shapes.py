@@ -1,32 +1,50 @@
 """Names and shapes of the tensors that make up a decoder of the Llama family."""
 
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from signalbox_worker.models.mixture_config import MoeConfig
 
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
 INNER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 """Norms of the results of attention and feed-forward, in layers that have them."""
+EXPERTS, ROUTER = "experts", "gate.weight"
+"""What the names of experts begin with within a mixture, and the matrix whose product chooses."""
+SHARED, SHARED_GATE = "shared_expert", "shared_expert_gate.weight"
+"""The same of an expert that all tokens have."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 TABLES = (EMBEDDING, HEAD)
 """Matrices with a row for each token of the vocabulary, or more, which are not used."""
 
 
-def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
+@cache
+def weight_shapes(config: DecoderConfig) -> Mapping[str, Shape]:
     """Returns all tensors by their names in Hugging Face's checkpoints."""
     table = (config.vocab_size, config.hidden_size)
-    shapes = {EMBEDDING: table} | _norm(config, NORM)
+    shapes: dict[str, Shape] = {EMBEDDING: table} | _norm(config, NORM)
     if config.has_head and not config.tie_embeddings:
         shapes[HEAD] = table
-    of_layer = _attention(config) | _feed_forward(config)
+    attention = _attention(config)
+    dense, mixture = attention | _feed_forward(config), attention
+    if isinstance(config, MoeConfig):
+        mixture = attention | _mixture(config)
     for index in range(config.num_layers):
+        of_layer = mixture if has_experts(config, index) else dense
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
-    return shapes
+    return MappingProxyType(shapes)
+
+
+def has_experts(config: DecoderConfig, index: int) -> bool:
+    """Says whether the feed-forward of a layer is a mixture."""
+    return isinstance(config, MoeConfig) and index not in config.dense_layers
 
 
 def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
@@ -50,7 +68,7 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {
         name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes(config).items()
-        if name.endswith("_proj.weight")
+        if name.endswith("_proj.weight") and "expert" not in name
     }
 
 
@@ -110,16 +128,36 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
     shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
     if config.qk_norm:
-        shapes |= {f"self_attn.{name}_norm.weight": (head_size,) for name in "qk"}
+        whole = config.qk_norm_is_whole
+        widths = {"q": query if whole else head_size, "k": key if whole else head_size}
+        shapes |= {f"self_attn.{name}_norm.weight": (width,) for name, width in widths.items()}
     return shapes
 
 
 def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
-    hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
     shapes = _norm(config, feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
+    return shapes | _gated("mlp", config, config.intermediate_size, has_bias=config.mlp_bias)
+
+
+def _mixture(config: MoeConfig) -> dict[str, Shape]:
+    hidden, inner, names = config.hidden_size, config.expert_size, config.names
+    shapes = _norm(config, feed_norm(config))
+    shapes[f"{config.block}.{ROUTER}"] = (config.num_experts, hidden)
+    for index in range(config.num_experts):
+        prefix = f"{config.block}.{EXPERTS}.{index}."
+        shapes |= {f"{prefix}{name}.weight": (inner, hidden) for name in (names.gate, names.up)}
+        shapes[f"{prefix}{names.down}.weight"] = (hidden, inner)
+    if config.shared_size:
+        shapes |= _gated(f"{config.block}.{SHARED}", config, config.shared_size, has_bias=False)
+        shapes[f"{config.block}.{SHARED_GATE}"] = (1, hidden)
+    return shapes
+
+
+def _gated(prefix: str, config: DecoderConfig, inner: int, *, has_bias: bool) -> dict[str, Shape]:
+    shapes = dict[str, Shape]()
     for name in ("gate", "up"):
-        shapes |= _linear(f"mlp.{name}_proj", (inner, hidden), has_bias=has_bias)
-    return shapes | _linear("mlp.down_proj", (hidden, inner), has_bias=has_bias)
+        shapes |= _linear(f"{prefix}.{name}_proj", (inner, config.hidden_size), has_bias=has_bias)
+    return shapes | _linear(f"{prefix}.down_proj", (config.hidden_size, inner), has_bias=has_bias)
 
 
 def _norm(config: DecoderConfig, *names: str) -> dict[str, Shape]:

@@ -19,6 +19,7 @@ from signalbox_worker.files.checkpoints.weight_names import check_shape, matched
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
+    EXPERTS,
     HEAD,
     TABLES,
     is_ignored,
@@ -128,7 +129,9 @@ class Weights:
 def _may_be_ordered(name: str, tensor: StoredTensor, codes: StoredMatrix) -> bool:
     """Says whether a matrix may be packed with its columns in the order of its codes.
 
-    Tables have no rows to reorder, and groups of activations are runs of neighbouring columns.
+    Tables have no rows to reorder, experts share theirs, and groups of activations are runs of
+    neighbouring columns.
     """
     by_groups = tensor.rounding is not None and tensor.rounding.group_size is not None
-    return codes.order is None or not (name in TABLES or by_groups)
+    has_own_rows = name not in TABLES and f".{EXPERTS}." not in name
+    return codes.order is None or (has_own_rows and not by_groups)

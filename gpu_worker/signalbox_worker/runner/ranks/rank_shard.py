@@ -21,7 +21,11 @@ from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.model_source import naming
-from signalbox_worker.runner.loading.opened_model import OpenedModel, open_with_config
+from signalbox_worker.runner.loading.opened_model import (
+    OpenedModel,
+    for_pytorch,
+    open_with_config,
+)
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
@@ -58,7 +62,6 @@ def _load_executor(
 ) -> Executor:
     if opened.pooling is not None:
         _check_pooling(config)
-    layers = stage_layers(opened, config.parallel)
     why_not = native_unsupported_reason(
         opened, config.model, config.cache, config.device, config.parallel
     )
@@ -66,9 +69,12 @@ def _load_executor(
     if config.parallel.tensor_parallel_size > 1:
         group = _meet(config, opened, keys, why_not)
     if not isinstance(group, str):
+        layers = stage_layers(opened, config.parallel)
         return load_native_executor(opened, config, layers=layers, group=group, progress=progress)
     check_pytorch(config.model, config.device, opened, group)
     progress(StartupProgress(StartupPhase.IMPORT))
+    opened = for_pytorch(opened, config.model, group)
+    layers = stage_layers(opened, config.parallel)
     from signalbox_worker.runner.executors.executor_factory import load_executor
 
     return load_executor(

@@ -38,6 +38,11 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "granite": {"head_dim": 16},
     "phi3": {"head_dim": 16},
+    "mixtral": {"head_dim": 16},
+    "qwen2-moe": {"head_dim": 16, "norm_topk_prob": True},
+    "qwen3-moe": {"hidden_size": 52, "moe_intermediate_size": 20},
+    "qwen3-moe-partly": {},
+    "olmoe": {"hidden_size": 96},
 }
 
 

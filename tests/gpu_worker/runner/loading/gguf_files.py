@@ -23,7 +23,9 @@ ARCHITECTURES = {
     **dict.fromkeys(["llama2", "llama3", "llama-yarn", "llama-biased"], "llama"),
     **dict.fromkeys(["mistral", "mixtral"], "llama"),
     **{name: name for name in ("qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3")},
+    "qwen2-moe": "qwen2moe",
     "qwen3-moe": "qwen3moe",
+    "olmoe": "olmoe",
 }
 """llama.cpp's names of the families of `tests.gpu_worker.tiny_models`."""
 _FIELDS = {
@@ -42,7 +44,8 @@ _FIELDS = {
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
     "sliding_window": "add_sliding_window",
-    "num_local_experts": "add_expert_count",
+    "num_experts": "add_expert_count",
+    "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
     "num_experts_per_tok": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
 }
@@ -119,7 +122,7 @@ def _add_config(writer: gguf.GGUFWriter, reference: Any) -> None:
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
     for name, add in _FIELDS.items():
-        if getattr(config, name, None) is not None:
+        if getattr(config, name, None):  # no window is 0 in some configurations
             getattr(writer, add)(getattr(config, name))
     kind = rope["rope_type"]
     if kind == "llama3":  # as divisors of the frequencies
@@ -172,8 +175,8 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         if architecture in ("llama", "granite") and part in heads:  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
-        if ".experts." not in name:
-            yield str(names.get_name(name, (".weight", ".bias"))), values
+        if ".experts." not in name:  # the converter squeezes
+            yield str(names.get_name(name, (".weight", ".bias"))), values.squeeze()
             continue
         parts = {name: values}
         if name.endswith("gate_up_proj"):

@@ -81,6 +81,9 @@ def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
     return found
 
 
+MOE = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 72}
+
+
 def assert_like_one(start: Start, sizes: list[tuple[int, int]], mode: PreemptionMode) -> None:
     one = generate(start, mode)
     assert len(logprobs_of(one)) > 2 * 2 * MAX_TOKENS
@@ -136,6 +139,9 @@ def test_ranks_give_the_tokens_of_one_process(
         ("qwen3", {}, [(2, 1)], PreemptionMode.SWAP),
         ("granite", {}, [(1, 3), (2, 2)], PreemptionMode.SWAP),
         ("phi3", {}, [(1, 3), (2, 2)], PreemptionMode.RECOMPUTE),
+        # the last rank has fewer inner columns of an expert
+        ("mixtral", {"intermediate_size": 72}, [(2, 1)], PreemptionMode.SWAP),
+        ("qwen2-moe", MOE, [(1, 3), (2, 1)], PreemptionMode.RECOMPUTE),
     ],
 )
 def test_native_ranks_give_the_tokens_of_one_program(

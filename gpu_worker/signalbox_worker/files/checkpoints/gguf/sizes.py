@@ -10,17 +10,13 @@ from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes, num_tab
 
 
 def is_runnable(stored: GGUFTensor) -> bool:
-    """Says whether native programs can run a tensor's blocks."""
-    return len(stored.shape) == 2 and int(stored.type) in QUANTISED
+    """Says whether native programs can run a tensor's blocks, or those of each expert in it."""
+    return len(stored.shape) > 1 and int(stored.type) in QUANTISED
 
 
 def gguf_sizes(stored_tensors: Iterable[GGUFTensor], *, is_native: bool) -> WeightSizes:
-    """Counts tensors of a GGUF file and its parts, of a family with native programs or without.
-
-    Files with experts may name a family that has none.
-    """
+    """Counts tensors of a GGUF file and its parts, of a family with native programs or without."""
     tensors = list(stored_tensors)
-    has_experts = any(len(stored.shape) > 2 for stored in tensors)
     types = Counter(stored.type.name for stored in tensors if is_runnable(stored))
     values = {stored.name: prod(stored.shape) for stored in tensors}
     return WeightSizes(
@@ -28,6 +24,6 @@ def gguf_sizes(stored_tensors: Iterable[GGUFTensor], *, is_native: bool) -> Weig
         num_table_values=num_table_values(values),
         stored_bytes=sum(stored.num_bytes for stored in tensors),
         is_half=True,
-        is_native=is_native and not has_experts,
+        is_native=is_native,
         block_type=next((name for name, _ in types.most_common(1)), ""),
     )

@@ -1,0 +1,122 @@
+"""Configuration of decoders of the Llama family whose feed-forward is a mixture of experts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.weight_names import ExpertNames
+from signalbox_worker.models.decoder_config import (
+    MAX_NUM_LAYERS,
+    DecoderConfig,
+    HfConfig,
+    mistral_config,
+    olmo_like,
+    qwen2_like,
+    qwen3_like,
+    sliding_windows,
+    uniform_windows,
+)
+from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig(DecoderConfig):
+    """A decoder with experts in some or all of its layers."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_size: int
+    renormalise: bool
+    """True if the shares of the chosen experts are normalised to the sum 1."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers with a plain feed-forward."""
+    block: str
+    """Name of the mixture in a layer."""
+    names: ExpertNames
+    shared_size: int = 0
+    """Inner columns of the expert that all tokens have beside theirs, times the sigmoid of a score
+    of its own; 0 is none."""
+
+
+_MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
+_QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
+
+
+@family("MixtralConfig")
+def mixtral_config(config: HfConfig) -> MoeConfig:
+    return _moe_config(
+        mistral_config(config),
+        num_experts=counted(config, "num_local_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "intermediate_size"),
+        renormalise=True,
+        block="block_sparse_moe",
+        names=_MIXTRAL,
+    )
+
+
+@family("Qwen2MoeConfig")
+def qwen2_moe_config(config: FamilyConfig) -> MoeConfig:
+    bias, windows = flag(config, "qkv_bias"), _alternating_windows(config)
+    return _qwen_moe_config(
+        config,
+        qwen2_like(config, windows, qkv_bias=bias),
+        shared_size=counted(config, "shared_expert_intermediate_size"),
+    )
+
+
+@family("Qwen3MoeConfig")
+def qwen3_moe_config(config: FamilyConfig) -> MoeConfig:
+    if not flag(config, "use_sliding_window"):
+        config.disregard("sliding_window")
+        config = config.replacing(sliding_window=None)
+    return _qwen_moe_config(config, qwen3_like(config, uniform_windows(config)))
+
+
+@family("OlmoeConfig")
+def olmoe_config(config: HfConfig) -> MoeConfig:
+    if config.get("clip_qkv") is not None:
+        raise ModelError(f"{config['architectures'][0]} with clip_qkv is not supported natively")
+    return _moe_config(
+        olmo_like(config),
+        num_experts=counted(config, "num_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "intermediate_size"),
+        renormalise=flag(config, "norm_topk_prob"),
+        block="mlp",
+        names=_QWEN,
+    )
+
+
+def _alternating_windows(config: HfConfig) -> tuple[int | None, ...]:
+    """Returns the windows of Qwen2's mixtures: only if enabled, in every other one of the first
+    max_window_layers."""
+    enabled, end = flag(config, "use_sliding_window"), config["max_window_layers"]
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    slides = [enabled and i % 2 == 0 and i < end for i in range(num_layers)]
+    window = config["sliding_window"]
+    return sliding_windows(config, slides, window if enabled else None)
+
+
+def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
+    step = counted(config, "decoder_sparse_step")
+    dense = {i for i in range(base.num_layers) if (i + 1) % step}
+    return _moe_config(
+        base,
+        num_experts=counted(config, "num_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "moe_intermediate_size"),
+        renormalise=flag(config, "norm_topk_prob"),
+        dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
+        block="mlp",
+        names=_QWEN,
+        **fields,
+    )
+
+
+def _moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
+    k, num_experts = fields["experts_per_token"], fields["num_experts"]
+    if not 1 <= k <= num_experts:
+        raise ModelError(f"num_experts_per_tok is {k}; it must be in [1, {num_experts}]")
+    shared = {name: getattr(base, name) for name in DecoderConfig.__dataclass_fields__}
+    return MoeConfig(**shared, **fields)

@@ -1,0 +1,188 @@
+"""Adds the ops of a mixture of experts to the program of a decoder.
+
+Scores choose the experts of each token; rows are put in the order of experts, computed, and summed
+by shares. What tokens choose is known only while a step runs.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+from signalbox_kernels.program_builder import Experts, ProgramBuilder, Routing
+from signalbox_kernels.storage import Matrix
+from signalbox_kernels.structs import PANEL, Epilogue, Row
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.runner.native.matrices import joined, kind_of
+from signalbox_worker.runner.native.product_rows import ProductRows
+from signalbox_worker.runner.native.program_parts import ACTIVATIONS
+from signalbox_worker.runner.native.weight_shapes import (
+    EXPERTS,
+    ROUTER,
+    SHARED,
+    SHARED_GATE,
+    layer_prefix,
+)
+from signalbox_worker.runner.native.weights import Weights
+
+
+class MixtureCompiler:
+    """Appends mixtures; layers share their buffers.
+
+    Args:
+        normed: rows that mixtures read.
+        add_norm: adds the norm that writes these, of a layer and for products with some matrices.
+    """
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        config: MoeConfig,
+        weights: Weights,
+        normed: ProductRows,
+        add_norm: Callable[[int, list[Matrix]], None],
+        *,
+        factors: Row,
+    ) -> None:
+        self._builder, self._config, self._weights = builder, config, weights
+        self._normed, self._add_norm, self._factors = normed, add_norm, factors
+        self._copies = config.experts_per_token
+        padding = PANEL if config.shared_size else 0
+        self._scores = builder.buffer(config.num_experts + padding, row=Row.FLOATS)
+        self._gathered: dict[int, int] = {}
+        """Buffers of experts' rows, by those that they are gathered of."""
+        self._ready = set[int]()
+        self._gates: dict[int, int] = {}
+        self._activated = self._rows(config.expert_size, self._copies)
+        self._results = builder.buffer(config.hidden_size, row=Row.FLOATS, copies=self._copies)
+
+    def add(self, index: int, dst: int, *, adds: bool) -> None:
+        """Adds the feed-forward of a layer.
+
+        Args:
+            adds: adds its result to what is in `dst`.
+        """
+        prefix = f"{layer_prefix(index)}{self._config.block}."
+        routers = [self._weights.matrix(f"{prefix}{ROUTER}")]
+        if self._config.shared_size:
+            routers.append(self._weights.matrix(f"{prefix}{SHARED_GATE}"))
+        shared = self._gate_and_up(f"{prefix}{SHARED}") if self._config.shared_size else []
+        names = self._config.names
+        expert = f"{prefix}{EXPERTS}"
+        first = self._pair(expert, 0)
+        self._add_norm(index, [*routers, *shared, *first])
+        self._ready.clear()
+        self._add_choice(routers)
+        self._add_gated(self._stacks(expert, first), self._activated, copies=self._copies)
+        rest = (self._one(f"{expert}.{i}.{names.down}.weight") for i in self._others)
+        down = self._same(self._one(f"{expert}.0.{names.down}.weight"), rest)
+        source = self._activated.read_elements(down.first)
+        self._builder.linear(source, self._results, down, None, Epilogue.STORE)
+        if shared:
+            self._add_shared(prefix, shared)
+        common = self._common if shared else None
+        self._builder.mix(self._results, dst, adds=adds, common=common)
+
+    def _add_choice(self, routers: list[Matrix]) -> None:
+        config, column = self._config, 0
+        for router in routers:
+            source = self._normed.read(router)
+            self._builder.linear(source, self._scores, router, None, Epilogue.STORE, column=column)
+            column += router.shape[0]
+        routing = Routing(
+            config.num_experts,
+            config.experts_per_token,
+            renormalises=config.renormalise,
+            has_common=bool(config.shared_size),
+        )
+        self._builder.route(self._scores, routing)
+
+    def _add_shared(self, prefix: str, gate_and_up: list[Matrix]) -> None:
+        self._add_gated(gate_and_up, self._shared_activated, copies=0)
+        down = self._weights.matrix(f"{prefix}{SHARED}.down_proj.weight")
+        source = self._shared_activated.read_elements(down)
+        self._builder.linear(source, self._common, down, None, Epilogue.STORE)
+
+    def _add_gated(
+        self, matrices: list[Matrix] | list[Experts], rows: ProductRows, *, copies: int
+    ) -> None:
+        """Adds the products with gate and up, which are one matrix if they are of one type."""
+        gate, last = 0, matrices[-1]
+        if len(matrices) > 1:
+            gate = self._gate(rows.width, copies)
+            source = self._source(matrices[0])
+            self._builder.linear(source, gate, matrices[0], None, Epilogue.STORE)
+        self._builder.linear(
+            self._source(last),
+            rows.elements,
+            last,
+            None,
+            Epilogue.GATED if len(matrices) == 1 else Epilogue.GATE,
+            activation=ACTIVATIONS[self._config.activation],
+            gate=gate,
+        )
+
+    def _source(self, matrix: Matrix | Experts) -> int:
+        """Returns the buffer that a product reads."""
+        if not isinstance(matrix, Experts):
+            return self._normed.read(matrix)
+        source = self._normed.read(matrix.first)
+        if source not in self._gathered:
+            row, width = Row(self._builder.buffers[source].row), self._config.hidden_size
+            self._gathered[source] = self._builder.buffer(width, row=row, copies=self._copies)
+        if source not in self._ready:
+            self._ready.add(source)
+            self._builder.gather(source, self._gathered[source])
+        return self._gathered[source]
+
+    def _stacks(self, expert: str, first: list[Matrix]) -> list[Experts]:
+        if len(first) == 1:
+            return [self._same(first[0], (self._pair(expert, i)[0] for i in self._others))]
+        names = self._config.names
+        return [
+            self._same(matrix, (self._one(f"{expert}.{i}.{name}.weight") for i in self._others))
+            for matrix, name in zip(first, (names.gate, names.up), strict=True)
+        ]
+
+    def _same(self, first: Matrix, others: Iterator[Matrix]) -> Experts:
+        """Raises ModelError, while they are read, for experts of several types."""
+
+        def checked() -> Iterator[Matrix]:
+            for one in others:
+                if kind_of(one) != kind_of(first):
+                    raise ModelError(
+                        "experts of a layer that are stored in several types are not supported "
+                        "natively; use --cpu-backend torch"
+                    )
+                yield one
+
+        return Experts(first, checked(), self._config.num_experts)
+
+    @property
+    def _others(self) -> range:
+        return range(1, self._config.num_experts)
+
+    def _one(self, name: str) -> Matrix:
+        return self._weights.matrix(name)
+
+    def _pair(self, expert: str, index: int) -> list[Matrix]:
+        names = self._config.names
+        return joined([self._one(f"{expert}.{index}.{name}.weight") for name in names[:2]])
+
+    def _gate_and_up(self, prefix: str) -> list[Matrix]:
+        return joined([self._one(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")])
+
+    def _rows(self, width: int, copies: int) -> ProductRows:
+        return ProductRows(self._builder, width, factors=self._factors, copies=copies)
+
+    @cached_property
+    def _shared_activated(self) -> ProductRows:
+        return self._rows(self._config.shared_size, 0)
+
+    @cached_property
+    def _common(self) -> int:
+        return self._builder.buffer(self._config.hidden_size, row=Row.FLOATS)
+
+    def _gate(self, width: int, copies: int) -> int:
+        if copies not in self._gates:
+            self._gates[copies] = self._builder.buffer(width, row=Row.FLOATS, copies=copies)
+        return self._gates[copies]

@@ -1,0 +1,141 @@
+"""Mixtures of random shapes, natively: tokens and log probabilities beside transformers', and bits
+that depend on a sequence alone.
+
+SIGNALBOX_TEST_MIXTURES draws more configurations of each family.
+"""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from signalbox_worker.config import ModelError
+from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
+from tests.gpu_worker.generation import Driver, make_sequence
+from tests.gpu_worker.model_runners import (
+    LONG_PROMPT,
+    WHOLE,
+    assert_greedy,
+    log_probabilities,
+    make_prompts,
+    make_runner,
+)
+from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.native_kernels import skip_without_native_kernels
+from tests.rounding import LOGITS
+
+pytestmark = pytest.mark.slow
+
+skip_without_native_kernels()
+
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe")
+NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
+
+
+def random_fields(family: str, seed: int) -> dict[str, Any]:
+    """Fields of config.json: odd numbers of heads and experts, tied or not, with biases or not."""
+    rng = random.Random(f"{family} {seed}")
+    kv_heads, group, head_size = rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([16, 48])
+    num_experts = rng.choice([3, 7, 16])
+    fields: dict[str, Any] = {
+        "hidden_size": rng.choice([20, 52, 100]),
+        "num_hidden_layers": rng.choice([1, 2, 3]),
+        "num_attention_heads": kv_heads * group,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_size,
+        "intermediate_size": rng.choice([12, 40, 84]),
+        "moe_intermediate_size": rng.choice([12, 36, 68]),
+        "num_experts_per_tok": rng.choice([1, 2, 3]),
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice([1e-6, 1e-2]),
+    }
+    if family == "olmoe":  # whose heads share its width
+        fields["hidden_size"] = fields["num_attention_heads"] * head_size
+    if family == "mixtral":
+        fields |= {"num_local_experts": num_experts, "sliding_window": rng.choice([None, 11])}
+        return fields
+    fields |= {"num_experts": num_experts, "norm_topk_prob": rng.random() < 0.5}
+    if family != "olmoe":
+        fields["decoder_sparse_step"] = rng.choice([1, 1, 2])
+        fields["shared_expert_intermediate_size"] = rng.choice([4, 44])
+    if family == "qwen2-moe":
+        fields["qkv_bias"] = rng.random() < 0.5
+    else:
+        fields["attention_bias"] = rng.random() < 0.5
+    return fields
+
+
+def make_native(path: Path, **options: Any) -> Any:
+    return make_runner(path, cpu_backend="native", block_size=16, **options)
+
+
+@pytest.mark.parametrize("seed", range(NUM_DRAWN))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family, **random_fields(family, seed))
+    runner = make_native(tmp_path)
+    assert_greedy(runner, reference, make_prompts(1, 17, 40), 6, chunks=(WHOLE, 7))
+    with torch.no_grad():
+        logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
+    expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
+    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
+
+
+@pytest.mark.parametrize("form", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_bits_depend_on_the_sequence_alone(
+    form: dict[str, str], dtype: str, tmp_path: Path
+) -> None:
+    """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
+    make_model(tmp_path, "qwen2-moe", head_dim=16)
+    prompts = make_prompts(60, 5, 33, 61)
+
+    def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
+        runner = make_native(tmp_path, num_threads=threads, dtype=dtype, **form)
+        driver = Driver(runner=runner, chunk=chunk)
+        sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
+        while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
+            driver.step(active)
+        pool = runner.pools.gpu_pool
+        whole = [one.blocks[: one.num_computed // 16] for one in sequences]
+        return [
+            (one.token_ids, np.ascontiguousarray(pool[blocks]).tobytes())
+            for one, blocks in zip(sequences, whole, strict=True)
+        ]
+
+    together = found(prompts, WHOLE, 2)
+    assert found(prompts, 7, 1) == together
+    for prompt, alone in zip(prompts, together, strict=True):
+        assert found([prompt], 16, 3) == [alone]
+
+
+def test_adapters_of_attention(tmp_path: Path) -> None:
+    reference = make_model(tmp_path, "qwen3-moe-partly")
+    kinds = (
+        {"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj")},
+        {"r": 3, "target_modules": ("k_proj", "o_proj"), "layers_to_transform": [0, 2]},
+    )
+    runner = make_native(tmp_path, lora=make_adapters(reference, tmp_path / "adapters", kinds))
+    prompts = make_prompts(17, 33, 9)
+    expected = [
+        *(
+            peft_tokens(reference, tmp_path / f"adapters/a{number}", [prompt], 8)[0]
+            for number, prompt in enumerate(prompts[:2])
+        ),
+        reference_tokens(reference, prompts[2], 8),
+    ]
+    for chunk in (WHOLE, 6):
+        driver = Driver(runner=runner, chunk=chunk)
+        assert driver.generate(prompts, num_tokens=8, adapters=[0, 1, -1]) == expected
+
+
+def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+    reference = make_model(tmp_path, "qwen2-moe", head_dim=16)
+    kinds = [{"r": 4, "target_modules": ("gate_proj", "up_proj", "down_proj")}]
+    lora = make_adapters(reference, tmp_path / "adapters", kinds)
+    with pytest.raises(ModelError, match="expert"):
+        make_native(tmp_path, lora=lora)
