@@ -33,9 +33,10 @@ _NAMED = ("Answer with the arguments of a call of ", " alone, as a JSON object."
 def forms_of(conversation: Conversation, facts: TemplateFacts) -> Iterator[Conversation]:
     """Yields the forms to render in order; the first that the template accepts is used.
 
-    The first form is the conversation itself if its template supports tools; another has ids of
-    calls as Mistral's templates want them. Otherwise the first has no tools, and the second has no
-    system message of ours, which some templates refuse.
+    The first form is the conversation itself if its template supports tools, with calls in words if
+    it has no place for them; another has ids of calls as Mistral's templates want them, and another
+    no text beside reasoning before calls, which GPT-OSS refuses. Otherwise the first has no tools,
+    and the second has no system message of ours, which some templates refuse.
     """
     if not facts.takes_tools and conversation.offered_tools:
         told = dataclasses.replace(conversation, messages=_in_words(conversation.messages))
@@ -48,10 +49,14 @@ def forms_of(conversation: Conversation, facts: TemplateFacts) -> Iterator[Conve
     ):
         yield dataclasses.replace(conversation, messages=_in_words(conversation.messages))
         return
+    if not facts.takes_tool_calls:  # they would be left out
+        messages = [_with_calls_in_words(message) for message in conversation.messages]
+        conversation = dataclasses.replace(conversation, messages=messages)
     yield conversation
-    messages = [_with_short_ids(message) for message in conversation.messages]
-    if messages != conversation.messages:
-        yield dataclasses.replace(conversation, messages=messages)
+    for changed in (_with_short_ids, _with_text_as_reasoning):
+        messages = [changed(message) for message in conversation.messages]
+        if messages != conversation.messages:
+            yield dataclasses.replace(conversation, messages=messages)
 
 
 def tool_prompt(conversation: Conversation) -> Text:
@@ -91,14 +96,27 @@ def _short_id(call_id: str) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID_CHARS]
 
 
+def _with_text_as_reasoning(message: Message) -> Message:
+    """Returns the message with its text in its reasoning, if it has both before calls."""
+    if not (message.tool_calls and message.reasoning and message.text):
+        return message
+    reasoning = "\n".join((message.reasoning, *message.parts))
+    return message._replace(content=(), reasoning=reasoning)
+
+
+def _with_calls_in_words(message: Message) -> Message:
+    if not message.tool_calls:
+        return message
+    calls = [_call(call) for call in message.tool_calls]
+    texts = [*([message.text] if message.text else []), *calls]
+    return message._replace(content=_ours("\n").join(texts), tool_calls=())
+
+
 def _in_words(messages: Sequence[Message]) -> list[Message]:
     told: list[Message] = []
     follows_result = False
     for message in messages:
-        if message.tool_calls:
-            calls = [_call(call) for call in message.tool_calls]
-            texts = [*([message.text] if message.text else []), *calls]
-            message = message._replace(content=_ours("\n").join(texts), tool_calls=())
+        message = _with_calls_in_words(message)
         is_result = message.role == "tool"
         if is_result:
             message = Message("user", _tagged("tool_response", message.text))

@@ -98,8 +98,8 @@ def in_process(
 def test_every_template_renders_as_in_transformers(name: str) -> None:
     source = source_of(name)
     template = ChatTemplate(source, special_tokens=SPECIAL)
-    takes_tools = facts_of(source).takes_tools
-    talks = TALKS + (TOOL_TALKS if takes_tools else [])
+    takes_tools, takes_calls, _ = facts_of(source)
+    talks = TALKS + (TOOL_TALKS if takes_tools and takes_calls else [])
     num_rendered = 0
     modes = [(True, False), (False, False), (False, True)]
     for talk, (opens, continues), tools in itertools.product(

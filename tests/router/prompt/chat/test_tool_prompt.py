@@ -113,6 +113,22 @@ def test_reasoning_before_calls_in_words_reaches_the_template() -> None:
     assert "[Add.|Let me see.\n<tool_call>" in text
 
 
+def test_calls_are_told_where_a_template_of_tools_has_no_place_for_them() -> None:
+    source = "{{ tools | length }}{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}"
+    text = render(source, HI, CALLED, RESULT)
+    assert text.startswith("1[user|Hi][assistant|Let me see.\n<tool_call>\n")
+    assert text.endswith("</tool_call>][tool|3]")
+
+
+def test_text_and_reasoning_before_calls_are_one_where_the_template_refuses_both() -> None:
+    source = (  # as GPT-OSS's
+        "{{ tools | length }}{% for m in messages %}{% if m.tool_calls and m.content and m.thinking"
+        " %}{{ raise_exception('both') }}{% endif %}[{{ m.thinking }}|{{ m.content }}]{% endfor %}"
+    )
+    text = render(source, HI, CALLED._replace(reasoning="Add."), RESULT)
+    assert "[Add.\nLet me see.|]" in text
+
+
 def test_earlier_calls_are_told_though_no_tools_are_offered() -> None:
     for fields in ({"tools": []}, {"tool_choice": ToolChoice(ToolMode.NONE)}):
         text = render(CHATML, HI, CALLED, RESULT, **fields)
