@@ -60,6 +60,24 @@ OBJECT = {
 }
 
 
+async def test_each_branch_has_its_constraint_after_its_own_reasoning() -> None:
+    """Beams take no structured output, and none of the bounds of reasoning."""
+    answer = f"<think>\nHm.\n</think>{JSON}"
+    async with (
+        scripted_stack(CHATML, lambda _: answer) as stack,
+        httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
+    ):
+        body = {"messages": [{"role": "user", "content": "Go."}], "response_format": OBJECT, "n": 2}
+        choices = (await client.post("/v1/chat/completions", json=body)).json()["choices"]
+        said = [choice["message"] for choice in choices]
+        assert [(one["reasoning"], one["content"]) for one in said] == [("Hm.", JSON)] * 2
+        beams = {"messages": body["messages"], "n": 2, "use_beam_search": True}
+        for fields in ({"response_format": OBJECT}, {"thinking_token_budget": 5}):
+            refused = await client.post("/v1/chat/completions", json=beams | fields)
+            named = refused.json()["error"]["param"]
+            assert (refused.status_code, named in (*fields, "use_beam_search")) == (400, True)
+
+
 @pytest.mark.parametrize(
     ("reasoning", "text", "fields"),
     [
