@@ -9,19 +9,24 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.agents.families import CHATML
-from tests.agents.scripted_executor import Script
+from tests.agents.scripted_executor import WINDOW, Script
 from tests.agents.stack import ScriptedStack, scripted_stack
+from tests.docs.blocks import ROOT
+from tests.router.apis.messages.test_routes import KEY, write_keys
 from tests.waiting import eventually
 
+PAGE = ROOT / "docs" / "how_to" / "agents.md"
+"""Has the configuration of each, which is what runs."""
 MODULES = Path(__file__).parent / "node_modules"
 LIMIT_S = 300
 """Seconds that a task may take; a command line that waits for ever fails."""
@@ -44,11 +49,25 @@ class CommandLine:
     """Name of the tool that runs a command."""
     argument: str
     """The command's name among the tool's arguments."""
-    environment: Mapping[str, str]
-    files: Callable[[str], Mapping[str, str]] = lambda url: {}
-    """Returns what lies in the home folder: texts of files by path."""
+    heading: str
+    """Of the section of PAGE that configures it."""
+    file: str = ""
+    """Path in the home folder of the section's file, if it has one."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the test needs beside those of the section."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of a call."""
+
+    def configuration(self, url: str) -> tuple[dict[str, str], str]:
+        """Returns the variables and the file's text that PAGE gives, for a server at `url`."""
+        section = PAGE.read_text(encoding="utf-8").partition(f"\n## {self.heading}\n")[2]
+        section = section.partition("\n## ")[0].replace("http://127.0.0.1:8000", url)
+        for placeholder, value in (("MODEL", MODEL), ("KEY", KEY), ("65536", str(WINDOW))):
+            section = re.sub(rf"\b{placeholder}\b", value, section)
+        variables = dict(re.findall(r"^export (\w+)=(.*)$", section, re.MULTILINE))
+        files = re.findall(r"^```(?:json|toml)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        assert len(files) == bool(self.file)
+        return variables, "".join(files)
 
     def script(self) -> Script:
         """Returns what the model says: the calls by the number of results that it has."""
@@ -73,29 +92,6 @@ class CommandLine:
         return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-def _codex_config(url: str) -> Mapping[str, str]:
-    lines = [
-        f'model = "{MODEL}"',
-        'model_provider = "signalbox"',
-        "[model_providers.signalbox]",
-        'name = "Signalbox"',
-        f'base_url = "{url}/v1"',
-        'wire_api = "responses"',
-    ]
-    return {".codex/config.toml": "\n".join(lines)}
-
-
-def _opencode_config(url: str) -> Mapping[str, str]:
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "Signalbox",
-        "options": {"baseURL": f"{url}/v1"},
-        "models": {MODEL: {"name": MODEL}},
-    }
-    config = {"provider": {"signalbox": provider}, "model": f"signalbox/{MODEL}"}
-    return {".config/opencode/opencode.json": json.dumps(config)}
-
-
 CODEX = MODULES / "@openai/codex-linux-x64/vendor/x86_64-unknown-linux-musl/bin/codex"
 COMMAND_LINES = (
     CommandLine(
@@ -108,8 +104,8 @@ COMMAND_LINES = (
         ),
         shell="exec_command",
         argument="cmd",
-        environment={},
-        files=_codex_config,
+        heading="Codex",
+        file=".codex/config.toml",
     ),
     CommandLine(
         package="@anthropic-ai/claude-code",
@@ -120,13 +116,8 @@ COMMAND_LINES = (
         ),
         shell="Bash",
         argument="command",
-        environment={
-            "ANTHROPIC_BASE_URL": "{url}",
-            "ANTHROPIC_API_KEY": "any",
-            "ANTHROPIC_MODEL": MODEL,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "IS_SANDBOX": "1",
-        },
+        heading="Claude Code",
+        environment={"IS_SANDBOX": "1"},
         more={"description": "Runs a command"},
     ),
     CommandLine(
@@ -134,11 +125,8 @@ COMMAND_LINES = (
         command=("node", MODULES / ".bin/qwen", "--auth-type", "openai", "--yolo", "-p"),
         shell="run_shell_command",
         argument="command",
-        environment={
-            "OPENAI_BASE_URL": "{url}/v1",
-            "OPENAI_API_KEY": "any",
-            "OPENAI_MODEL": MODEL,
-        },
+        heading="Qwen Code",
+        file=".qwen/settings.json",
         more={"description": "Runs a command", "is_background": False},
     ),
     CommandLine(
@@ -146,8 +134,8 @@ COMMAND_LINES = (
         command=(MODULES / "opencode-linux-x64/bin/opencode", "run"),
         shell="bash",
         argument="command",
-        environment={},
-        files=_opencode_config,
+        heading="opencode",
+        file=".config/opencode/opencode.json",
         more={"description": "Runs a command"},
     ),
 )
@@ -155,13 +143,19 @@ COMMAND_LINES = (
 
 async def finish_task(agent: CommandLine) -> None:
     """Raises AssertionError if the agent does not finish the task."""
-    async with scripted_stack(
-        CHATML, agent.script(), num_workers=2, name=MODEL, step_ns=2_000_000
-    ) as stack:
-        killing = asyncio.create_task(_kill_in_the_middle(stack))
-        with tempfile.TemporaryDirectory() as folder:
-            said = await _run(agent, stack.url, Path(folder))
-            copied = Path(folder) / "work" / "out.txt"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with scripted_stack(
+            CHATML,
+            agent.script(),
+            num_workers=2,
+            api_keys=write_keys(folder),
+            name=MODEL,
+            step_ns=2_000_000,
+        ) as stack:
+            killing = asyncio.create_task(_kill_in_the_middle(stack))
+            said = await _run(agent, stack.url, folder)
+            copied = folder / "work" / "out.txt"
             assert copied.exists(), f"no file was written:\n{said}"
             assert copied.read_text() == "What stands here.\n"
         assert END in said, f"the answer is missing:\n{said}"
@@ -183,16 +177,16 @@ async def _run(agent: CommandLine, url: str, folder: Path) -> str:
     work.mkdir()
     (work / "in.txt").write_text("What stands here.\n")
     home.mkdir()
-    for name, text in agent.files(url).items():
-        path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    variables, text = agent.configuration(url)
+    if agent.file:
+        path = home / agent.file
+        path.parent.mkdir(parents=True)
         path.write_text(text)
-    own: dict[str, Any] = {key: value.format(url=url) for key, value in agent.environment.items()}
     process = await asyncio.create_subprocess_exec(
         *agent.command,
         TASK,
         cwd=work,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), **own},
+        env={"PATH": os.environ["PATH"], "HOME": str(home), **variables, **agent.environment},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -42,11 +42,17 @@ class ScriptedStack:
 
 @contextlib.asynccontextmanager
 async def scripted_stack(
-    family: Family, script: Script, *, num_workers: int = 1, **settings: Any
+    family: Family,
+    script: Script,
+    *,
+    num_workers: int = 1,
+    api_keys: str | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ScriptedStack]:
     """Runs the services; in the end no request, block or task is left.
 
     Args:
+        api_keys: path of the file of keys that the HTTP API demands one of.
         settings: those of `SimulatedConfig`.
     """
     async with contextlib.AsyncExitStack() as running:
@@ -58,7 +64,9 @@ async def scripted_stack(
             )
             for runner in runners
         ]
-        router = await running.enter_async_context(running_router(scheduler.address, http_port=0))
+        router = await running.enter_async_context(
+            running_router(scheduler.address, http_port=0, api_keys=api_keys)
+        )
         await eventually(lambda: len(scheduler.cluster.step_loops) == num_workers)
         assert router.http is not None
         url = f"http://127.0.0.1:{router.http.port}"
