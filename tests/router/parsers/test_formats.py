@@ -171,9 +171,13 @@ def tokenizer_of(name: str, *, has_markers: bool) -> tuple[Vocabulary, LLTokeniz
     return make_tokenizer(examples(name).format_.markers if has_markers else ())
 
 
-def make_tokenizer(markers: Iterable[str]) -> tuple[Vocabulary, LLTokenizer]:
+def make_tokenizer(
+    markers: Iterable[str], *, words: Iterable[str] = ()
+) -> tuple[Vocabulary, LLTokenizer]:
+    """Returns a tokenizer with special tokens, and with words that are one token each."""
     backend = Backend.from_str(make_backend().to_str())
     backend.add_special_tokens([*markers])
+    backend.add_tokens([*words])
     size = backend.get_vocab_size()
     eos = backend.token_to_id(EOS)
     return Vocabulary(backend, vocab_size=size), LLTokenizer(backend.to_str(), eos_token=eos)
