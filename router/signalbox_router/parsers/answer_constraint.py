@@ -234,7 +234,7 @@ def _of_strict_calls(calls: str, scope: Scope) -> AnswerConstraint:
     openings = _openings(calls)
     texts = [one.text for one in openings if one.token_id is None]
     if not openings:
-        return AnswerConstraint("", scope)
+        return NOTHING_MORE if scope.max_reasoning_tokens is None else AnswerConstraint("", scope)
     if not texts and (scope is WHOLE or _leading(openings) == openings):
         scope = replace(scope, is_repeated=True, is_leading=False, is_required=False)
         rules = (
