@@ -1,6 +1,6 @@
 """Random models as llama.cpp's converter writes them, with what transformers computes of them.
 
-    python -m tests.gpu_worker.runner.loading.converted_models SOURCES [CONFIGURATIONS]
+    python -m tests.gpu_worker.runner.loading.converted_models SOURCES [CONFIGURATIONS [FAMILY ...]]
 
 makes `converted/` with llama.cpp's sources (those of llama-cpp-python, whose version is in
 tests/router/parsers/templates.txt): a file of 16 bits for each family, and log probabilities of
@@ -13,7 +13,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,8 @@ def make_model(path: Path, name: str, seed: int) -> Any:
     architecture, own = FAMILIES[name]
     text = _SHAPE | own
     text |= {key: one for key, one in random_fields(name, seed).items() if _has(name, key)}
+    if "top_k_experts" in text:  # which the converter would take from the other name
+        text["num_experts_per_tok"] = text["top_k_experts"]
     kind: Any = getattr(transformers, architecture)
     config = kind.config_class(**text)
     if hasattr(config, "vision_config"):
@@ -254,11 +256,11 @@ def convert(sources: Path, folder: Path, out: Path, kind: str) -> None:
         converter(folder, getattr(base.gguf.LlamaFileType, kind), out).write()
 
 
-def main(sources: Path, num_configurations: int) -> None:
+def main(sources: Path, num_configurations: int, names: Collection[str]) -> None:
     from tests.gpu_worker.model_runners import log_probabilities, make_runner
 
     recorded = {}
-    for name in FAMILIES:
+    for name in names:
         for seed in range(1, num_configurations + 1) or [0]:
             with tempfile.TemporaryDirectory() as folder:
                 model = make_model(Path(folder), name, seed)
@@ -271,8 +273,8 @@ def main(sources: Path, num_configurations: int) -> None:
             pairs = zip(actual.tolist(), expected, strict=True)
             print(name, seed, max(abs(one - other) for one, other in pairs))
     if not num_configurations:
-        RECORDED.write_text(json.dumps(recorded, indent=0) + "\n")
+        RECORDED.write_text(json.dumps(recorded) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    main(Path(sys.argv[1]), int([*sys.argv, 0][2]), sys.argv[3:] or FAMILIES)
