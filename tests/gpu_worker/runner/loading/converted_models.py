@@ -136,6 +136,9 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         fields["tie_word_embeddings"] = choose.random() < 0.5
     if not name.startswith(("olmo", "deepseek2-glm", "mistral3", "gpt-oss", "glm4moe", "cohere2")):
         fields["rms_norm_eps"] = choose.choice((1e-6, 1e-3))
+    if name.startswith("deepseek2") and choose.random() < 0.5:
+        scale = choose.choice((0.707, 1.0))
+        fields["rope_parameters"] = _YARN | {"mscale": scale, "mscale_all_dim": scale}
     if name in ("glm4", "glm4moe"):
         fields["attention_bias"] = choose.random() < 0.5
     if "sliding_window" in FAMILIES[name][1] and name != "mistral3-plain":

@@ -18,7 +18,7 @@ from tests.gpu_worker.runner.loading.converted_models import (
     PROMPT,
     RECORDED,
 )
-from tests.gpu_worker.runner.loading.gguf_files import writing
+from tests.gpu_worker.runner.loading.gguf_files import open_path, writing
 from tests.rounding import LOGITS
 
 
@@ -62,6 +62,14 @@ def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Pa
     runner = make_runner(path, quantization="none", block_size=16)
     assert runner.executor.loaded.opened.shape.num_layers == 1
     assert torch.isfinite(log_probabilities(runner, PROMPT)).all()
+
+
+def test_first_mixtures_give_widths_by_a_dense_layer(tmp_path: Path) -> None:
+    widths = {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None}
+    path = write_again(FOLDER / "qwen2moe.gguf", tmp_path / "x.gguf", **widths)
+    config = open_path(path).config
+    assert config["moe_intermediate_size"] == 24 // 2
+    assert config["shared_expert_intermediate_size"] == 24
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,12 @@ def experts(fields: GGUFFields, *, normalises: bool) -> dict[str, Any]:
 
 
 def _qwen2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
-    shared = "expert_shared_feed_forward_length"
-    return {
-        **experts(fields, normalises=False),
-        "shared_expert_intermediate_size": fields.whole_of_model(shared, 0),
-    }
+    """The first files give all experts' widths by that of a dense layer."""
+    found, dense = experts(fields, normalises=False), shapes["intermediate_size"]
+    if not fields.whole_of_model("expert_feed_forward_length", 0):
+        found["moe_intermediate_size"] = dense // max(1, found["num_experts_per_tok"])
+    shared = fields.whole_of_model("expert_shared_feed_forward_length", 0)
+    return {**found, "shared_expert_intermediate_size": shared or dense}
 
 
 def _olmoe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
