@@ -110,11 +110,11 @@ def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iter
         place = f"input[{i}]"
         match item:
             case InputMessage(role="assistant"):
-                if turn.texts:
+                if turn.texts and not turn.calls:  # results follow the message of their calls
                     yield from turn.message()
                 turn.texts += _texts(item.content, f"{place}.content")
             case ReasoningInput():
-                if turn.texts or turn.calls:
+                if turn.texts and not turn.calls:
                     yield from turn.message()
                 turn.reasoning += _reasoning(item, removed)
             case FunctionCall() | CustomToolCall():

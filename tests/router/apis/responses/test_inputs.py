@@ -16,7 +16,7 @@ from signalbox_router.prompt.chat.conversation import MAX_PARTS
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
 from tests.router.apis.responses.events import PATH, ask, function, read_events
-from tests.router.fakes import bytewise_ids, finished, make_tokenizer, step
+from tests.router.fakes import bytewise_ids, finished, make_files, make_tokenizer, step
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Weather?"}
@@ -60,6 +60,25 @@ async def test_an_input_becomes_the_prompt_of_the_same_chat(http: Http) -> None:
     assert await prompt_of(http, PATH, body) == wanted
     body["input"] = [item | {"type": "message"} if "role" in item else item for item in items]
     assert await prompt_of(http, PATH, body) == wanted
+
+
+async def test_what_comes_between_calls_does_not_part_them_from_their_results() -> None:
+    """A model may reason and say something between the parallel calls of one answer."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}|{{ m.reasoning_content }}|{{ m.content }}|"
+        "{{ m.tool_calls | length if m.tool_calls else m.tool_call_id }}]{% endfor %}"
+    )
+    thoughts: list[dict[str, Any]] = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]} for text in "AB"
+    ]
+    second, result = CALLED | {"call_id": "c2"}, OUTPUT | {"call_id": "c2", "output": "5"}
+    items = [USER, thoughts[0], SAID, CALLED, thoughts[1], SAID, second, OUTPUT, result, USER]
+    async with make_http(files=make_files(chat_template=template)) as http:
+        text = await prompt_of(http, PATH, {"input": items})
+    said = "Let me see.\nLet me see."
+    assert text == f"[user||Weather?|][assistant|A\nB|{said}|2][tool||3\n4|c1][tool||5|c2]" + (
+        "[user||Weather?|]"
+    )
 
 
 async def test_custom_tools_and_namespaces_are_functions_to_the_model(http: Http) -> None:
