@@ -127,10 +127,7 @@ def _of_blocks(i: int, message: MessageParam, dropped: list[dict[str, str]]) -> 
                     dropped.append(_dropped(f"messages.{i}.content.{j}"))
                 else:
                     thoughts.append(thought)
-            case ToolResultBlock() if message.role == "user":
-                if texts:
-                    yield Message("user", tuple(texts))
-                    texts = []
+            case ToolResultBlock() if message.role == "user":  # before any text beside it
                 yield Message("tool", _result(block), tool_call_id=block.tool_use_id)
             case _:
                 place = f"messages[{i}].content[{j}]"

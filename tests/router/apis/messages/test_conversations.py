@@ -70,6 +70,8 @@ def system(content: Any, **fields: Any) -> dict[str, Any]:
         ({"messages": [*HI, assistant("A")]}, "[user]Hi</s>[assistant]A"),
         ({"messages": [*HI, assistant("A", USE), user(result("C"), "D")]},
          f"[user]Hi</s>[assistant]A{CALLED}</s>[toola]C</s>[user]D</s>[assistant]"),
+        ({"messages": [*HI, assistant("A", USE), user("D", result("C"))]},
+         f"[user]Hi</s>[assistant]A{CALLED}</s>[toola]C</s>[user]D</s>[assistant]"),
         ({"messages": [*HI, assistant("A"), assistant(USE), user(result([text("C"), text("D")]))]},
          f"[user]Hi</s>[assistant]A{CALLED}</s>[toola]C\nD</s>[assistant]"),
         ({"messages": [*HI, assistant(USE), user(result("C", is_error=True)), user(result())]},
