@@ -205,6 +205,30 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 56,
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 19,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 64,
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 128,
+        },
+    ),
 }
 """Families without a file of ours."""
 OUTSIDE = "olmo"
@@ -214,7 +238,7 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("Phimoe", {"sliding_window": 19, "num_local_experts": 4}),
 }
 
-_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+_CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4")}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 

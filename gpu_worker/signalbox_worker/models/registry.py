@@ -93,7 +93,8 @@ def only_pools(config: Mapping[str, Any]) -> bool:
     """Says whether a config.json names an architecture that generates no tokens."""
     names = config.get("architectures") or ()
     known = any(name in _specs and not _specs[name].generates for name in names)
-    return known or bool(config.get("use_bidirectional_attention")) or not is_causal(config)
+    both_ways = config.get("use_bidirectional_attention") not in (None, False, "vision")
+    return known or both_ways or not is_causal(config)
 
 
 def has_native_program(names: Iterable[str]) -> bool:

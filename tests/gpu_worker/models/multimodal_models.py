@@ -28,6 +28,10 @@ def _mrope(*sections: int, partial: float = 1.0) -> dict[str, Any]:
 _GLM = _mrope(1, 1, 2, partial=0.5) | {"head_dim": 16}
 _GLM_DENSE = _GLM | {"num_attention_heads": 3, "num_key_value_heads": 1}
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Exaone4_5_": (
+        {"model_type": "exaone4", "num_hidden_layers": 4, **_KINDS},
+        {},
+    ),
     "Gemma3": (
         {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24}
         | {"sliding_window": 19},
@@ -38,11 +42,17 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _GEMMA | {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1},
         {"model_type": "gemma4_vision"},
     ),
+    "Gemma4Unified": (
+        _GEMMA | {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1},
+        {},
+    ),
     "Glm46V": (_GLM_DENSE | {"model_type": "glm4v_text"}, {"model_type": "glm4v_vision"}),
     "Glm4v": (_GLM_DENSE, {}),
     "Glm4vMoe": (_GLM | _EXPERTS, {}),
+    "GlmOcr": (_GLM, {}),
     "Idefics3": ({"model_type": "llama"}, {}),
     "InternVL": ({"model_type": "qwen3", "head_dim": 16}, _PAIRS),
+    "LightOnOcr": ({"model_type": "qwen3", "head_dim": 16}, {"model_type": "pixtral"}),
     "Llama4": (
         {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4}
         | {"num_experts_per_tok": 1, "intermediate_size_mlp": 64, "no_rope_layers": [1, 0, 1]}
@@ -81,10 +91,12 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
     kind = FAMILIES[name][0].get("model_type")
     if kind in ("llama", "qwen3") or name.startswith("Qwen3"):
         fields["attention_bias"] = choose.random() < 0.5
-    if "num_attention_heads" not in FAMILIES[name][0] and name != "Gemma4":
+    if "num_attention_heads" not in FAMILIES[name][0] and "Gemma4" not in name:
         fields["num_key_value_heads"] = choose.choice((1, 2, 3, 6))
-    if name in ("Gemma3n", "Gemma4"):  # the whole Gemma 3 caps nothing
+    if name in ("Gemma3n", "Gemma4", "Gemma4Unified"):  # the whole Gemma 3 caps nothing
         fields["final_logit_softcapping"] = choose.choice((7.0, 5.0))
+    if name.startswith("Gemma4"):
+        fields["use_bidirectional_attention"] = choose.choice((None, "vision"))
     if name == "Gemma4":
         fields["num_kv_shared_layers"] = choose.choice((0, 2))
         fields["attention_k_eq_v"] = choose.random() < 0.5

@@ -236,6 +236,16 @@ def test_model_that_cannot_run_says_why_in_one_line(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("chunk", "scale", "length"), [(64, 8192, 64), (200, 100, 99), (512, 8192, 256)]
+)
+def test_window_of_llama4_is_that_of_a_chunk(chunk: int, scale: int, length: int) -> None:
+    config = SHAPE | {"architectures": ["Llama4ForCausalLM"], "num_experts_per_tok": 1}
+    config |= {"attention_chunk_size": chunk, "floor_scale": scale, "num_local_experts": 2}
+    spec = find_model(config, impl="auto", directory=None, trust_remote_code=False)
+    assert spec.read_config(config).max_position == length
+
+
 @pytest.mark.parametrize(("kind", "length"), [("linear", 512), ("yarn", 256)])
 def test_window_counts_the_scaling(kind: str, length: int) -> None:
     scaling = {"type": kind, "factor": 2.0, "original_max_position_embeddings": 128}

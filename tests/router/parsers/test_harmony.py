@@ -60,7 +60,7 @@ def test_reasoning_tokens_are_those_of_its_messages_however_they_arrive(num_toge
     channel, analysis, message, end, *_ = (one for one in ids if one is not None)
     of_model = SimpleNamespace(vocabulary=vocabulary, chat_template=None)
     model: Any = SimpleNamespace(tokenizer=of_model)
-    reader = reader_of(Conversation(messages=ASKED), model, setting="openai", takes_tools=False)
+    reader = reader_of(HARMONY, Conversation(messages=ASKED), model)
     assert reader is not None
     of_reasoning = [channel, analysis, message, *tokenizer.tokenize_str("Hm to="), end]
     tokens = [*of_reasoning, channel, *tokenizer.tokenize_str("final"), message, 7, 8, end]
