@@ -196,6 +196,17 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite-moe": (
+        "GraniteMoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.6,
+            "logits_scaling": 3.0,
+        },
+    ),
     "qwen2-moe": (
         "Qwen2Moe",
         {

@@ -9,6 +9,7 @@ from signalbox_worker.models.decoder_config import (
     MAX_NUM_LAYERS,
     DecoderConfig,
     HfConfig,
+    granite_config,
     mistral_config,
     olmo_like,
     qwen2_like,
@@ -36,8 +37,14 @@ class MoeConfig(DecoderConfig):
     shared_size: int = 0
     """Inner columns of the expert that all tokens have beside theirs, times the sigmoid of a score
     of its own; 0 is none."""
+    has_stacks: bool = False
+    """True if checkpoints have a tensor of all experts of a layer (`STACKS`)."""
 
 
+STACKS = {"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)}
+"""Tensors of a mixture that hold [num_experts, rows, columns], by the matrices of each expert."""
+STACKED_ROUTER = "router.layer.weight"
+"""Name of the router beside them."""
 _MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
@@ -85,6 +92,21 @@ def olmoe_config(config: HfConfig) -> MoeConfig:
         renormalise=flag(config, "norm_topk_prob"),
         block="mlp",
         names=_QWEN,
+    )
+
+
+@family("GraniteMoeConfig")
+def granite_moe_config(config: HfConfig) -> MoeConfig:
+    """Reads Granite's mixtures; softmax over the chosen scores is that of all, renormalised."""
+    return _moe_config(
+        granite_config(config),
+        num_experts=counted(config, "num_local_experts"),
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=counted(config, "intermediate_size"),
+        renormalise=True,
+        block="block_sparse_moe",
+        names=_QWEN,
+        has_stacks=True,
     )
 
 

@@ -33,6 +33,7 @@ from signalbox_worker.models.encoder_config import (
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.mixture_config import (
+    granite_moe_config,
     mixtral_config,
     olmoe_config,
     qwen2_moe_config,
@@ -222,6 +223,7 @@ for _name, _reader in (
         ModelSpec(_name, _reader, _from("mixture", "MoeDecoder"), has_stages=True, is_llama=True)
     )
 for _name, _reader in (
+    ("GraniteMoeForCausalLM", granite_moe_config),
     ("OlmoeForCausalLM", olmoe_config),
     ("Qwen2MoeForCausalLM", qwen2_moe_config),
 ):

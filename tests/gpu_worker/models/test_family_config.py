@@ -50,6 +50,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "GemmaForCausalLM": SHAPE | {"head_dim": 8},
     "GraniteForCausalLM": SHAPE,
+    "GraniteMoeForCausalLM": SHAPE
+    | {"num_attention_heads": 4, "num_key_value_heads": 4}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "LlamaForCausalLM": SHAPE,
     "MistralForCausalLM": SHAPE,
     "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},

@@ -338,7 +338,6 @@ async def test_a_budget_and_a_structured_output_are_of_the_reasonings_tokens() -
             opening_token_ids=[token(IM_START)],
             closing_token_ids=[token(IM_END)],
             max_reasoning_tokens=21,
-            is_leading=True,
             is_required=True,
             is_leading=True,
         )

@@ -1,16 +1,16 @@
 """Loads an opened model into a native program, with the sampler that shares its threads."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import numpy as np
 
 from signalbox_contract.model import ModelInfo, Numerics
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
-from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.floats import DTYPES, AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
@@ -28,6 +28,7 @@ from signalbox_worker.files.checkpoints.quantization import (
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import check_shape
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from signalbox_worker.models.mixture_config import STACKED_ROUTER, STACKS, MoeConfig
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.model_source import ModelSource
@@ -39,7 +40,9 @@ from signalbox_worker.runner.native.random_weights import random_tensors
 from signalbox_worker.runner.native.tensor_share import tensor_share
 from signalbox_worker.runner.native.threads import default_num_threads
 from signalbox_worker.runner.native.weight_shapes import (
+    EXPERTS,
     NORM,
+    ROUTER,
     layer_prefix,
     module_rows,
     module_shapes,
@@ -191,7 +194,7 @@ def _stored(
     progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
         return random_tensors(weight_shapes(config))
-    return without_fused(source.stored(), config)
+    return without_stacks(without_fused(source.stored(), config), config)
 
 
 def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:
@@ -237,6 +240,46 @@ def without_fused(
                 raise ModelError(f"{name} stands beside {double[0]}; remove what is not meant")
             found |= zip(names, _parts(name, tensor, [shapes[one] for one in names]), strict=True)
     return found
+
+
+def without_stacks(
+    stored: dict[str, StoredTensor], config: DecoderConfig
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with those of all experts of a layer replaced by each one's, of which one
+    stack at a time is in memory. Raises ModelError for one of another shape."""
+    if not isinstance(config, MoeConfig) or not config.has_stacks:
+        return stored
+    found, shapes = dict(stored), weight_shapes(config)
+    read = lru_cache(maxsize=1)(lambda name: stored[name].read())
+    for index in range(config.num_layers):
+        block = f"{layer_prefix(index)}{config.block}."
+        if (router := found.pop(f"{block}{STACKED_ROUTER}", None)) is not None:
+            found[f"{block}{ROUTER}"] = router
+        for stack, parts in STACKS.items():
+            tensor, names = found.pop(f"{block}{stack}", None), dict[str, tuple[int, slice]]()
+            if tensor is None:  # of a GGUF file
+                continue
+            start = 0
+            for part in parts:
+                rows = shapes[f"{block}{EXPERTS}.0.{part}.weight"][0]
+                for expert in range(config.num_experts):
+                    name = f"{block}{EXPERTS}.{expert}.{part}.weight"
+                    names[name] = expert, slice(start, start + rows)
+                start += rows
+            check_shape(
+                f"{block}{stack}",
+                tensor.shape,
+                (config.num_experts, start, shapes[next(iter(names))][1]),
+            )
+            for name, (expert, rows_of) in names.items():
+                values = partial(_of_stack, read, f"{block}{stack}", expert, rows_of)
+                found[name] = StoredTensor(shapes[name], values, dtype=tensor.dtype)
+    return found
+
+
+def _of_stack(read: Callable[[str], AnyArray], name: str, expert: int, rows: slice) -> AnyArray:
+    values: AnyArray = read(name)[expert, rows]
+    return values
 
 
 def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> list[StoredTensor]:

@@ -38,6 +38,7 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "granite": {"head_dim": 16},
     "phi3": {"head_dim": 16},
+    "granite-moe": {"hidden_size": 96, "intermediate_size": 40},
     "mixtral": {"head_dim": 16},
     "qwen2-moe": {"head_dim": 16, "norm_topk_prob": True},
     "qwen3-moe": {"hidden_size": 52, "moe_intermediate_size": 20},

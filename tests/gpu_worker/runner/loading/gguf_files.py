@@ -23,6 +23,7 @@ ARCHITECTURES = {
     **dict.fromkeys(["llama2", "llama3", "llama-yarn", "llama-biased"], "llama"),
     **dict.fromkeys(["mistral", "mixtral"], "llama"),
     **{name: name for name in ("qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3")},
+    "granite-moe": "granitemoe",
     "qwen2-moe": "qwen2moe",
     "qwen3-moe": "qwen3moe",
     "olmoe": "olmoe",
@@ -44,7 +45,6 @@ _FIELDS = {
     "attn_logit_softcapping": "add_attn_logit_softcapping",
     "final_logit_softcapping": "add_final_logit_softcapping",
     "sliding_window": "add_sliding_window",
-    "num_experts": "add_expert_count",
     "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
     "num_experts_per_tok": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
@@ -124,6 +124,9 @@ def _add_config(writer: gguf.GGUFWriter, reference: Any) -> None:
     for name, add in _FIELDS.items():
         if getattr(config, name, None):  # no window is 0 in some configurations
             getattr(writer, add)(getattr(config, name))
+    names = ("num_experts", "num_local_experts")
+    if counts := [getattr(config, name) for name in names if hasattr(config, name)]:
+        writer.add_expert_count(counts[0])
     kind = rope["rope_type"]
     if kind == "llama3":  # as divisors of the frequencies
         inv_freq = reference.model.rotary_emb.inv_freq
@@ -171,8 +174,12 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
             continue
         if "gemma" in architecture and "norm" in name:
             values = values + 1
+        if architecture == "granitemoe":  # whose checkpoints have other names
+            name = name.replace("moe.router", "moe.gate").replace("block_sparse_moe.e", "mlp.e")
         part = name.split(".")[-2]
-        if architecture in ("llama", "granite") and part in heads:  # rotated halves become pairs
+        if (
+            architecture in ("llama", "granite", "granitemoe") and part in heads
+        ):  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
         if ".experts." not in name:  # the converter squeezes

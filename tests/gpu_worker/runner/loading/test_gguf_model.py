@@ -54,7 +54,7 @@ def test_gguf_of_each_family_equals_transformers(family: str, tmp_path: Path) ->
         flags["query_pre_attn_scalar"] = 8
     if family == "gemma3":
         flags |= {"num_hidden_layers": 7, "layer_types": None, "rope_parameters": GEMMA3_ROPE}
-    is_native = family in ("olmoe", "qwen2-moe")  # alone
+    is_native = family in ("granite-moe", "olmoe", "qwen2-moe")  # alone
     flags |= {"head_dim": 16, "hidden_size": 96} if is_native else {"head_dim": 8}
     reference = make_model(tmp_path / "hf", family, **flags)
     path = make_gguf(tmp_path / "Tiny.Q8_0.gguf", reference, ARCHITECTURES[family])

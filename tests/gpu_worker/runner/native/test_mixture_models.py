@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe")
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe")
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
@@ -53,10 +53,14 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         "tie_word_embeddings": rng.random() < 0.5,
         "rms_norm_eps": rng.choice([1e-6, 1e-2]),
     }
-    if family == "olmoe":  # whose heads share its width
+    if family in ("olmoe", "granite-moe"):  # whose heads share its width
         fields["hidden_size"] = fields["num_attention_heads"] * head_size
-    if family == "mixtral":
-        fields |= {"num_local_experts": num_experts, "sliding_window": rng.choice([None, 11])}
+    if family in ("mixtral", "granite-moe"):
+        fields["num_local_experts"] = num_experts
+        if family == "mixtral":
+            fields["sliding_window"] = rng.choice([None, 11])
+        else:  # larger scores multiply the roundings of transformers as well as ours
+            fields["attention_multiplier"] = 0.05
         return fields
     fields |= {"num_experts": num_experts, "norm_topk_prob": rng.random() < 0.5}
     if family != "olmoe":
