@@ -22,12 +22,14 @@ from signalbox_worker.runner.loading import loaded_model
 from tests.gpu_worker.model_runners import (
     WEIGHTS,
     last_logits,
+    log_probabilities,
     make_prompts,
     make_runner,
     remove_files,
 )
 from tests.gpu_worker.quantised_models import Encode, by_block, by_row
 from tests.gpu_worker.tiny_models import make_model
+from tests.native_kernels import skip_without_native_kernels
 
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
@@ -106,6 +108,20 @@ def test_inputs_of_experts_are_rounded_where_they_are_no_op(
     found = mixture.gate_up.multiply(3, rows)
     assert torch.equal(found, mixture.gate_up.multiply(3, of_codes))
     assert not torch.equal(found, mixture.gate_up._matrix.packed[3].apply(rows, None))
+
+
+@pytest.mark.parametrize(("encode", "config"), [(by_row, FP8), (by_block, BLOCKS)])
+def test_native_experts_are_multiplied_as_stored(
+    encode: Encode, config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With inputs rounded as in PyTorch, where few may come out one code apart."""
+    skip_without_native_kernels()
+    encoded, _ = save_both(tmp_path, encode, config)
+    with caplog.at_level("DEBUG"):
+        runner = make_runner(encoded, cpu_backend="native", block_size=16)
+    assert "16 of E4M3" in caplog.text  # gate and up are one
+    expected = log_probabilities(make_runner(encoded, cpu_backend="torch"))
+    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=0.05)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from signalbox_worker.config import ModelError
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
@@ -24,6 +25,7 @@ from tests.gpu_worker.model_runners import (
     make_prompts,
     make_runner,
 )
+from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
@@ -143,3 +145,29 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     lora = make_adapters(reference, tmp_path / "adapters", kinds)
     with pytest.raises(ModelError, match="expert"):
         make_native(tmp_path, lora=lora)
+
+
+def test_a_file_that_pytorch_has_no_names_for_is_refused_there(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "olmoe", hidden_size=96)
+    path = make_gguf(tmp_path / "x.gguf", reference, "olmoe")
+    with pytest.raises(ModelError, match="a GGUF file is computed natively alone, but cpu_backend"):
+        make_runner(path, cpu_backend="torch")
+
+
+def test_experts_of_several_types_run_through_pytorch(tmp_path: Path) -> None:
+    reference = make_model(tmp_path / "hf", "qwen3-moe", num_hidden_layers=1)
+    folder = tmp_path / "hf"
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            if ".experts.3.down_proj" in name:
+                tensors[name] = tensors[name].half()
+        save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="stored in several types"):
+        make_native(folder)
+    runner = make_runner(folder, block_size=16)
+    assert runner.model.numerics.kernels.startswith("torch")
+    with torch.no_grad():
+        logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
+    expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
+    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=0.05)
