@@ -100,11 +100,10 @@ def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) ->
     if not opened.spec.is_native_only:
         return opened
     source = opened.source
-    if source.directory is None or model_config.model_impl == "signalbox":
-        form = "--model-impl signalbox" if source.directory else "a GGUF file"
+    if model_config.model_impl == "signalbox":
         raise ModelError(
-            f"{opened.shape.architecture} of {form} is computed natively alone, but {why_not}; "
-            "use its safetensors, without that option"
+            f"{opened.shape.architecture} of --model-impl signalbox is computed natively alone, "
+            f"but {why_not}; leave that option out"
         )
     spec = find_model(
         source.config,
