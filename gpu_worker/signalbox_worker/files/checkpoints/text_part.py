@@ -59,7 +59,7 @@ _OF_ALL_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What transformers' classes say."""
+    """The rules of transformers' classes, read from the table."""
 
     ties: Mapping[str, bool]
     """Architectures of `SERVED`: whether the head is the table unless config.json says it."""
