@@ -44,6 +44,37 @@ async def test_it_reasons_calls_a_tool_and_answers_the_result_in_a_long_window()
         assert second["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_whole_answer_has_its_text_and_calls_in_the_order_of_the_stream(path: str) -> None:
+    """The last call is cut, and so it is text."""
+    said = f"<think>\nHm.\n</think>One.\n{CALL}\nTwo.{CALL}{CALL}\n{CALL[:20]}"
+    turns, tool = [{"role": "user", "content": "Go."}], {"name": "read", "type": "function"}
+    body: dict[str, Any] = {"input": turns, "tools": [tool]}
+    if path == "/v1/messages":
+        tools = [{"name": "read", "input_schema": {"type": "object"}}]
+        body = {"messages": turns, "tools": tools, "max_tokens": 500}
+    async with (
+        scripted_stack(CHATML, lambda _: said) as stack,
+        httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
+    ):
+        whole = (await client.post(path, json=body)).json()
+        parts = whole.get("output") or whole["content"]
+        kinds = [part["type"] for part in parts]
+        answer = await client.post(path, json=body | {"stream": True})
+        lines = answer.text.splitlines()
+        events = [json.loads(line[len("data: ") :]) for line in lines if line.startswith("data: {")]
+        begun = [event.get("item") or event.get("content_block") for event in events]
+        begins = ("response.output_item.added", "content_block_start")
+        streamed = [
+            part["type"]
+            for event, part in zip(events, begun, strict=True)
+            if event["type"] in begins
+        ]
+        assert kinds == streamed
+        assert len(kinds) == 7
+        assert kinds[1] == kinds[3] == kinds[6] != kinds[2] == kinds[4] == kinds[5]
+
+
 WORDS = " ".join(f"word{i}" for i in range(200))
 JSON = json.dumps({"words": WORDS})
 OBJECT = {

@@ -22,6 +22,8 @@ class Output:
         self.is_reasoning = False
         """True while what is said is reasoning."""
         self._text: list[str] = []
+        self._num_chars = 0
+        """Characters of the text."""
         self._reasoning: list[str] = []
         self._space = ""
         self._is_blank = True
@@ -42,10 +44,10 @@ class Output:
             self._is_blank = not text or text.isspace()
             self._space = text if self._is_blank else ""
         if not self._is_blank:
-            self._text.append(text)
+            self._append(text)
 
     def say_space(self) -> None:
-        self._text.append(self._space)
+        self._append(self._space)
 
     def begin(self, index: int, call_id: str, name: str, *, is_wanted: bool) -> None:
         """Begins a call; one that is not wanted produces no output."""
@@ -53,7 +55,8 @@ class Output:
         self._space, self._is_blank = "", True
         self._index, self._is_wanted = index, is_wanted
         if is_wanted:
-            self._calls.append(ToolCallDelta(index=index, id=call_id, name=name))
+            call = ToolCallDelta(index=index, id=call_id, name=name, offset=self._num_chars)
+            self._calls.append(call)
 
     def add_arguments(self, text: str) -> None:
         self._arguments.append(text)
@@ -62,7 +65,12 @@ class Output:
         self._close_arguments()
         parsed = Parsed("".join(self._text), self._calls, "".join(self._reasoning))
         self._text, self._calls, self._reasoning = [], [], []
+        self._num_chars = 0
         return parsed
+
+    def _append(self, text: str) -> None:
+        self._text.append(text)
+        self._num_chars += len(text)
 
     def _close_arguments(self) -> None:
         arguments = "".join(self._arguments).replace(MARK, "")

@@ -97,6 +97,8 @@ class ToolCallReader:
             if delta.finish is None:
                 continue
             text, calls, reasoning = parser.flush()
+            for call in calls:
+                call.offset += len(delta.text)
             delta.text += text
             delta.tool_calls += calls
             delta.reasoning += reasoning

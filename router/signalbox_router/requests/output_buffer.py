@@ -47,13 +47,14 @@ class _Held:
 
     def add(self, delta: Delta) -> None:
         held = self.delta
+        num_chars = len(held.text)
         held.text += delta.text
         held.reasoning += delta.reasoning
         held.token_ids += delta.token_ids
         held.logprobs += delta.logprobs
         held.finish = delta.finish
         for call in delta.tool_calls:
-            _add_call(held.tool_calls, call)
+            _add_call(held.tool_calls, call, num_chars)
         self.num_new_tokens += len(delta.token_ids)
         self.is_new = True
 
@@ -109,11 +110,15 @@ class OutputBuffer:
         return [copy.deepcopy(delta) for delta in popped]
 
 
-def _add_call(calls: list[ToolCallDelta], new: ToolCallDelta) -> None:
-    """Appends new text of a call to the held part of the same call."""
+def _add_call(calls: list[ToolCallDelta], new: ToolCallDelta, num_chars: int) -> None:
+    """Appends new text of a call to the held part of the same call.
+
+    Args:
+        num_chars: length of the text before that of the new delta.
+    """
     for call in calls:
         if call.index == new.index:
             call.id, call.name = call.id or new.id, call.name or new.name
             call.arguments += new.arguments
             return
-    calls.append(dataclasses.replace(new))
+    calls.append(dataclasses.replace(new, offset=new.offset + num_chars))

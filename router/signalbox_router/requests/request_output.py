@@ -1,6 +1,7 @@
 """Output of a generation in plain types: deltas, finishes, usage, timings."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ class ToolCallDelta:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    offset: int = 0
+    """Characters of the delta's text that precede it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +71,18 @@ class Delta:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning: str = ""
     """Reasoning of this delta, which precedes its text."""
+
+    def parts(self) -> Iterator[str | ToolCallDelta]:
+        """Yields the parts of the text, none of them empty, and the calls as the model wrote them,
+        one after another."""
+        start = 0
+        for call in self.tool_calls:
+            if call.offset > start:
+                yield self.text[start : call.offset]
+                start = call.offset
+            yield call
+        if start < len(self.text):
+            yield self.text[start:]
 
 
 class End(NamedTuple):

@@ -1,5 +1,6 @@
 """When updates leave and what they hold, whatever the rhythm in which tokens come."""
 
+from typing import Any
 from unittest.mock import sentinel
 
 from hypothesis import given
@@ -93,9 +94,9 @@ def test_an_echo_comes_once_before_each_sequence() -> None:
 
 
 def test_tool_calls_grow_as_the_text_does() -> None:
-    def make_call(arguments: str, **first: str) -> Delta:
+    def make_call(arguments: str, **first: Any) -> Delta:
         call = ToolCallDelta(index=0, arguments=arguments, **first)
-        return Delta(index=0, token_ids=[1], tool_calls=[call])
+        return Delta(index=0, text="A", token_ids=[1], tool_calls=[call])
 
     deltas = [make_call("", id="a", name="f"), make_call('{"x"'), make_call(": 1}")]
     whole = ToolCallDelta(index=0, id="a", name="f", arguments='{"x": 1}')

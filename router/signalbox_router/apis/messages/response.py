@@ -65,18 +65,19 @@ class ContentBlocks:
         return self._index if is_more and not (delta.reasoning or delta.tool_calls) else None
 
     def events(self, delta: Delta) -> list[Event]:
-        """Returns the events of a delta: its reasoning, then its text, then its calls."""
+        """Returns the events of a delta: its reasoning, then its text and its calls."""
         events: list[Event] = []
         if delta.reasoning and self._shows_thinking:
             self._begin(events, "thinking", {"thinking": "", "signature": ""})
             self._thoughts.append(delta.reasoning)
             if not self._omits_thoughts:
                 events.append(self._delta("thinking_delta", delta.reasoning))
-        if delta.text:
-            self._begin(events, "text", {"text": ""})
-            events.append(self._delta("text_delta", delta.text))
-        for call in delta.tool_calls:
-            events += self._call(call)
+        for part in delta.parts():
+            if isinstance(part, str):
+                self._begin(events, "text", {"text": ""})
+                events.append(self._delta("text_delta", part))
+            else:
+                events += self._call(part)
         if delta.finish is not None:
             events += self._close()
         return events

@@ -182,10 +182,12 @@ class OutputItems:
     def add(self, delta: Delta, logprobs: Logprobs) -> str:
         """Returns the events of new output; `logprobs` are of its text."""
         events = self._add_text(self._reasoning, delta.reasoning) if delta.reasoning else ""
-        if delta.text:
-            events += self._add_text(MESSAGE, delta.text, logprobs)
-        for call in delta.tool_calls:
-            events += self._add_call(call)
+        for part in delta.parts():
+            if isinstance(part, str):
+                events += self._add_text(MESSAGE, part, logprobs)
+                logprobs = ()
+            else:
+                events += self._add_call(part)
         return events
 
     def end(self, status: str) -> str:

@@ -115,7 +115,7 @@ def test_text_between_calls_and_cut_arguments_keep_their_places() -> None:
     blocks = ContentBlocks(shows_thinking=True, omits_text_of_thinking=False)
     finish = Finish(FinishReason.LENGTH)
     deltas = [
-        Delta(index=0, text="A", tool_calls=[ToolCallDelta(index=0, id="a", name="f")]),
+        Delta(index=0, text="A", tool_calls=[ToolCallDelta(index=0, id="a", name="f", offset=1)]),
         Delta(index=0, tool_calls=[ToolCallDelta(index=0, arguments='{"x": [1, 2')]),
         Delta(index=0, reasoning="B", text="C"),
         Delta(index=0, tool_calls=[ToolCallDelta(index=1, id="b", name="g", arguments="no")]),
