@@ -154,8 +154,8 @@ class Admission:
             is_answer = not rules or ANSWER in rules.partition("\n")[0]
             if is_answer and (schema := forced_schema(conversation)) is not None:
                 constraint = ("json_schema", json.dumps(schema))  # no format has the calls
-        if (rules or scope is not WHOLE) and "beam_search" in api_request.sampling:
-            allowed = "none beside strict tools or a bound on the reasoning"
+        if (constraint or rules or scope is not WHOLE) and "beam_search" in api_request.sampling:
+            allowed = "none beside calls that conform or a bound on the reasoning"
             raise InvalidArgument("beam_search", "a search", allowed)
         if not (constraint or rules):
             return encoded._replace(constraint_scope=scope)

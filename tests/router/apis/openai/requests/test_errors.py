@@ -186,6 +186,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
      "messages[1].tool_calls[0].function.arguments"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "required", "use_beam_search": True,
+      "chat_template": "No tools."}, "use_beam_search"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
      "tool_choice.function.name"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "get_weather"}}},
