@@ -36,7 +36,7 @@ from tests.router.apis.messages.clients import (
 from tests.router.fakes import bytewise_ids, finished, make_files, request_finished, step
 
 THINKING = {"files": make_files(chat_template="{# <think></think> #}" + TEMPLATE)}
-HUGE = '{"x": [1e999, -0.5]}'
+HUGE = r'{"x": [1e999, -0.5, "\ud800"]}'
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 
 
@@ -134,7 +134,7 @@ def test_text_between_calls_and_cut_arguments_keep_their_places() -> None:
         "tool_use",
     ]
     inputs = [block["input"] for block in content if "input" in block]
-    assert inputs == [{"x": [1, 2]}, {}, {"x": [None, -0.5]}]
+    assert inputs == [{"x": [1, 2]}, {}, {"x": [None, -0.5, "\ufffd"]}]
     to_json(content)
 
 

@@ -135,6 +135,8 @@ async def test_a_choice_constrains_the_calls(http: Http, choice: Any, called: li
         ("null", "{}"),
         ('{"path": "a b", "li', '{"path": "a b"}'),
         ('{"a": {"b": [1, "x\\ny\\ud83d', '{"a": {"b": [1, "x\\ny"]}}'),
+        (r'{"\udc00": "\ud83d\uD83D\ude00\\ud83d"}', r'{"�": "�😀\\ud83d"}'),
+        (r'{"a": "\ud83d\\\uD83d\ude', r'{"a": "�\\"}'),
         ("{'a': 1}", """{"input": "{'a': 1}"}"""),
         ("[1]", '{"input": "[1]"}'),
     ],
