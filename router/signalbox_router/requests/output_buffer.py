@@ -6,7 +6,7 @@ Sequences are detokenised and searched for stop strings as tokens arrive, even i
 import copy
 import dataclasses
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_router.requests.active_request import Update
@@ -30,6 +30,8 @@ class Delivery:
     """Fewest new tokens of a sequence between two updates, except the first and the last."""
     echo: bool = False
     """True if each sequence begins with the prompt."""
+    keeps_order: bool = False
+    """True if output is held as several deltas where reasoning follows text or calls."""
 
     @property
     def is_plain(self) -> bool:
@@ -42,11 +44,16 @@ class _Held:
     """Held output of one sequence; with CUMULATIVE, all of its output."""
 
     delta: Delta
+    earlier: list[Delta] = field(default_factory=list)
+    """Deltas before it, see `Delivery.keeps_order`."""
     num_new_tokens: int = 0
     is_new: bool = False
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, *, keeps_order: bool) -> None:
         held = self.delta
+        if keeps_order and delta.reasoning and (held.text or held.tool_calls):
+            self.earlier.append(held)
+            held = self.delta = Delta(index=held.index)
         num_chars = len(held.text)
         held.text += delta.text
         held.reasoning += delta.reasoning
@@ -89,7 +96,7 @@ class OutputBuffer:
                 held.delta.text = self._echo.text
                 held.delta.token_ids += self._echo.token_ids
             self._begun.add(delta.index)
-        held.add(delta)
+        held.add(delta, keeps_order=self._delivery.keeps_order)
 
     def _is_due(self) -> bool:
         if self._delivery.kind is OutputKind.FINAL_ONLY:
@@ -101,7 +108,8 @@ class OutputBuffer:
         )
 
     def _pop(self) -> list[Delta]:
-        popped = [held.delta for held in self._held.values() if held.is_new]
+        new = [held for held in self._held.values() if held.is_new]
+        popped = [delta for held in new for delta in (*held.earlier, held.delta)]
         if self._delivery.kind is not OutputKind.CUMULATIVE:
             self._held.clear()
             return popped

@@ -105,6 +105,15 @@ def test_tool_calls_grow_as_the_text_does() -> None:
         assert last[0].tool_calls == [whole]
 
 
+def test_reasoning_that_follows_text_keeps_its_place_where_that_is_asked_for() -> None:
+    texts, thoughts = ("", "A", "B", "", "C"), ("X", "", "", "Y", "")
+    pieces = [Delta(index=0, text=a, reasoning=b) for a, b in zip(texts, thoughts, strict=True)]
+    for keeps, said in ((True, [("X", "AB"), ("Y", "C")]), (False, [("XY", "ABC")])):
+        delivery = Delivery(kind=OutputKind.FINAL_ONLY, keeps_order=keeps)
+        *_, last = filter(None, run(OutputBuffer(delivery), *pieces))
+        assert [(delta.reasoning, delta.text) for delta in last] == said
+
+
 def test_prompt_logprobs_leave_with_the_first_update() -> None:
     prompt_logprobs = [TokenLogprobs(-1.0, 1, [], [])]
     buffer = OutputBuffer(Delivery(kind=OutputKind.FINAL_ONLY))

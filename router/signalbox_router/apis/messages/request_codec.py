@@ -36,4 +36,5 @@ def api_request(body: MessagesBody, read: ReadConversation, *, request_id: str) 
     if asked is not None and not body.forces_call:
         params.structured_output.json_schema = json.dumps(asked.schema_)
     converted = generate_codec.conversation_api_request(request, read.conversation)
-    return replace(converted, cuts_max_tokens=True)
+    delivery = replace(converted.delivery, keeps_order=True)
+    return replace(converted, cuts_max_tokens=True, delivery=delivery)

@@ -34,8 +34,10 @@ def api_request(
         set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
     set_truncation(request, body, model)
     asked = generate_codec.conversation_api_request(request, read.conversation)
+    delivery = replace(asked.delivery, keeps_order=True)
     if body.shows_logprobs:  # pieces, because each token belongs to reasoning, text or a call
-        asked = replace(asked, delivery=Delivery(stream_interval=asked.delivery.stream_interval))
+        delivery = Delivery(stream_interval=delivery.stream_interval)
+    asked = replace(asked, delivery=delivery)
     cuts_end = body.truncation_side == "right"
     return replace(asked, truncate_end=cuts_end, drops_turns=read.drops_turns)
 
