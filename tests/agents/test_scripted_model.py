@@ -1,12 +1,14 @@
 """The scripted model says what its script says, and a worker that takes over goes on with it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.agents.families import CHATML
+from tests.agents.scripted_executor import Family
 from tests.agents.stack import scripted_stack
 
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
@@ -44,17 +46,37 @@ async def test_it_reasons_calls_a_tool_and_answers_the_result_in_a_long_window()
         assert second["finish_reason"] == "stop"
 
 
+HARMONY = replace(
+    CHATML,
+    template=CHATML.template + "{# <|start|> <|channel|> <|call|> #}",
+    plain_tokens=("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"),
+)
+ORDERS = [
+    # The last call is cut, and so it is text.
+    (CHATML, f"<think>\nHm.\n</think>One.\n{CALL}\nTwo.{CALL}{CALL}\n{CALL[:20]}", "TXCXCCX"),
+    (
+        HARMONY,
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>One.<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.read<|message|>{}<|call|>",
+        "TXTC",
+    ),
+]
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-async def test_a_whole_answer_has_its_text_and_calls_in_the_order_of_the_stream(path: str) -> None:
-    """The last call is cut, and so it is text."""
-    said = f"<think>\nHm.\n</think>One.\n{CALL}\nTwo.{CALL}{CALL}\n{CALL[:20]}"
+@pytest.mark.parametrize(("family", "said", "order"), ORDERS, ids=["hermes", "harmony"])
+async def test_a_whole_answer_has_its_parts_in_the_order_of_the_stream(
+    family: Family, said: str, order: str, path: str
+) -> None:
     turns, tool = [{"role": "user", "content": "Go."}], {"name": "read", "type": "function"}
     body: dict[str, Any] = {"input": turns, "tools": [tool]}
     if path == "/v1/messages":
         tools = [{"name": "read", "input_schema": {"type": "object"}}]
         body = {"messages": turns, "tools": tools, "max_tokens": 500}
     async with (
-        scripted_stack(CHATML, lambda _: said) as stack,
+        scripted_stack(family, lambda _: said) as stack,
         httpx2.AsyncClient(base_url=stack.url, timeout=60) as client,
     ):
         whole = (await client.post(path, json=body)).json()
@@ -70,9 +92,9 @@ async def test_a_whole_answer_has_its_text_and_calls_in_the_order_of_the_stream(
             for event, part in zip(events, begun, strict=True)
             if event["type"] in begins
         ]
+        letters = {"reasoning": "T", "thinking": "T", "function_call": "C", "tool_use": "C"}
         assert kinds == streamed
-        assert len(kinds) == 7
-        assert kinds[1] == kinds[3] == kinds[6] != kinds[2] == kinds[4] == kinds[5]
+        assert "".join(letters.get(kind, "X") for kind in kinds) == order
 
 
 WORDS = " ".join(f"word{i}" for i in range(200))
