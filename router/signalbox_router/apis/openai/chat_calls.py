@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from signalbox_router.apis.custom_input import CustomInput
+from signalbox_router.apis.openai.custom_input import CustomInput
 from signalbox_router.requests.request_output import Delta, ToolCallDelta
 
 Call = dict[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from signalbox_router.apis.agents import encode_reasoning
-from signalbox_router.apis.custom_input import CustomInput
+from signalbox_router.apis.openai.custom_input import CustomInput
 from signalbox_router.apis.openai.response_fields import encode
 from signalbox_router.apis.responses.tools_codec import Origin
 from signalbox_router.requests.request_output import Delta, ToolCallDelta

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2
-from signalbox_router.apis.custom_input import CustomInput
+from signalbox_router.apis.openai.custom_input import CustomInput
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, make_http
 from tests.router.apis.responses.events import CALL, ask, built, events_of, function

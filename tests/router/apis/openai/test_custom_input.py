@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from signalbox_router.apis.custom_input import CustomInput
+from signalbox_router.apis.openai.custom_input import CustomInput
 
 
 def read(arguments: str, length: int) -> str:
