@@ -19,7 +19,7 @@ from signalbox_router.params.structured_output_check import closed_form
 from signalbox_router.parsers.answer_constraint import answer_constraint
 from signalbox_router.parsers.reasoning_formats import THINK
 from signalbox_router.parsers.reasoning_reader import Reasoning, reasoning_reader
-from signalbox_router.parsers.tool_call_format import ToolCallFormat
+from signalbox_router.parsers.tool_call_format import AnswerFormat, ToolCallFormat
 from signalbox_router.parsers.tool_call_formats import named
 from signalbox_router.parsers.tool_call_reader import reader_of
 from signalbox_router.prompt.chat.conversation import (
@@ -119,7 +119,7 @@ def read(
 ) -> Answer:
     of_model = SimpleNamespace(vocabulary=vocabulary, chat_template=None)
     model: Any = SimpleNamespace(tokenizer=of_model)
-    calls_reader = reader_of(asked, model, setting=format_.name, takes_tools=True)
+    calls_reader = reader_of(format_, asked, model)
     assert calls_reader is not None
     readers: list[Any] = [calls_reader]
     if reasoning is not None:
@@ -149,17 +149,18 @@ def reasoned(
     tokens: Sequence[int], format_: ToolCallFormat, vocabulary: Vocabulary, *, is_open: bool
 ) -> int:
     """Returns how many tokens are reasoning."""
-    header, ends = format_.reasoning, set(format_.ends_of_reasoning)
-    if not format_.is_whole:
-        header, ends = (THINK.start,), {THINK.end, *format_.opening}
+    is_answer = isinstance(format_, AnswerFormat)
+    header, ends = (THINK.start,), {THINK.end, *format_.opening}
+    if isinstance(format_, AnswerFormat):
+        header, ends = format_.reasoning, set(format_.ends_of_reasoning)
     last, count, is_within = [""] * len(header), 0, is_open
     for position, token_id in enumerate(tokens):
         last = [*last[1:], vocabulary.entry(token_id)]
         if last[-1] in ends:
             is_within = is_open = False
         elif is_within:
-            count += format_.is_whole or last[-1] != THINK.start
-        elif tuple(last) == header and (format_.is_whole or position == 0):
+            count += is_answer or last[-1] != THINK.start
+        elif tuple(last) == header and (is_answer or position == 0):
             is_within = True
     return count
 
@@ -167,11 +168,11 @@ def reasoned(
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_is_read_as_what_the_masks_held_it_to(name: str) -> None:
     rng, format_ = random.Random(name), named(name)
-    vocabulary, tokenizer = make_tokenizer(
-        [*format_.markers, THINK.start, THINK.end], words=format_.reasoning
-    )
+    is_answer = isinstance(format_, AnswerFormat)
+    words = format_.reasoning if isinstance(format_, AnswerFormat) else ()
+    vocabulary, tokenizer = make_tokenizer([*format_.markers, THINK.start, THINK.end], words=words)
     ends = [tokenizer.eos_token]
-    if format_.is_whole:
+    if is_answer:
         ends += vocabulary.tokens_of(("<|call|>", "<|return|>")).values()
     special = set(vocabulary.special_tokens) - {tokenizer.eos_token}
     liked = [*special, *(tokenizer.tokenize_str(one)[0] for one in '"}]>,: \n')]
@@ -179,10 +180,8 @@ def test_an_answer_is_read_as_what_the_masks_held_it_to(name: str) -> None:
         asked = some_request(rng)
         is_forced = asked.tool_choice.mode is ToolMode.REQUIRED
         is_open, budget = rng.random() < 0.5, asked.thinking.budget
-        reasoning = None if format_.is_whole else Reasoning(THINK, is_open, False, not is_open)
-        found = answer_constraint(
-            asked, vocabulary, reasoning, lambda: format_, is_constrained=False
-        )
+        reasoning = None if is_answer else Reasoning(THINK, is_open, False, not is_open)
+        found = answer_constraint(asked, vocabulary, reasoning, format_, is_constrained=False)
         grammar = grammar_of(found, tokenizer, *ends)
         tokens = drawn(grammar, tokenizer.vocab_size, rng, liked, ends)
         is_whole = tokens[-1] in ends

@@ -95,7 +95,7 @@ async def test_the_default_of_several_templates_is_used() -> None:
     [
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages[0].content + 1 }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.add(1) }}",
         "{{ ''.__class__.__mro__ }}{{ messages.__class__.__base__.__subclasses__() }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% for i in range(90000) %}xxxxxxxxxx{% endfor %}",
