@@ -51,15 +51,7 @@ _QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 @family("MixtralConfig")
 def mixtral_config(config: HfConfig) -> MoeConfig:
-    return _moe_config(
-        mistral_config(config),
-        num_experts=counted(config, "num_local_experts"),
-        experts_per_token=counted(config, "num_experts_per_tok"),
-        expert_size=counted(config, "intermediate_size"),
-        renormalise=True,
-        block="block_sparse_moe",
-        names=_MIXTRAL,
-    )
+    return _sparse_block(config, mistral_config(config), names=_MIXTRAL)
 
 
 @family("Qwen2MoeConfig")
@@ -98,15 +90,18 @@ def olmoe_config(config: HfConfig) -> MoeConfig:
 @family("GraniteMoeConfig")
 def granite_moe_config(config: HfConfig) -> MoeConfig:
     """Reads Granite's mixtures; softmax over the chosen scores is that of all, renormalised."""
+    return _sparse_block(config, granite_config(config), names=_QWEN, has_stacks=True)
+
+
+def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
     return _moe_config(
-        granite_config(config),
+        base,
         num_experts=counted(config, "num_local_experts"),
         experts_per_token=counted(config, "num_experts_per_tok"),
         expert_size=counted(config, "intermediate_size"),
         renormalise=True,
         block="block_sparse_moe",
-        names=_QWEN,
-        has_stacks=True,
+        **fields,
     )
 
 
