@@ -305,12 +305,14 @@ class ProgramBuilder(ProgramParts):
         window: int | None = None,
         is_causal: bool = True,
         kv_scales: tuple[float, float] = (1.0, 1.0),
+        sinks: AnyArray | None = None,
     ) -> None:
         """Adds attention over the cache; `rotate` explains the scales.
 
         Args:
             window: a token sees those less than so many positions away; None sees all.
             is_causal: False if it sees later tokens, too; a step then has whole sequences.
+            sinks: [num_heads], scores beside those of the tokens, without values.
         """
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
         self._add(
@@ -320,6 +322,7 @@ class ProgramBuilder(ProgramParts):
             dst=dst,
             layer=layer,
             window=window or 0,
+            bias=None if sinks is None else self._floats(sinks),
             **scales,
         )
 

@@ -91,6 +91,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     is_causal: bool = True,
+    sinks: AnyArray | None = None,
 ) -> Doubles:
     """Attention of [tokens, heads, head_size] over [blocks, 2, block_size, kv heads, head_size]."""
     block_size, kv_heads, head_size = cache.shape[2:]
@@ -105,8 +106,11 @@ def paged_attention(
         age = np.arange(context - count, context)[:, None] - np.arange(context)
         hidden = np.abs(age) >= (window or context)
         scores[..., hidden | (age < 0) if is_causal else hidden] = -np.inf
+        beside = np.full(query.shape[1], -np.inf) if sinks is None else wide(sinks)
+        beside = np.broadcast_to(beside.reshape(*scores.shape[:2], 1, 1), (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, beside], axis=-1)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = weights[..., :-1] / weights.sum(axis=-1, keepdims=True)
         attended = weights @ values[:, None]
         out[rows] = attended.transpose(2, 0, 1, 3).reshape(count, -1, head_size)
     return out

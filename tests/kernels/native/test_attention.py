@@ -54,6 +54,7 @@ class Cached:
     norms: tuple[AnyArray, AnyArray] | None
     window: int | None
     is_causal: bool
+    sinks: AnyArray | None
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Doubles
@@ -101,6 +102,7 @@ class Cached:
             scale=shape.scale,
             window=self.window,
             is_causal=self.is_causal,
+            sinks=self.sinks,
         )
 
     def decoded(self, part: int) -> Doubles:
@@ -138,6 +140,7 @@ def make_cached(
     qk_norm: bool = False,
     window: int | None = None,
     is_causal: bool = True,
+    has_sinks: bool = False,
     **shape: int,
 ) -> Cached:
     builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
@@ -152,14 +155,14 @@ def make_cached(
     used = norms if qk_norm else None
     scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
     builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6, kv_scales=scales)
-    builder.attend(
-        buffers[1], buffers[2], layer=1, window=window, is_causal=is_causal, kv_scales=scales
-    )
+    sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
+    seen = {"window": window, "is_causal": is_causal}
+    builder.attend(buffers[1], buffers[2], layer=1, kv_scales=scales, sinks=sinks, **seen)
     program = make_program(builder, isa)
     pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    return Cached(program, buffers, dtype, kv_dtype, used, window, is_causal, pool, cache)
+    return Cached(program, buffers, dtype, kv_dtype, used, window, is_causal, sinks, pool, cache)
 
 
 def make_step(
@@ -196,7 +199,11 @@ SHAPES = [
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variant", [{}, {"qk_norm": True}, {"window": 21}], ids=str)
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"qk_norm": True}, {"window": 21}, {"has_sinks": True, "window": 9}],
+    ids=str,
+)
 def test_attention_over_blocks_equals_the_reference(
     isa: Isa,
     dtype: Dtype,
@@ -263,13 +270,15 @@ def test_widened_k_and_v_give_the_bits_of_float32_that_holds_rounded_values(isa:
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("variant", [{}, {"has_sinks": True, "window": 90}], ids=str)
 def test_a_row_does_not_depend_on_how_a_long_prompt_was_cut(
-    isa: Isa, dtype: Dtype, kv_dtype: Dtype
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype, variant: dict[str, int]
 ) -> None:
     """Bit for bit, with chunks of the running softmax that begin and end inside of steps."""
+    shape: dict[str, int] = {"num_heads": 6, "num_kv_heads": 2} | variant
 
     def computed(ends: Sequence[int]) -> tuple[AnyArray, AnyArray]:
-        cached = make_cached(dtype, kv_dtype, isa=isa, num_heads=6, num_kv_heads=2)
+        cached = make_cached(dtype, kv_dtype, isa=isa, **shape)  # type: ignore[arg-type]
         outputs = []
         for start, end in zip([0, *ends], ends, strict=False):
             arrays, _ = make_step(cached, [end], [end - start], seed=0)

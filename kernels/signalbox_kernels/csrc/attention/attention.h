@@ -136,8 +136,9 @@ struct Attend {
                       (head * group + r % group) * size;
       auto* to = reinterpret_cast<factor_scalar*>(query + r * query_words);
       for (int d = 0; d < size; d += W) Factors::store(to + d, A::load(q + d));
-      top[r] = -INFINITY;
-      total[r] = 0.0f;
+      // A sink is one more score, of a token without a value.
+      top[r] = phase.op->bias ? phase.op->bias[head * group + r % group] : -INFINITY;
+      total[r] = top[r] == -INFINITY ? 0.0f : 1.0f;
     }
     std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * size));
   }

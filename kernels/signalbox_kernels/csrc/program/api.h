@@ -141,7 +141,8 @@ struct SbOp {
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
                         // its own table in place of the shape's, or null; for SB_ROUTE an SbRouting.
                         // A product of routed rows has the weights, and biases, of all experts in a row
-  const float* bias;    // padded as the weight's columns, or null
+  const float* bias;    // padded as the weight's columns; for SB_ATTEND the sink of each head: a score beside
+                        // those of its tokens. Or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
