@@ -30,6 +30,7 @@ from signalbox_kernels.structs import (
     Index,
     OpKind,
     OpRounding,
+    Pairs,
     Row,
     SbBuffer,
     SbOp,
@@ -282,6 +283,8 @@ class ProgramBuilder(ProgramParts):
         eps: float = 0.0,
         kv_scales: tuple[float, float] = (1.0, 1.0),
         rotary: NDArray[np.float32] | None = None,
+        num_rotated: int | None = None,
+        pairs: Pairs = Pairs.HALVES,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
         cache.
@@ -289,12 +292,24 @@ class ProgramBuilder(ProgramParts):
         Args:
             kv_scales: of K and V in E4M3: values are codes times these.
             rotary: as `build` takes it, of layers that have another one.
+            num_rotated: first elements of each head that rotate, an even number; None is all.
+            pairs: elements of these that are turned together.
         """
         query, key = (None, None) if norms is None else map(self._floats, norms)
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
         norm = {"norm_q": query, "norm_k": key, "eps": eps}
         table = None if rotary is None else self.arena.keep(rotary)
-        self._add(OpKind.ROTATE, src=src, dst=dst, layer=layer, weight=table, **norm, **scales)
+        self._add(
+            OpKind.ROTATE,
+            mode=pairs,
+            src=src,
+            dst=dst,
+            layer=layer,
+            n=self.shape.head_size if num_rotated is None else num_rotated,
+            weight=table,
+            **norm,
+            **scales,
+        )
 
     def attend(
         self,
@@ -378,7 +393,7 @@ class ProgramBuilder(ProgramParts):
         """Finishes the program.
 
         Args:
-            rotary: [positions, 2, head_size / 2] float32, cosines and sines.
+            rotary: [positions, 2, num_rotated / 2] float32, cosines and sines.
             group: what sums are over; None has no sums.
         """
         return Program(self, rotary, num_threads=num_threads, isa=isa, group=group)

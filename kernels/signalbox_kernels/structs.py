@@ -94,6 +94,13 @@ MOST_EXPERTS = 1024
 """Experts of a layer at most."""
 
 
+class Pairs(IntEnum):
+    """Elements of a head that a rotation turns together."""
+
+    HALVES = 0
+    NEIGHBOURS = 1
+
+
 class Scores(IntEnum):
     """Function that makes shares of scores."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
-from signalbox_kernels.structs import AttentionArrays
+from signalbox_kernels.structs import AttentionArrays, Pairs
 
 Doubles = NDArray[np.float64]
 
@@ -76,11 +76,18 @@ def rms_norm(x: AnyArray, weight: AnyArray, *, eps: float) -> Doubles:
     return normed
 
 
-def rotate(heads: AnyArray, angles: AnyArray) -> Doubles:
-    """Turns [tokens, heads, head_size] by [tokens, 2, head_size / 2], cosines and sines."""
+def rotate(heads: AnyArray, angles: AnyArray, pairs: Pairs = Pairs.HALVES) -> Doubles:
+    """Turns the first n elements of [tokens, heads, head_size] by [tokens, 2, n / 2], cosines and
+    sines."""
     cosine, sine = wide(angles)[:, :, None].swapaxes(0, 1)
-    first, second = np.split(wide(heads), 2, axis=-1)
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    turned, half = wide(heads).copy(), angles.shape[-1]
+    places = np.arange(2 * half).reshape(2, half)
+    if pairs is Pairs.NEIGHBOURS:
+        places = places.reshape(half, 2).T
+    first, second = wide(heads)[..., places[0]], wide(heads)[..., places[1]]
+    turned[..., places[0]] = first * cosine - second * sine
+    turned[..., places[1]] = second * cosine + first * sine
+    return turned
 
 
 def paged_attention(

@@ -13,9 +13,9 @@ from signalbox_kernels.floats import (
     to_bfloat16,
     to_float32,
 )
-from signalbox_kernels.native import Isa
+from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.program import Program
-from signalbox_kernels.structs import Row, StepArrays
+from signalbox_kernels.structs import Pairs, Row, StepArrays
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32, make_floats
@@ -52,6 +52,8 @@ class Cached:
     dtype: Dtype
     kv_dtype: Dtype
     norms: tuple[AnyArray, AnyArray] | None
+    num_rotated: int
+    pairs: Pairs
     window: int | None
     is_causal: bool
     sinks: AnyArray | None
@@ -86,9 +88,9 @@ class Cached:
                 reference.rms_norm(heads, norm, eps=1e-6)
                 for heads, norm in zip((queries, keys), self.norms, strict=True)
             )
-        turns = angles(shape.head_size)[arrays.positions]
+        turns = angles(self.num_rotated)[arrays.positions]
         blocks, offsets = np.divmod(at.slots, shape.block_size)
-        for part, entries in enumerate((reference.rotate(keys, turns), values)):
+        for part, entries in enumerate((reference.rotate(keys, turns, self.pairs), values)):
             if self.kv_dtype in CODED:
                 self.cache[blocks, part, offsets] = self.decoded(part)[blocks, offsets]
                 errors = np.abs(self.cache[blocks, part, offsets] - entries)
@@ -96,7 +98,7 @@ class Cached:
             else:
                 self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
         return reference.paged_attention(
-            reference.rounded(reference.rotate(queries, turns), self.dtype),
+            reference.rounded(reference.rotate(queries, turns, self.pairs), self.dtype),
             self.cache,
             at,
             scale=shape.scale,
@@ -141,6 +143,8 @@ def make_cached(
     window: int | None = None,
     is_causal: bool = True,
     has_sinks: bool = False,
+    num_passed: int = 0,
+    pairs: Pairs = Pairs.HALVES,
     **shape: int,
 ) -> Cached:
     builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
@@ -154,7 +158,18 @@ def make_cached(
     norms = (make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3))
     used = norms if qk_norm else None
     scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
-    builder.rotate(buffers[0], buffers[1], layer=1, norms=used, eps=1e-6, kv_scales=scales)
+    num_rotated = max(0, sizes.head_size - num_passed)
+    builder.rotate(
+        buffers[0],
+        buffers[1],
+        layer=1,
+        norms=used,
+        eps=1e-6,
+        kv_scales=scales,
+        rotary=angles(num_rotated) if num_passed else None,
+        num_rotated=num_rotated if num_passed else None,
+        pairs=pairs,
+    )
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
     seen = {"window": window, "is_causal": is_causal}
     builder.attend(buffers[1], buffers[2], layer=1, kv_scales=scales, sinks=sinks, **seen)
@@ -162,7 +177,20 @@ def make_cached(
     pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    return Cached(program, buffers, dtype, kv_dtype, used, window, is_causal, sinks, pool, cache)
+    return Cached(
+        program,
+        buffers,
+        dtype,
+        kv_dtype,
+        used,
+        num_rotated,
+        pairs,
+        window,
+        is_causal,
+        sinks,
+        pool,
+        cache,
+    )
 
 
 def make_step(
@@ -201,7 +229,13 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "variant",
-    [{}, {"qk_norm": True}, {"window": 21}, {"has_sinks": True, "window": 9}],
+    [
+        {},
+        {"qk_norm": True, "pairs": Pairs.NEIGHBOURS, "num_passed": 6},
+        {"window": 21, "num_passed": 6},
+        {"qk_norm": True, "num_passed": 999},
+        {"has_sinks": True, "window": 9},
+    ],
     ids=str,
 )
 def test_attention_over_blocks_equals_the_reference(
@@ -217,6 +251,16 @@ def test_attention_over_blocks_equals_the_reference(
     steps += [([19, 63, 21, 66], [1, 1, 1, 1]), ([20, 64, 22, 67], [1, 1, 1, 1])]
     for i, (contexts, queries) in enumerate(steps):
         cached.check_step(*make_step(cached, contexts, queries, seed=i))
+
+
+@pytest.mark.parametrize("num_rotated", [-2, 5, 18])
+def test_rotations_that_cannot_be_are_refused(num_rotated: int) -> None:
+    builder = make_builder(FLOAT32)
+    builder.rotate(builder.buffer(80, row=Row.FLOATS), builder.buffer(48), layer=0)
+    make_program(builder)
+    builder.ops[0].n = num_rotated
+    with pytest.raises(NativeUnavailable, match="no native program"):
+        make_program(builder)
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)

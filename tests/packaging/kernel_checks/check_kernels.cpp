@@ -151,6 +151,7 @@ void check_attention(int32_t element) {
   shape.rotary = angles.data();
   SbOp rotate{}, attend{};
   rotate.kind = SB_ROTATE;
+  rotate.n = size;
   rotate.dst = 1;
   attend.kind = SB_ATTEND;
   attend.src = 1;

@@ -226,8 +226,18 @@ SB_INLINE void norm_head(float* head, const float* weight, int size, float eps) 
   for (int i = 0; i < size; ++i) head[i] = head[i] * factor * weight[i];
 }
 
-// Rotates the pairs (i, i + size / 2) of a head.
-SB_INLINE void rotate_head(float* head, const float* cosines, int size) {
+// Rotates the pairs (2 i, 2 i + 1) of a head's first elements.
+SB_INLINE void rotate_neighbours(float* head, const float* cosines, int size) {
+  const float* sines = cosines + size / 2;
+  for (int i = 0; i < size / 2; ++i) {
+    const float x = head[2 * i], y = head[2 * i + 1];
+    head[2 * i] = x * cosines[i] - y * sines[i];
+    head[2 * i + 1] = y * cosines[i] + x * sines[i];
+  }
+}
+
+// Rotates the pairs (i, i + size / 2) of them.
+SB_INLINE void rotate_halves(float* head, const float* cosines, int size) {
   const int half = size / 2;
   const float* sines = cosines + half;
   int i = 0;
@@ -327,12 +337,14 @@ template <class A, class E>
 static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   const SbShape& shape = *phase.shape;
   const int size = shape.head_size, group = shape.num_heads / shape.num_kv_heads;
+  const int rotated = phase.op->n;
   float* heads = static_cast<float*>(phase.src.data) + row * phase.src.stride;
   const auto* own = static_cast<const float*>(phase.op->weight);
-  const float* angles = (own ? own : shape.rotary) + phase.batch->positions[row] * size;
+  const float* angles = (own ? own : shape.rotary) + phase.batch->positions[row] * rotated;
   const auto turn = [=](float* head, const float* weight) {
     if (weight) norm_head(head, weight, size, phase.op->eps);
-    rotate_head(head, angles, size);
+    if (phase.op->mode == SB_NEIGHBOURS) return rotate_neighbours(head, angles, rotated);
+    rotate_halves(head, angles, rotated);
   };
   float* key = heads + (shape.num_heads + kv_head) * size;
   turn(key, phase.op->norm_k);

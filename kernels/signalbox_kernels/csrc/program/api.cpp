@@ -50,16 +50,17 @@ bool is_valid_routing(const SbOp& op, const SbBuffer* buffers, const SbRouting* 
   return dst.copies == copies && (is_product || op.kind == SB_CODE);
 }
 
-// Whether a weight has a storage that the op computes with.
-bool is_valid(const SbOp& op, const SbBuffer* buffers, int32_t element) {
+// Whether the op is valid by itself: its numbers are in range, and it computes with its weight's storage.
+bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!is_valid_rounding(op, buffers)) return false;
+  if (op.kind == SB_ROTATE) return op.n >= 0 && op.n <= shape.head_size && op.n % 2 == 0;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
     return false;
   if (op.kind != SB_LINEAR && op.kind != SB_HEAD) return true;
   if (sb::code_bytes(buffers[op.src].row)) return sb::is_blocks(op.storage);
-  return element == SB_F32 || op.storage == SB_STORED_BF16 || sb::is_float_codes(op.storage);
+  return shape.element == SB_F32 || op.storage == SB_STORED_BF16 || sb::is_float_codes(op.storage);
 }
 
 sb::Program& program_of(void* program) { return *static_cast<sb::Program*>(program); }
@@ -82,7 +83,7 @@ extern "C" void* sb_program_new(const SbShape* shape, const SbOp* ops, int32_t n
   const SbRouting* routing = nullptr;
   for (int32_t i = 0; i < num_ops; ++i) {
     if (ops[i].kind == SB_ROUTE) routing = static_cast<const SbRouting*>(ops[i].weight);
-    if (!is_valid(ops[i], buffers, shape->element) || !is_valid_routing(ops[i], buffers, routing)) return nullptr;
+    if (!is_valid(ops[i], buffers, *shape) || !is_valid_routing(ops[i], buffers, routing)) return nullptr;
   }
   try {
     return new sb::Program(*shape, {ops, ops + num_ops}, {buffers, buffers + num_buffers},

@@ -59,7 +59,7 @@ enum SbOpKind : int32_t {
                   // lacks; with SB_ADDED in the mode they are added to dst
   SB_NORM = 1,    // RMSNorm, or LayerNorm, of src (float32) -> dst (elements, codes; or float32); mode has SbNorms
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
-  SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache
+  SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache; mode is SbPairs
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements); mode 1: also against later tokens
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
@@ -85,6 +85,9 @@ enum SbActivation : int32_t { SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_REL
 
 // What SB_EMBED looks up of a token: its id, its position, or its type.
 enum SbIndex : int32_t { SB_TOKEN_IDS = 0, SB_POSITIONS = 1, SB_TOKEN_TYPES = 2, SB_INDEX_MASK = 3, SB_ADDED = 4 };
+
+// The elements of a head that SB_ROTATE turns together: i and i + n / 2, or 2 i and 2 i + 1.
+enum SbPairs : int32_t { SB_HALVES = 0, SB_NEIGHBOURS = 1 };
 
 // Bits of SB_NORM's mode.
 enum SbNorms : int32_t {
@@ -136,10 +139,11 @@ struct SbOp {
   int32_t layer;
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
   int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table; of SB_NORM as many
-                   // columns of dst (float32), which RMSNorm changes where they are, or 0
+                   // columns of dst (float32), which RMSNorm changes where they are, or 0; of SB_ROTATE the
+                   // first elements of each head, even, which alone are turned
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
-                        // its own table in place of the shape's, or null; for SB_ROUTE an SbRouting.
+                        // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting.
                         // A product of routed rows has the weights, and biases, of all experts in a row
   const float* bias;    // padded as the weight's columns; for SB_ATTEND the sink of each head: a score beside
                         // those of its tokens. Or null
@@ -192,7 +196,7 @@ struct SbShape {
   int32_t hidden_size;
   int32_t vocab_size;
   float scale;
-  const float* rotary;  // [positions, 2, head_size / 2]: cosines, then sines
+  const float* rotary;  // [positions, 2, n / 2]: cosines, then sines, of each SB_ROTATE without a table of its own
 };
 
 struct SbAttention {
