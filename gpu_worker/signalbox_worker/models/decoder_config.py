@@ -86,6 +86,11 @@ class DecoderConfig:
     """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
     sliding_rope: RopeConfig | None = None
     """Rotation of the layers with a window; None is `rope`."""
+    rotates_neighbours: bool = False
+    """True if elements 2 i and 2 i + 1 of a head are turned together, as GLM was trained, and not
+    those of its halves."""
+    unrotated_layers: frozenset[int] = frozenset()
+    """Layers whose Q and K have no positions (NoPE)."""
     has_head: bool = True
     """False of a model whose hidden states are pooled, and make no logits."""
     is_bidirectional: bool = False
@@ -100,6 +105,12 @@ class DecoderConfig:
                 raise ModelError(
                     f"{self.architecture} with {name} {value!r} is not supported; use {wanted}"
                 )
+
+    @property
+    def is_native_only(self) -> bool:
+        """True if it rotates as native programs do, and `llama.Decoder` does not."""
+        is_partial = self.rope.num_rotated is not None
+        return is_partial or self.rotates_neighbours or bool(self.unrotated_layers)
 
     @property
     def usual_length(self) -> int:
@@ -181,7 +192,7 @@ def phi3_config(config: HfConfig) -> DecoderConfig:
         )
     return _decoder_config(
         config,
-        read_rotation(config, su="longrope", yarn="longrope"),
+        read_rotation(config, rotates_part=True, su="longrope", yarn="longrope"),
         sliding_windows=uniform_windows(config),
         has_fused_projections=True,
     )

@@ -111,9 +111,9 @@ class DynamicScaling:
     factor: float
     original: int
 
-    def of_window(self, theta: float, head_size: int, max_position: int) -> float:
+    def of_window(self, theta: float, size: int, max_position: int) -> float:
         stretch = self.factor * max(max_position, self.original) / self.original
-        power = head_size / (head_size - 2)
+        power = size / (size - 2)
         return float(theta * (stretch - (self.factor - 1)) ** power)
 
 
@@ -126,10 +126,17 @@ class RopeConfig:
 
     theta: float
     scaling: RopeScaling | None = None
+    num_rotated: int | None = None
+    """First elements of each head that rotate, an even number; None is all."""
+
+    def rotated(self, head_size: int) -> int:
+        """Returns the number of a head's elements that rotate."""
+        return head_size if self.num_rotated is None else self.num_rotated
 
     def inv_freq(self, head_size: int) -> FloatArray:
-        """[head_size / 2] float32: radians per position, without the choice of a window."""
-        exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+        """[rotated / 2] float32: radians per position, without the choice of a window."""
+        size = self.rotated(head_size)
+        exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
         powers = np.power(self.theta, exponents.astype(np.float64)).astype(np.float32)
         inv_freq: FloatArray = np.reciprocal(powers)
         scaling = self.scaling
@@ -151,12 +158,13 @@ class RopeConfig:
             case LongRopeScaling():
                 return replace(self, scaling=self.scaling.of_window(max_position))
             case DynamicScaling():
-                theta = self.scaling.of_window(self.theta, head_size, max_position)
+                size = self.rotated(head_size)
+                theta = self.scaling.of_window(self.theta, size, max_position)
                 return replace(self, theta=theta, scaling=None)
         return self
 
     def cos_sin(self, head_size: int, max_position: int) -> tuple[FloatArray, FloatArray]:
-        """Returns the factors of each position, [max_position, head_size / 2] float32 each."""
+        """Returns the factors of each position, [max_position, rotated / 2] float32 each."""
         positions = np.arange(max_position, dtype=np.float32)
         inv_freq = self._of_window(head_size, max_position).inv_freq(head_size)
         radians = np.outer(positions, inv_freq).astype(np.float64)

@@ -27,7 +27,8 @@ MAX_POSITION = 1 << 24
 """More than any model has; the angles of each position are in memory, 512 bytes at a head size of
 64."""
 _ORIGINAL = "original_max_position_embeddings"
-_OF_ALIKE = (_ORIGINAL, "partial_rotary_factor", "rope_theta")
+_PART = "partial_rotary_factor"
+_OF_ALIKE = (_ORIGINAL, _PART, "rope_theta")
 """Names at the top level that say nothing where kinds of layers rotate in several ways."""
 _WITH_ORIGINAL = ("llama3", "longrope", "yarn")
 
@@ -56,14 +57,22 @@ class RopeParameters:
 
     def config(self, head_size: int) -> RopeConfig:
         """Returns the frequencies' configuration. Raises ModelError for what is not served."""
-        return RopeConfig(theta=self.theta, scaling=self._scaling(head_size))
+        part = self._number(_PART, 1.0)
+        size = int(head_size * part)
+        if size % 2 or not 0 < size <= head_size:
+            raise ModelError(
+                f"{_PART} {part} is not supported, since it rotates {size} of {head_size} elements "
+                "of each head; use a model that rotates an even number of them"
+            )
+        num_rotated = None if size == head_size else size
+        return RopeConfig(theta=self.theta, scaling=self._scaling(size), num_rotated=num_rotated)
 
-    def _scaling(self, head_size: int) -> RopeScaling | None:
+    def _scaling(self, size: int) -> RopeScaling | None:
         match self.kind:
             case "default":
                 return None
             case "linear":
-                return FrequencyDivisors((self._number("factor"),) * (head_size // 2))
+                return FrequencyDivisors((self._number("factor"),) * (size // 2))
             case "dynamic":
                 return DynamicScaling(factor=self._number("factor"), original=self.max_position)
             case "divisors":  # written by our GGUF loader
@@ -76,7 +85,7 @@ class RopeParameters:
                     original_max_position=self._original,
                 )
             case "longrope":
-                return self._longrope(head_size)
+                return self._longrope(size)
             case "yarn":
                 return self._yarn()
         raise ModelError(
@@ -84,12 +93,11 @@ class RopeParameters:
             "dynamic, llama3, longrope or yarn"
         )
 
-    def _longrope(self, head_size: int) -> LongRopeScaling:
+    def _longrope(self, size: int) -> LongRopeScaling:
         short, long = (self.parameters.get(f"{one}_factor") for one in ("short", "long"))
-        if not all(isinstance(one, list) and len(one) == head_size // 2 for one in (short, long)):
+        if not all(isinstance(one, list) and len(one) == size // 2 for one in (short, long)):
             raise UnsoundConfig(
-                f"config.json has LongRoPE without a factor for each of {head_size // 2} "
-                "frequencies"
+                f"config.json has LongRoPE without a factor for each of {size // 2} frequencies"
             )
         stretch = math.log(self._factor) / math.log(self._original) if self._factor > 1 else 0.0
         return LongRopeScaling(
@@ -149,10 +157,13 @@ def _magnitude(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def read_rotation(config: Mapping[str, Any], **names: str) -> RopeParameters:
+def read_rotation(
+    config: Mapping[str, Any], *, rotates_part: bool = False, **names: str
+) -> RopeParameters:
     """Reads the rotation of a model whose layers all rotate alike.
 
     Args:
+        rotates_part: whether the family may rotate a part of each head alone.
         names: of kinds of scaling that the family has other names for.
     """
     own = FamilyConfig.of(config)
@@ -164,7 +175,9 @@ def read_rotation(config: Mapping[str, Any], **names: str) -> RopeParameters:
     if not own.says("rope_theta"):
         theta = before.get("rope_theta", theta)
     parameters.setdefault("rope_theta", theta)
-    parameters.setdefault("partial_rotary_factor", own["partial_rotary_factor"])
+    parameters.setdefault(_PART, own[_PART])
+    if not rotates_part:
+        _check_whole(parameters)
     if (original := own[_ORIGINAL]) is not None:
         parameters[_ORIGINAL] = original
     return _complete(own, parameters, names)
@@ -193,6 +206,7 @@ def read_layer_rotations(
             raise UnsoundConfig("config.json says rope_scaling.type; its name is rope_type")
         theta = own[name]
         parameters.setdefault("rope_theta", theta)
+        _check_whole(parameters)
         rotations[kind] = _complete(own, parameters, {})
     own.disregard(*_OF_ALIKE)
     return rotations
@@ -205,6 +219,11 @@ def _parameters(config: FamilyConfig, name: str) -> Parameters:
     return value or {}
 
 
+def _check_whole(parameters: Parameters) -> None:
+    if (part := parameters.get(_PART)) not in (None, 1.0):
+        raise ModelError(f"{_PART} {part} is not supported; use a model with 1.0")
+
+
 def _complete(
     config: FamilyConfig, parameters: dict[str, Any], names: Mapping[str, str]
 ) -> RopeParameters:
@@ -212,9 +231,6 @@ def _complete(
     kind, theta = names.get(kind, kind), parameters["rope_theta"]
     if type(theta) not in (int, float) or not 0 < theta < math.inf:
         raise UnsoundConfig(f"config.json says rope_theta = {str(theta)[:40]}")
-    partial = parameters.get("partial_rotary_factor")
-    if partial not in (None, 1.0):
-        raise ModelError(f"partial_rotary_factor {partial} is not supported; use a model with 1.0")
     max_position = counted(config, "max_position_embeddings", most=MAX_POSITION)
     if kind in _WITH_ORIGINAL:
         parameters.setdefault(_ORIGINAL, max_position)

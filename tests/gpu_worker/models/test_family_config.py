@@ -61,7 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_experts": 4, "num_experts_per_tok": 2},
     "OPTForCausalLM": SHAPE | {"ffn_dim": 48, "init_std": 0.2},
-    "Phi3ForCausalLM": SHAPE | {"pad_token_id": 0},
+    "Phi3ForCausalLM": SHAPE | {"pad_token_id": 0, "num_attention_heads": 4},
     "Qwen2ForCausalLM": SHAPE,
     "Qwen2MoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
@@ -178,7 +178,7 @@ def ours(path: Path) -> tuple[Any, Tensor | None]:
     ours natively alone, log probabilities, and nothing if it pools."""
     opened = open_with_config(ModelConfig(model=str(path), model_impl="signalbox"), lambda _: None)
     config, placement, group = opened.config, Placement(CPU, torch.float32), ParallelGroup()
-    if opened.spec.is_native_only:
+    if opened.is_native_only:
         runner = make_runner(path, block_size=16, max_model_len=64)
         return config, None if opened.pooling else log_probabilities(runner, PROMPT)
     model = opened.spec.build(config, 64, placement, group)

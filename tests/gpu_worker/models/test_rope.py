@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.config import ModelError
 from signalbox_worker.models.rope_config import read_rotation
 
 _LENGTH = {"max_position_embeddings": 32768}
@@ -51,20 +52,30 @@ def test_frequencies_are_within_one_rounding_of_those_of_pytorch(
 
 
 @pytest.mark.parametrize("window", [2048, 65536])
+@pytest.mark.parametrize("part", [1.0, 0.7])  # of 64, that is 44
 @pytest.mark.parametrize("scaling", _SCALINGS)
-def test_scaled_rotations_are_those_of_transformers(scaling: str, window: int) -> None:
-    parameters = {"rope_theta": 500000.0, **_SCALINGS[scaling]}
+def test_scaled_rotations_are_those_of_transformers(scaling: str, part: float, window: int) -> None:
+    parameters = {"rope_theta": 500000.0, "partial_rotary_factor": part, **_SCALINGS[scaling]}
+    for name in {"short_factor", "long_factor"} & parameters.keys():
+        parameters[name] = parameters[name][: int(32 * part)]
     config = LlamaConfig(
         hidden_size=512, num_attention_heads=8, rope_parameters=dict(parameters), **_LENGTH
     )
     make = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
     theirs, factor = make(config, torch.device("cpu"), seq_len=window)
-    cos, sin = (
-        read_rotation(_LENGTH | {"rope_parameters": parameters}).config(64).cos_sin(64, window)
-    )
+    read = read_rotation(_LENGTH | {"rope_parameters": parameters}, rotates_part=True)
+    cos, sin = read.config(64).cos_sin(64, window)
+    assert cos.shape == (window, int(64 * part) // 2)
     # Two roundings of the power and its reciprocal, and one of each of some five operations.
     np.testing.assert_allclose(np.arctan2(sin[1], cos[1]), theirs.numpy(), rtol=8 * 2.0**-24)
     np.testing.assert_allclose(cos[0], factor, rtol=2.0**-23)
+
+
+@pytest.mark.parametrize("part", [0, 0.02, 0.3, 1.5])  # 0, 1, 19 and 96 elements
+def test_a_part_of_a_head_that_is_no_even_number_of_its_elements_is_refused(part: float) -> None:
+    config = _LENGTH | {"rope_theta": 1e4, "partial_rotary_factor": part}
+    with pytest.raises(ModelError, match=f"partial_rotary_factor {float(part)} is not supported"):
+        read_rotation(config, rotates_part=True).config(64)
 
 
 def test_angles_are_within_one_rounding_of_those_of_pytorch() -> None:

@@ -51,6 +51,11 @@ class OpenedModel:
         is_tied = self.shape.tie_embeddings and self.pooling is None
         return (self.spec.table, self.spec.head) if is_tied else None
 
+    @property
+    def is_native_only(self) -> bool:
+        """True if nothing else of ours computes it: PyTorch does so through transformers."""
+        return self.spec.is_native_only or getattr(self.config, "is_native_only", False)
+
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns the files of the tokenizer, and those that say how texts are pooled."""
         texts = {} if self.pooling is None else self.pooling.texts
@@ -97,7 +102,7 @@ def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) ->
 
     Raises ModelError for a form of it that is computed natively alone.
     """
-    if not opened.spec.is_native_only:
+    if not opened.is_native_only:
         return opened
     source = opened.source
     if model_config.model_impl == "signalbox":

@@ -18,7 +18,8 @@ from signalbox_kernels.native import best_isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import Adapted, ProgramBuilder
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import PANEL, Epilogue, Row
+from signalbox_kernels.structs import PANEL, Epilogue, Pairs, Row
+from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.matrices import joined
@@ -215,6 +216,7 @@ class _Compiler:
         scales = self._kv_scales[index]
         windows = self._config.sliding_windows
         window = windows[index] if windows else None
+        rotary, num_rotated = self._rotation(index, window)
         build.rotate(
             self._qkv,
             self._query,
@@ -222,7 +224,9 @@ class _Compiler:
             norms=norms,
             eps=eps,
             kv_scales=scales,
-            rotary=None if window is None else self._sliding_rotary,
+            rotary=rotary,
+            num_rotated=num_rotated,
+            pairs=Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES,
         )
         build.attend(
             self._query,
@@ -233,6 +237,14 @@ class _Compiler:
             kv_scales=scales,
         )
         self._add_down(self._attended, f"{prefix}o_proj", INNER_NORMS[0], index)
+
+    def _rotation(self, index: int, window: int | None) -> tuple[FloatArray | None, int]:
+        """Returns the table of a layer's own, if it has one, and how much of each head it turns."""
+        config, own = self._config, None if window is None else self._sliding_rotary
+        if index in config.unrotated_layers:
+            return None, 0
+        rope = config.rope if own is None or config.sliding_rope is None else config.sliding_rope
+        return own, rope.rotated(config.head_size)
 
     @cached_property
     def _activated(self) -> ProductRows:

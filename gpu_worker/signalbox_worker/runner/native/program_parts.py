@@ -64,5 +64,5 @@ def program_shape(
 
 
 def rotary_table(rope: RopeConfig, head_size: int, max_model_len: int) -> FloatArray:
-    """Returns [max_model_len, 2, head_size / 2] float32, cosines and sines."""
+    """Returns [max_model_len, 2, rotated / 2] float32, cosines and sines."""
     return np.stack(rope.cos_sin(head_size, max_model_len), axis=1)

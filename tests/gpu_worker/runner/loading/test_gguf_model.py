@@ -291,8 +291,8 @@ LONG_ROPE: dict[str, Any] = {
     "rope_theta": 500.0,
     "original_max_position_embeddings": 64,
     "partial_rotary_factor": 0.75,
-    "short_factor": [1.0, 1.1, 1.2],
-    "long_factor": [1.5, 4.0, 9.0],
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [1.5 + 2.5 * i for i in range(6)],
 }
 
 
@@ -304,28 +304,36 @@ WHOLE_LONG_ROPE = LONG_ROPE | {
 
 
 @pytest.mark.parametrize("form", ["gguf", "safetensors"])
-@pytest.mark.parametrize("backend", ["native", "torch", "transformers"])
+@pytest.mark.parametrize("is_part", [False, True])
+@pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
     ("window", "length", "is_long"), [(None, 40, False), (64, 40, False), (200, 90, True)]
 )
 def test_longrope_has_the_factors_of_its_window(
-    window: int | None, length: int, is_long: bool, backend: str, form: str, tmp_path: Path
+    window: int | None,
+    length: int,
+    is_long: bool,
+    backend: str,
+    is_part: bool,
+    form: str,
+    tmp_path: Path,
 ) -> None:
-    """Ours rotate whole heads; those that are rotated in part run through transformers."""
-    path, is_ours = tmp_path / "hf", backend != "transformers"
+    """PyTorch rotates a part of each head through transformers."""
+    path = tmp_path / "hf"
     reference = make_phi3(
         path,
         sliding_window=None,
-        hidden_size=96 if is_ours else 48,
-        rope_parameters=WHOLE_LONG_ROPE if is_ours else LONG_ROPE,
+        hidden_size=96,
+        rope_parameters=LONG_ROPE if is_part else WHOLE_LONG_ROPE,
         original_max_position_embeddings=64,
     )
     if form == "gguf":
-        extra = {"rope.dimension_count": 16 if is_ours else 6, "rope.scaling.attn_factor": 1.2}
+        extra = {"rope.dimension_count": 12 if is_part else 16, "rope.scaling.attn_factor": 1.2}
         reference.model.rotary_emb.attention_scaling = extra["rope.scaling.attn_factor"]
         path = make_gguf(tmp_path / "x.gguf", reference, "phi3", extra=extra)
-    options = {"cpu_backend": backend, "model_impl": "signalbox"} if is_ours else {}
-    runner = make_runner(path, max_model_len=window, **options)
+    impl = "auto" if is_part and backend == "torch" else "signalbox"
+    runner = make_runner(path, max_model_len=window, cpu_backend=backend, model_impl=impl)
+    assert runner.model.numerics.kernels.startswith(backend)
     assert runner.model.max_model_len == (window or 64)
     prompts = [np.random.default_rng(3).integers(3, 97, length).tolist(), [5, 9, 60]]
     outputs = Driver(runner=runner).generate(prompts, num_tokens=8)

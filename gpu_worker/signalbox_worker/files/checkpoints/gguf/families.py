@@ -277,4 +277,4 @@ READERS: Mapping[str, Reader] = {
 }
 """Readers by architectures of GGUF files; the files of others are read in config.py."""
 PARTLY_ROTATED: Collection[str] = ("glm4", "glm4moe", "phi3")
-"""Architectures that may rotate a part of each head; they run through transformers then."""
+"""Architectures that may rotate a part of each head."""
