@@ -30,6 +30,7 @@ from signalbox_worker.models.family_config import TABLE
 from signalbox_worker.models.registry import architectures
 
 _ROPE = "RotaryEmbeddingConfigMixin"
+_OF_KWARGS = ("kwargs.get", "kwargs.pop", "kwargs.setdefault")
 Names = dict[str, Any]
 """Defaults by name; None where the code names none."""
 
@@ -196,7 +197,7 @@ def _reads(node: ast.AST, kind: Any) -> Iterator[tuple[str, Any]]:
     call, arguments = ast.unparse(node.func), node.args
     if call in ("getattr", "hasattr") and _is_config(arguments[0], kind):
         name, default = arguments[1], arguments[2:]
-    elif kind is not None and call in ("kwargs.get", "kwargs.pop"):
+    elif kind is not None and call in _OF_KWARGS:
         name, default = arguments[0], arguments[1:]
     else:
         return

@@ -195,6 +195,12 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": YARN_ROPE | {"truncate": False},
         },
     ),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "partial_rotary_factor": 0.75}),
+    "smollm3": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 19},
+    ),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "granite-moe": (
         "GraniteMoe",

@@ -72,8 +72,8 @@ class DecoderConfig:
     """Logits become cap * tanh(logit / cap)."""
     attention_soft_cap: float | None = None
     """Scores of attention become cap * tanh(score / cap)."""
-    has_fused_projections: bool = False
-    """True if checkpoints have FUSED_PROJECTIONS."""
+    fused_projections: tuple[str, ...] = ()
+    """Those of FUSED_PROJECTIONS that checkpoints have."""
     activation: str = "silu"
     """Function of the gate; one of `GATES`."""
     norm_offset: float = 0.0
@@ -84,6 +84,8 @@ class DecoderConfig:
     """Tensors of each such norm in a checkpoint: a weight, perhaps a bias, or none."""
     has_inner_norms: bool = False
     """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
+    inner_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    """Names of those norms."""
     sliding_rope: RopeConfig | None = None
     """Rotation of the layers with a window; None is `rope`."""
     rotates_neighbours: bool = False
@@ -129,7 +131,7 @@ def llama_config(config: HfConfig) -> DecoderConfig:
 
 @family("MistralConfig")
 def mistral_config(config: HfConfig) -> DecoderConfig:
-    return _decoder_config(config, sliding_windows=uniform_windows(config))
+    return dense_config(config, sliding_windows=uniform_windows(config))
 
 
 @family("Qwen2Config")
@@ -141,7 +143,7 @@ def qwen2_like(
     config: HfConfig, windows: tuple[int | None, ...], *, qkv_bias: bool = True
 ) -> DecoderConfig:
     """Reads what Qwen2 and its mixtures share."""
-    return _decoder_config(config, qkv_bias=qkv_bias, sliding_windows=windows)
+    return dense_config(config, qkv_bias=qkv_bias, sliding_windows=windows)
 
 
 @family("Qwen3Config")
@@ -152,16 +154,14 @@ def qwen3_config(config: HfConfig) -> DecoderConfig:
 def qwen3_like(config: HfConfig, windows: tuple[int | None, ...]) -> DecoderConfig:
     """Reads what Qwen3 and its mixtures share."""
     bias = flag(config, "attention_bias")
-    return _decoder_config(
-        config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows
-    )
+    return dense_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows)
 
 
 def olmo_like(config: HfConfig) -> DecoderConfig:
     """Reads what OLMo's mixtures share with Llama."""
     check_no_windows(config)
     bias = flag(config, "attention_bias")
-    return _decoder_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, qk_norm_is_whole=True)
+    return dense_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, qk_norm_is_whole=True)
 
 
 @family("GraniteConfig")
@@ -190,11 +190,11 @@ def phi3_config(config: HfConfig) -> DecoderConfig:
             f"{config['architectures'][0]} with quantization_config is not supported; use a GGUF "
             "file, or a checkpoint in floats"
         )
-    return _decoder_config(
+    return dense_config(
         config,
         read_rotation(config, rotates_part=True, su="longrope", yarn="longrope"),
         sliding_windows=uniform_windows(config),
-        has_fused_projections=True,
+        fused_projections=tuple(FUSED_PROJECTIONS),
     )
 
 
@@ -202,14 +202,20 @@ def _with_biases(config: HfConfig, **fields: Any) -> DecoderConfig:
     """Reads a family without windows whose projections may have biases."""
     check_no_windows(config)
     bias = flag(config, "attention_bias")
-    return _decoder_config(
+    return dense_config(
         config, qkv_bias=bias, o_bias=bias, mlp_bias=flag(config, "mlp_bias"), **fields
     )
 
 
-def _decoder_config(
+def dense_config(
     config: HfConfig, rotation: RopeParameters | None = None, **fields: Any
 ) -> DecoderConfig:
+    """Reads a family whose gate is a SiLU.
+
+    Args:
+        rotation: None reads it as in most families.
+        fields: of the result, which families read in ways of their own.
+    """
     architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
         raise ModelError(

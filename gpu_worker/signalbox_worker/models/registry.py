@@ -32,6 +32,7 @@ from signalbox_worker.models.encoder_config import (
 )
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.mixture_config import (
     granite_moe_config,
     mixtral_config,
@@ -40,6 +41,7 @@ from signalbox_worker.models.mixture_config import (
     qwen3_moe_config,
 )
 from signalbox_worker.models.rope_config import stretched_length
+from signalbox_worker.models.smollm_config import smollm3_config
 
 if TYPE_CHECKING:
     from signalbox_worker.models.layers import Model, ParallelGroup, Placement
@@ -223,9 +225,12 @@ for _name, _reader in (
         ModelSpec(_name, _reader, _from("mixture", "MoeDecoder"), has_stages=True, is_llama=True)
     )
 for _name, _reader in (
+    ("Glm4ForCausalLM", glm4_config),
+    ("GlmForCausalLM", glm_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
     ("OlmoeForCausalLM", olmoe_config),
     ("Qwen2MoeForCausalLM", qwen2_moe_config),
+    ("SmolLM3ForCausalLM", smollm3_config),
 ):
     register_model(
         ModelSpec(

@@ -49,6 +49,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "GemmaForCausalLM": SHAPE | {"head_dim": 8},
+    "Glm4ForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
+    "GlmForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
     "GraniteForCausalLM": SHAPE,
     "GraniteMoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
@@ -61,7 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_experts": 4, "num_experts_per_tok": 2},
     "OPTForCausalLM": SHAPE | {"ffn_dim": 48, "init_std": 0.2},
-    "Phi3ForCausalLM": SHAPE | {"pad_token_id": 0, "num_attention_heads": 4},
+    "Phi3ForCausalLM": SHAPE | {"pad_token_id": 0},
     "Qwen2ForCausalLM": SHAPE,
     "Qwen2MoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
@@ -70,6 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": SHAPE | {"head_dim": 8},
     "Qwen3MoeForCausalLM": SHAPE | {"num_experts": 4} | _MIXTURE,
     "RobertaForMaskedLM": SHAPE,
+    "SmolLM3ForCausalLM": SHAPE | {"num_attention_heads": 4, "pad_token_id": 0},
     "XLMRobertaForMaskedLM": SHAPE,
 }
 """An architecture of each configuration class, and a small config.json."""
@@ -97,6 +100,8 @@ VALUES: dict[str, Any] = {
     "local_attention": 10,
     "mlp_only_layers": [1],
     "n_inner": 40,
+    "no_rope_layer_interval": 2,
+    "no_rope_layers": [0, 1, 0],
     "num_key_value_heads": 2,
     "num_labels": 3,
     "original_max_position_embeddings": 16,

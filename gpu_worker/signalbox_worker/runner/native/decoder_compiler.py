@@ -34,7 +34,6 @@ from signalbox_worker.runner.native.program_parts import (
 from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
     HEAD,
-    INNER_NORMS,
     NORM,
     feed_norm,
     has_experts,
@@ -236,7 +235,7 @@ class _Compiler:
             is_causal=not self._config.is_bidirectional,
             kv_scales=scales,
         )
-        self._add_down(self._attended, f"{prefix}o_proj", INNER_NORMS[0], index)
+        self._add_down(self._attended, f"{prefix}o_proj", self._config.inner_norms[0], index)
 
     def _rotation(self, index: int, window: int | None) -> tuple[FloatArray | None, int]:
         """Returns the table of a layer's own, if it has one, and how much of each head it turns."""
@@ -286,7 +285,7 @@ class _Compiler:
             self._add_gated(matrices[0], bias, Epilogue.GATED, adapted)
         else:
             self._add_gate_and_up(matrices[0], matrices[1], bias, rows)
-        self._add_down(self._activated, f"{prefix}down_proj", INNER_NORMS[1], index)
+        self._add_down(self._activated, f"{prefix}down_proj", self._config.inner_norms[1], index)
 
     def _add_gate_and_up(
         self, gate: Matrix, up: Matrix, bias: AnyArray | None, rows: dict[str, int]

@@ -226,15 +226,16 @@ def dtype_for_half() -> str:
 def without_fused(
     stored: Mapping[str, StoredTensor], config: DecoderConfig
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors with each of FUSED_PROJECTIONS replaced by its parts, which are not read
-    yet. Raises ModelError for one that has other rows."""
+    """Returns the tensors with each of `fused_projections` replaced by its parts, which are not
+    read yet. Raises ModelError for one that has other rows."""
     found, shapes = dict(stored), weight_shapes(config)
-    for index in range(config.num_layers if config.has_fused_projections else 0):
-        for fused, parts in FUSED_PROJECTIONS.items():
+    for index in range(config.num_layers):
+        for fused in config.fused_projections:
             name = f"{layer_prefix(index)}{fused}.weight"
             tensor = found.pop(name, None)
             if tensor is None:  # made-up weights have the parts
                 continue
+            parts = FUSED_PROJECTIONS[fused]
             names = [f"{layer_prefix(index)}{part}.weight" for part in parts]
             if double := sorted(found.keys() & {*names}):
                 raise ModelError(f"{name} stands beside {double[0]}; remove what is not meant")

@@ -13,8 +13,6 @@ from signalbox_worker.models.mixture_config import MoeConfig
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
-INNER_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-"""Norms of the results of attention and feed-forward, in layers that have them."""
 EXPERTS, ROUTER = "experts", "gate.weight"
 """What the names of experts begin with within a mixture, and the matrix whose product chooses."""
 SHARED, SHARED_GATE = "shared_expert", "shared_expert_gate.weight"
@@ -84,10 +82,10 @@ def module_rows(config: DecoderConfig) -> dict[str, ModuleRows]:
     found = dict[str, ModuleRows]()
     for name, (num_rows, _) in linear_shapes(config).items():
         found[name] = ModuleRows(name, slice(0, num_rows))
-    for index in range(config.num_layers if config.has_fused_projections else 0):
-        for fused, parts in FUSED_PROJECTIONS.items():
+    for index in range(config.num_layers):
+        for fused in config.fused_projections:
             start = 0
-            for name in (f"{layer_prefix(index)}{part}" for part in parts):
+            for name in (f"{layer_prefix(index)}{part}" for part in FUSED_PROJECTIONS[fused]):
                 end = start + found[name].rows.stop
                 found[name] = ModuleRows(f"{layer_prefix(index)}{fused}", slice(start, end))
                 start = end
@@ -108,7 +106,9 @@ def layer_prefix(index: int) -> str:
 
 def feed_norm(config: DecoderConfig) -> str:
     """Returns the name of the norm that the feed-forward reads, within its layer."""
-    return "pre_feedforward_layernorm" if config.has_inner_norms else "post_attention_layernorm"
+    name = "post_attention_layernorm"
+    is_taken = config.has_inner_norms and name in config.inner_norms
+    return "pre_feedforward_layernorm" if is_taken else name
 
 
 def is_ignored(name: str, config: DecoderConfig) -> bool:
@@ -135,7 +135,9 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
 
 
 def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
-    shapes = _norm(config, feed_norm(config), *(INNER_NORMS if config.has_inner_norms else ()))
+    shapes = _norm(
+        config, feed_norm(config), *(config.inner_norms if config.has_inner_norms else ())
+    )
     return shapes | _gated("mlp", config, config.intermediate_size, has_bias=config.mlp_bias)
 
 

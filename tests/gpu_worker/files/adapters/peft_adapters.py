@@ -26,6 +26,12 @@ FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {"r": 3, "target_modules": ("qkv_proj", "down_proj"), "rank_pattern": {"qkv_proj": 5}},
 )
 """Adapters of a model whose Q, K and V, and gate and up, are fused."""
+GLM_KINDS: tuple[dict[str, Any], ...] = (
+    {"r": 4, "target_modules": "all-linear", "use_rslora": True},
+    {"r": 3, "target_modules": ("k_proj", "gate_up_proj"), "rank_pattern": {"k_proj": 5}},
+    {"r": 8, "target_modules": ("q_proj", "o_proj"), "layers_to_transform": [0, 2]},
+)
+"""Adapters of a model whose gate and up alone are."""
 
 
 def make_adapters(model: Any, path: Path, kinds: Sequence[dict[str, Any]] = KINDS) -> list[str]:

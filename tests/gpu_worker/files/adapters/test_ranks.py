@@ -12,6 +12,7 @@ from signalbox.lora.request import LoRARequest
 from signalbox_worker.device.parallel_config import ParallelConfig
 from tests.gpu_worker.files.adapters.peft_adapters import (
     FUSED_KINDS,
+    GLM_KINDS,
     KINDS,
     make_adapters,
     peft_tokens,
@@ -38,6 +39,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         ("granite", "native", [(1, 1), (2, 1), (1, 3)]),
         ("phi3", "torch", [(1, 1), (2, 1), (1, 3)]),
         ("phi3", "native", [(1, 1), (2, 1), (1, 3)]),
+        ("glm4", "native", [(1, 1), (2, 1)]),
     ],
 )
 def test_ranks_and_stages_give_the_tokens_of_peft(
@@ -47,7 +49,7 @@ def test_ranks_and_stages_give_the_tokens_of_peft(
     if backend == "native":
         skip_without_native_kernels()
     model = make_model(tmp_path, family, head_dim=16)
-    kinds = FUSED_KINDS if family == "phi3" else KINDS[:3]
+    kinds = {"phi3": FUSED_KINDS, "glm4": GLM_KINDS}.get(family, KINDS[:3])
     lora = make_adapters(model, tmp_path / "adapters", kinds)
     prompts: Any = [{"prompt_token_ids": ids} for ids in make_prompts(17, 5, 30)]
     requests = [

@@ -139,6 +139,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("qwen3", {}, [(2, 1)], PreemptionMode.SWAP),
         ("granite", {}, [(1, 3), (2, 2)], PreemptionMode.SWAP),
         ("phi3", {}, [(1, 3), (2, 2)], PreemptionMode.RECOMPUTE),
+        ("glm4", {}, [(2, 2)], PreemptionMode.SWAP),
+        ("smollm3", {}, [(1, 3)], PreemptionMode.RECOMPUTE),
         # the last rank has fewer inner columns of an expert
         ("mixtral", {"intermediate_size": 72}, [(2, 1)], PreemptionMode.SWAP),
         ("qwen2-moe", MOE, [(1, 3), (2, 1)], PreemptionMode.RECOMPUTE),
