@@ -196,6 +196,21 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4-moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 16,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_group": 3,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.8,
+            "use_qk_norm": True,
+        },
+    ),
     "glm4": ("Glm4", {"head_dim": 16, "partial_rotary_factor": 0.75}),
     "smollm3": (
         "SmolLM3",
@@ -313,6 +328,9 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or name.endswith("_bias"):  # or biases of experts
                 parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.save_pretrained(path, max_shard_size="60KB")
     make_tokenizer(path)
     return model

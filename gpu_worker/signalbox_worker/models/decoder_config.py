@@ -93,6 +93,8 @@ class DecoderConfig:
     those of its halves."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose Q and K have no positions (NoPE)."""
+    may_have_more_layers: bool = False
+    """True if checkpoints may have layers behind the last one, which predict further tokens."""
     has_head: bool = True
     """False of a model whose hidden states are pooled, and make no logits."""
     is_bidirectional: bool = False

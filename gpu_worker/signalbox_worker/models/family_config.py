@@ -197,9 +197,14 @@ def required(config: Mapping[str, Any], key: str) -> Any:
 
 
 def counted(
-    config: Mapping[str, Any], key: str, default: int | None = None, *, most: int = _MOST
+    config: Mapping[str, Any],
+    key: str,
+    default: int | None = None,
+    *,
+    least: int = 1,
+    most: int = _MOST,
 ) -> int:
-    """Returns a field that counts something. Raises ModelError unless it is in [1, most].
+    """Returns a field that counts something. Raises ModelError unless it is in [least, most].
 
     Args:
         default: if the field is null or missing.
@@ -207,9 +212,10 @@ def counted(
     value = config.get(key)
     if value is None:
         value = required(config, key) if default is None else default
-    if type(value) is not int or not 1 <= value <= most:
+    if type(value) is not int or not least <= value <= most:
         raise UnsoundConfig(
-            f"config.json says {key} = {str(value)[:40]}, which is no whole number in [1, {most}]"
+            f"config.json says {key} = {str(value)[:40]}, which is no whole number in "
+            f"[{least}, {most}]"
         )
     return value
 

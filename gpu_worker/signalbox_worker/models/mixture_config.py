@@ -17,7 +17,24 @@ from signalbox_worker.models.decoder_config import (
     sliding_windows,
     uniform_windows,
 )
-from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag
+from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
+from signalbox_worker.models.glm_config import glm_like
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertChoice:
+    """How experts are chosen, and what their shares are beside renormalisation."""
+
+    by_sigmoid: bool = False
+    """True if a share is the sigmoid of its score alone, and not the softmax of all scores."""
+    has_bias: bool = False
+    """True if a vector of a layer is added to the shares to choose by."""
+    num_groups: int = 1
+    """Groups of neighbouring experts."""
+    num_chosen_groups: int = 1
+    """Groups that a token's experts are of."""
+    scale: float = 1.0
+    """Factor of the shares of those that are chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,24 +46,34 @@ class MoeConfig(DecoderConfig):
     expert_size: int
     renormalise: bool
     """True if the shares of the chosen experts are normalised to the sum 1."""
+    choice: ExpertChoice = ExpertChoice()
     dense_layers: frozenset[int] = frozenset()
     """Layers with a plain feed-forward."""
     block: str
     """Name of the mixture in a layer."""
     names: ExpertNames
     shared_size: int = 0
-    """Inner columns of the expert that all tokens have beside theirs, times the sigmoid of a score
-    of its own; 0 is none."""
+    """Inner columns of the expert that all tokens have beside theirs; 0 is none."""
+    shared_name: str = "shared_expert"
+    shared_has_gate: bool = True
+    """True if its result is multiplied with the sigmoid of a score of its own."""
     has_stacks: bool = False
-    """True if checkpoints have a tensor of all experts of a layer (`STACKS`)."""
+    """True if checkpoints have Granite's tensors of all experts of a layer."""
+
+    @property
+    def stacks(self) -> dict[str, tuple[str, ...]]:
+        """Tensors of a mixture that may hold [num_experts, rows, columns], and the matrices of each
+        expert in them."""
+        of_granite = "input_linear.weight", "output_linear.weight"
+        usual = "experts.gate_up_proj", "experts.down_proj"
+        gate_up, down = of_granite if self.has_stacks else usual
+        return {gate_up: self.names[:2], down: self.names[2:]}
 
 
-STACKS = {"input_linear.weight": ("gate_proj", "up_proj"), "output_linear.weight": ("down_proj",)}
-"""Tensors of a mixture that hold [num_experts, rows, columns], by the matrices of each expert."""
 STACKED_ROUTER = "router.layer.weight"
 """Name of the router beside them."""
 _MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
-_QWEN = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
+QWEN_EXPERTS = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 @family("MixtralConfig")
@@ -83,14 +110,53 @@ def olmoe_config(config: HfConfig) -> MoeConfig:
         expert_size=counted(config, "intermediate_size"),
         renormalise=flag(config, "norm_topk_prob"),
         block="mlp",
-        names=_QWEN,
+        names=QWEN_EXPERTS,
     )
 
 
 @family("GraniteMoeConfig")
 def granite_moe_config(config: HfConfig) -> MoeConfig:
     """Reads Granite's mixtures; softmax over the chosen scores is that of all, renormalised."""
-    return _sparse_block(config, granite_config(config), names=_QWEN, has_stacks=True)
+    return _sparse_block(config, granite_config(config), names=QWEN_EXPERTS, has_stacks=True)
+
+
+@family("Glm4MoeConfig")
+def glm4_moe_config(config: FamilyConfig) -> MoeConfig:
+    """Reads GLM-4's mixtures, which rotate halves of the part that is rotated.
+
+    Raises ModelError for groups that cannot be, or if nothing is shared.
+    """
+    base = glm_like(config, qk_norm=flag(config, "use_qk_norm"), may_have_more_layers=True)
+    num_experts, num_groups = counted(config, "n_routed_experts"), counted(config, "n_group")
+    num_shared = counted(config, "n_shared_experts", least=0)
+    if num_experts % num_groups or not num_shared:
+        raise ModelError(
+            f"{base.architecture} with {num_experts} n_routed_experts in {num_groups} n_group and "
+            f"{num_shared} n_shared_experts is not supported natively"
+        )
+    expert_size = counted(config, "moe_intermediate_size")
+    return _moe_config(
+        base,
+        num_experts=num_experts,
+        experts_per_token=counted(config, "num_experts_per_tok"),
+        expert_size=expert_size,
+        renormalise=flag(config, "norm_topk_prob"),
+        choice=ExpertChoice(
+            by_sigmoid=True,
+            has_bias=True,
+            num_groups=num_groups,
+            num_chosen_groups=counted(config, "topk_group", most=num_groups),
+            scale=positive(config, "routed_scaling_factor"),
+        ),
+        dense_layers=frozenset(
+            range(counted(config, "first_k_dense_replace", least=0, most=MAX_NUM_LAYERS))
+        ),
+        block="mlp",
+        names=QWEN_EXPERTS,
+        shared_size=expert_size * num_shared,
+        shared_name="shared_experts",
+        shared_has_gate=False,
+    )
 
 
 def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
@@ -126,7 +192,7 @@ def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> Mo
         renormalise=flag(config, "norm_topk_prob"),
         dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
         block="mlp",
-        names=_QWEN,
+        names=QWEN_EXPERTS,
         **fields,
     )
 

@@ -34,6 +34,7 @@ from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.mixture_config import (
+    glm4_moe_config,
     granite_moe_config,
     mixtral_config,
     olmoe_config,
@@ -226,6 +227,7 @@ for _name, _reader in (
     )
 for _name, _reader in (
     ("Glm4ForCausalLM", glm4_config),
+    ("Glm4MoeForCausalLM", glm4_moe_config),
     ("GlmForCausalLM", glm_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
     ("OlmoeForCausalLM", olmoe_config),

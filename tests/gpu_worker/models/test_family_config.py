@@ -50,6 +50,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "GemmaForCausalLM": SHAPE | {"head_dim": 8},
     "Glm4ForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
+    "Glm4MoeForCausalLM": SHAPE
+    | {"head_dim": 16, "n_routed_experts": 4, "pad_token_id": 0}
+    | _MIXTURE,
     "GlmForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
     "GraniteForCausalLM": SHAPE,
     "GraniteMoeForCausalLM": SHAPE

@@ -9,16 +9,16 @@ from functools import cached_property
 
 from signalbox_kernels.program_builder import Experts, ProgramBuilder, Routing
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import PANEL, Epilogue, Row
+from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.matrices import joined, kind_of
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import ACTIVATIONS
 from signalbox_worker.runner.native.weight_shapes import (
+    CHOICE_BIAS,
     EXPERTS,
     ROUTER,
-    SHARED,
     SHARED_GATE,
     layer_prefix,
 )
@@ -46,7 +46,7 @@ class MixtureCompiler:
         self._builder, self._config, self._weights = builder, config, weights
         self._normed, self._add_norm, self._factors = normed, add_norm, factors
         self._copies = config.experts_per_token
-        padding = PANEL if config.shared_size else 0
+        padding = PANEL if self._shared_has_gate else 0
         self._scores = builder.buffer(config.num_experts + padding, row=Row.FLOATS)
         self._gathered: dict[int, int] = {}
         """Buffers of experts' rows, by those that they are gathered of."""
@@ -63,27 +63,34 @@ class MixtureCompiler:
         """
         prefix = f"{layer_prefix(index)}{self._config.block}."
         routers = [self._weights.matrix(f"{prefix}{ROUTER}")]
-        if self._config.shared_size:
+        if self._shared_has_gate:
             routers.append(self._weights.matrix(f"{prefix}{SHARED_GATE}"))
-        shared = self._gate_and_up(f"{prefix}{SHARED}") if self._config.shared_size else []
+        of_all = f"{prefix}{self._config.shared_name}"
+        shared = self._gate_and_up(of_all) if self._config.shared_size else []
         names = self._config.names
         expert = f"{prefix}{EXPERTS}"
         first = self._pair(expert, 0)
         self._add_norm(index, [*routers, *shared, *first])
         self._ready.clear()
-        self._add_choice(routers)
+        self._add_choice(routers, prefix)
         self._add_gated(self._stacks(expert, first), self._activated, copies=self._copies)
         rest = (self._one(f"{expert}.{i}.{names.down}.weight") for i in self._others)
         down = self._same(self._one(f"{expert}.0.{names.down}.weight"), rest)
         source = self._activated.read_elements(down.first)
         self._builder.linear(source, self._results, down, None, Epilogue.STORE)
-        if shared:
-            self._add_shared(prefix, shared)
-        common = self._common if shared else None
+        if self._shared_has_gate:
+            self._add_shared(of_all, shared, self._common, Epilogue.STORE)
+        common = self._common if self._shared_has_gate else None
         self._builder.mix(self._results, dst, adds=adds, common=common)
+        if shared and common is None:
+            self._add_shared(of_all, shared, dst, Epilogue.ADD)
 
-    def _add_choice(self, routers: list[Matrix]) -> None:
-        config, column = self._config, 0
+    @property
+    def _shared_has_gate(self) -> bool:
+        return bool(self._config.shared_size) and self._config.shared_has_gate
+
+    def _add_choice(self, routers: list[Matrix], prefix: str) -> None:
+        config, choice, column = self._config, self._config.choice, 0
         for router in routers:
             source = self._normed.read(router)
             self._builder.linear(source, self._scores, router, None, Epilogue.STORE, column=column)
@@ -91,16 +98,25 @@ class MixtureCompiler:
         routing = Routing(
             config.num_experts,
             config.experts_per_token,
+            function=Scores.SIGMOID if choice.by_sigmoid else Scores.SOFTMAX,
             renormalises=config.renormalise,
-            has_common=bool(config.shared_size),
+            num_groups=choice.num_groups,
+            num_chosen_groups=choice.num_chosen_groups,
+            has_common=self._shared_has_gate,
+            scale=choice.scale,
         )
-        self._builder.route(self._scores, routing)
+        bias = None
+        if choice.has_bias:
+            bias = self._weights.vector(f"{prefix}{CHOICE_BIAS}", is_rounded=False)
+        self._builder.route(self._scores, routing, bias)
 
-    def _add_shared(self, prefix: str, gate_and_up: list[Matrix]) -> None:
+    def _add_shared(
+        self, name: str, gate_and_up: list[Matrix], dst: int, epilogue: Epilogue
+    ) -> None:
         self._add_gated(gate_and_up, self._shared_activated, copies=0)
-        down = self._weights.matrix(f"{prefix}{SHARED}.down_proj.weight")
+        down = self._weights.matrix(f"{name}.down_proj.weight")
         source = self._shared_activated.read_elements(down)
-        self._builder.linear(source, self._common, down, None, Epilogue.STORE)
+        self._builder.linear(source, dst, down, None, epilogue)
 
     def _add_gated(
         self, matrices: list[Matrix] | list[Experts], rows: ProductRows, *, copies: int

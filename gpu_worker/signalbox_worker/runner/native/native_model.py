@@ -28,7 +28,7 @@ from signalbox_worker.files.checkpoints.quantization import (
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import check_shape
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
-from signalbox_worker.models.mixture_config import STACKED_ROUTER, STACKS, MoeConfig
+from signalbox_worker.models.mixture_config import STACKED_ROUTER, MoeConfig
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.model_source import ModelSource
@@ -248,7 +248,7 @@ def without_stacks(
 ) -> dict[str, StoredTensor]:
     """Returns the tensors with those of all experts of a layer replaced by each one's, of which one
     stack at a time is in memory. Raises ModelError for one of another shape."""
-    if not isinstance(config, MoeConfig) or not config.has_stacks:
+    if not isinstance(config, MoeConfig):
         return stored
     found, shapes = dict(stored), weight_shapes(config)
     read = lru_cache(maxsize=1)(lambda name: stored[name].read())
@@ -256,23 +256,23 @@ def without_stacks(
         block = f"{layer_prefix(index)}{config.block}."
         if (router := found.pop(f"{block}{STACKED_ROUTER}", None)) is not None:
             found[f"{block}{ROUTER}"] = router
-        for stack, parts in STACKS.items():
-            tensor, names = found.pop(f"{block}{stack}", None), dict[str, tuple[int, slice]]()
-            if tensor is None:  # of a GGUF file
+        for stack, parts in config.stacks.items():
+            tensor, places = found.pop(f"{block}{stack}", None), dict[str, tuple[int, slice]]()
+            if tensor is None:  # a tensor for each expert
                 continue
             start = 0
             for part in parts:
                 rows = shapes[f"{block}{EXPERTS}.0.{part}.weight"][0]
                 for expert in range(config.num_experts):
                     name = f"{block}{EXPERTS}.{expert}.{part}.weight"
-                    names[name] = expert, slice(start, start + rows)
+                    places[name] = expert, slice(start, start + rows)
                 start += rows
             check_shape(
                 f"{block}{stack}",
                 tensor.shape,
-                (config.num_experts, start, shapes[next(iter(names))][1]),
+                (config.num_experts, start, shapes[next(iter(places))][1]),
             )
-            for name, (expert, rows_of) in names.items():
+            for name, (expert, rows_of) in places.items():
                 values = partial(_of_stack, read, f"{block}{stack}", expert, rows_of)
                 found[name] = StoredTensor(shapes[name], values, dtype=tensor.dtype)
     return found

@@ -1,5 +1,6 @@
 """Names and shapes of the tensors that make up a decoder of the Llama family."""
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -15,10 +16,13 @@ Shape = tuple[int, ...]
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
 EXPERTS, ROUTER = "experts", "gate.weight"
 """What the names of experts begin with within a mixture, and the matrix whose product chooses."""
-SHARED, SHARED_GATE = "shared_expert", "shared_expert_gate.weight"
-"""The same of an expert that all tokens have."""
+CHOICE_BIAS = "gate.e_score_correction_bias"
+"""Vector that shares are chosen by, beside themselves."""
+SHARED_GATE = "shared_expert_gate.weight"
+"""Matrix whose product is the score of the expert that all tokens have."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
+_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 TABLES = (EMBEDDING, HEAD)
 """Matrices with a row for each token of the vocabulary, or more, which are not used."""
 
@@ -117,6 +121,9 @@ def is_ignored(name: str, config: DecoderConfig) -> bool:
         return config.tie_embeddings or not config.has_head
     if name == CLASSIFIER:
         return not config.has_head
+    layer = _LAYER.match(name)
+    if config.may_have_more_layers and layer is not None and int(layer[1]) >= config.num_layers:
+        return True
     return name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
 
 
@@ -149,9 +156,13 @@ def _mixture(config: MoeConfig) -> dict[str, Shape]:
         prefix = f"{config.block}.{EXPERTS}.{index}."
         shapes |= {f"{prefix}{name}.weight": (inner, hidden) for name in (names.gate, names.up)}
         shapes[f"{prefix}{names.down}.weight"] = (hidden, inner)
+    if config.choice.has_bias:
+        shapes[f"{config.block}.{CHOICE_BIAS}"] = (config.num_experts,)
     if config.shared_size:
-        shapes |= _gated(f"{config.block}.{SHARED}", config, config.shared_size, has_bias=False)
-        shapes[f"{config.block}.{SHARED_GATE}"] = (1, hidden)
+        shared = f"{config.block}.{config.shared_name}"
+        shapes |= _gated(shared, config, config.shared_size, has_bias=False)
+        if config.shared_has_gate:
+            shapes[f"{config.block}.{SHARED_GATE}"] = (1, hidden)
     return shapes
 
 

@@ -100,10 +100,15 @@ class Weights:
             return values if computes_with else to_dtype(values, self.dtype)
         return quantise(values, kind, num_threads=self._num_threads)
 
-    def vector(self, name: str) -> AnyArray:
-        """Returns this shard of a vector as float32."""
+    def vector(self, name: str, *, is_rounded: bool = True) -> AnyArray:
+        """Returns this shard of a vector as float32.
+
+        Args:
+            is_rounded: rounds it to `dtype` before.
+        """
         tensor, rows = self._take(name), self.share.rows(name)
-        return to_float32(to_dtype(tensor.read()[rows.start : rows.stop], self.dtype))
+        values = tensor.read()[rows.start : rows.stop]
+        return to_float32(to_dtype(values, self.dtype) if is_rounded else values)
 
     def norm(self, name: str) -> AnyArray:
         """Returns the weight of a norm as float32, with what the model adds to it; ones if it has

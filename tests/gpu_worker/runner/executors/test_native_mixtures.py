@@ -26,7 +26,7 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.gpu_worker.tiny_models import make_model, make_tokenizer, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe")
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe")
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
@@ -57,6 +57,18 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     }
     if family in ("olmoe", "granite-moe"):  # whose heads share its width
         fields["hidden_size"] = fields["num_attention_heads"] * head_size
+    if family == "glm4-moe":
+        return fields | {
+            "n_routed_experts": (groups := rng.choice([1, 2, 3])) * rng.choice([2, 5]),
+            "n_group": groups,
+            "topk_group": rng.randint(1, groups),
+            "num_experts_per_tok": rng.choice([1, 2]),
+            "n_shared_experts": rng.choice([1, 2]),
+            "first_k_dense_replace": rng.choice([0, 1, 9]),
+            "partial_rotary_factor": rng.choice([0.25, 0.5, 1.0]),
+            **{name: rng.random() < 0.5 for name in ("use_qk_norm", "attention_bias")},
+            "norm_topk_prob": rng.random() < 0.7,
+        }
     if family in ("mixtral", "granite-moe"):
         fields["num_local_experts"] = num_experts
         if family == "mixtral":
@@ -145,6 +157,24 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
     lora = make_adapters(reference, tmp_path / "adapters", kinds)
     with pytest.raises(ModelError, match="expert"):
         make_native(tmp_path, lora=lora)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_stacks_of_experts_are_read_and_layers_behind_the_last_are_not(
+    backend: str, tmp_path: Path
+) -> None:
+    reference = make_model(tmp_path / "parts", "glm4-moe")
+    folder = tmp_path / "stacks"
+    reference.save_pretrained(folder, save_original_format=False)
+    make_tokenizer(folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert not any(".experts.0." in name for name in tensors)
+    last = f"model.layers.{reference.config.num_hidden_layers}"
+    tensors |= {f"{last}.{name}.weight": torch.ones(48) for name in ("enorm", "input_layernorm")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    runner = make_runner(folder, cpu_backend=backend, block_size=16)
+    assert runner.model.numerics.kernels.startswith(backend)
+    assert_greedy(runner, reference, make_prompts(1, 17), 6, chunks=(WHOLE, 7))
 
 
 def test_a_file_runs_through_transformers_where_the_program_cannot(tmp_path: Path) -> None:

@@ -107,8 +107,18 @@ def test_a_tensor_that_the_model_lacks_is_refused() -> None:
 def test_copies_that_are_not_needed_are_left_alone() -> None:
     stored = make_stored(make_config())
     stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = stored[NORM]
+    stored |= {
+        "model.layers.2.eh_proj.weight": stored[NORM],
+        "layers.11.enorm.weight": stored[NORM],
+    }
     tied = make_config(tie_embeddings=True)  # its checkpoint has a head all the same
-    assert make_weights(tied, stored).matrix(EMBEDDING).shape == (40, 32)
+    with pytest.raises(ModelError, match=r"unexpected weight 'model\.layers\.2\.eh_proj"):
+        make_weights(tied, stored)
+    more = replace(tied, may_have_more_layers=True)
+    assert make_weights(more, stored).matrix(EMBEDDING).shape == (40, 32)
+    stored["model.layers.1.eh_proj.weight"] = stored[NORM]
+    with pytest.raises(ModelError, match=r"unexpected weight 'model\.layers\.1\.eh_proj"):
+        make_weights(more, stored)
 
 
 def test_a_tensor_of_another_shape_is_refused() -> None:

@@ -140,6 +140,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("granite", {}, [(1, 3), (2, 2)], PreemptionMode.SWAP),
         ("phi3", {}, [(1, 3), (2, 2)], PreemptionMode.RECOMPUTE),
         ("glm4", {}, [(2, 2)], PreemptionMode.SWAP),
+        # experts that all tokens have, without a gate
+        ("glm4-moe", {"moe_intermediate_size": 72}, [(1, 3), (2, 1)], PreemptionMode.SWAP),
         ("smollm3", {}, [(1, 3)], PreemptionMode.RECOMPUTE),
         # the last rank has fewer inner columns of an expert
         ("mixtral", {"intermediate_size": 72}, [(2, 1)], PreemptionMode.SWAP),
