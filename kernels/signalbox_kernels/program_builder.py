@@ -319,6 +319,7 @@ class ProgramBuilder(ProgramParts):
         layer: int,
         window: int | None = None,
         is_causal: bool = True,
+        cap: float | None = None,
         kv_scales: tuple[float, float] = (1.0, 1.0),
         sinks: AnyArray | None = None,
     ) -> None:
@@ -328,6 +329,7 @@ class ProgramBuilder(ProgramParts):
             window: a token sees those less than so many positions away; None sees all.
             is_causal: False if it sees later tokens, too; a step then has whole sequences.
             sinks: [num_heads], scores beside those of the tokens, without values.
+            cap: scores become cap * tanh(score / cap).
         """
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
         self._add(
@@ -338,15 +340,19 @@ class ProgramBuilder(ProgramParts):
             layer=layer,
             window=window or 0,
             bias=None if sinks is None else self._floats(sinks),
+            cap=cap or 0.0,
             **scales,
         )
 
-    def head(self, src: int, weight: Packed, *, first_token: int = 0) -> None:
+    def head(
+        self, src: int, weight: Packed, *, first_token: int = 0, cap: float | None = None
+    ) -> None:
         """Adds the product with the head. Of several shards, each has as many tokens as the first,
         but the last one, which has the rest.
 
         Args:
             first_token: that of the matrix's first row.
+            cap: logits become cap * tanh(logit / cap).
         """
         self._add(
             OpKind.HEAD,
@@ -355,6 +361,7 @@ class ProgramBuilder(ProgramParts):
             weight=weight.address,
             storage=weight.type,
             first_token=first_token,
+            cap=cap or 0.0,
         )
 
     def sum(self, src: int, dst: int, *, adds: bool) -> None:

@@ -140,6 +140,7 @@ class SbOp(ctypes.Structure):
         ("first_token", c_int32),
         ("k_scale", c_float),
         ("v_scale", c_float),
+        ("cap", c_float),
         ("scale", c_float),
         ("activation", c_int32),
         ("rounding", c_int32),

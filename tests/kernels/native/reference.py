@@ -99,6 +99,7 @@ def paged_attention(
     window: int | None,
     is_causal: bool = True,
     sinks: AnyArray | None = None,
+    cap: float | None = None,
 ) -> Doubles:
     """Attention of [tokens, heads, head_size] over [blocks, 2, block_size, kv heads, head_size]."""
     block_size, kv_heads, head_size = cache.shape[2:]
@@ -110,6 +111,7 @@ def paged_attention(
         keys, values = blocks.reshape(2, -1, kv_heads, head_size)[:, :context].swapaxes(1, 2)
         queries = query[rows].reshape(count, kv_heads, -1, head_size).transpose(1, 2, 0, 3)
         scores = scale * queries @ keys[:, None].swapaxes(2, 3)
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
         age = np.arange(context - count, context)[:, None] - np.arange(context)
         hidden = np.abs(age) >= (window or context)
         scores[..., hidden | (age < 0) if is_causal else hidden] = -np.inf

@@ -57,6 +57,7 @@ class Cached:
     window: int | None
     is_causal: bool
     sinks: AnyArray | None
+    cap: float | None
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Doubles
@@ -105,6 +106,7 @@ class Cached:
             window=self.window,
             is_causal=self.is_causal,
             sinks=self.sinks,
+            cap=self.cap,
         )
 
     def decoded(self, part: int) -> Doubles:
@@ -145,6 +147,7 @@ def make_cached(
     has_sinks: bool = False,
     num_passed: int = 0,
     pairs: Pairs = Pairs.HALVES,
+    cap: float | None = None,
     **shape: int,
 ) -> Cached:
     builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
@@ -171,26 +174,14 @@ def make_cached(
         pairs=pairs,
     )
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
-    seen = {"window": window, "is_causal": is_causal}
+    seen = {"window": window, "is_causal": is_causal, "cap": cap}
     builder.attend(buffers[1], buffers[2], layer=1, kv_scales=scales, sinks=sinks, **seen)
     program = make_program(builder, isa)
     pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    return Cached(
-        program,
-        buffers,
-        dtype,
-        kv_dtype,
-        used,
-        num_rotated,
-        pairs,
-        window,
-        is_causal,
-        sinks,
-        pool,
-        cache,
-    )
+    rules = (used, num_rotated, pairs, window, is_causal, sinks, cap)
+    return Cached(program, buffers, dtype, kv_dtype, *rules, pool, cache)
 
 
 def make_step(
@@ -233,7 +224,7 @@ SHAPES = [
         {},
         {"qk_norm": True, "pairs": Pairs.NEIGHBOURS, "num_passed": 6},
         {"window": 21, "num_passed": 6},
-        {"qk_norm": True, "num_passed": 999},
+        {"qk_norm": True, "num_passed": 999, "cap": 2.0},
         {"has_sinks": True, "window": 9},
     ],
     ids=str,

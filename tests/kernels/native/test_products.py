@@ -170,19 +170,24 @@ def test_embedding_then_norm(isa: Isa, dtype: Dtype, scale: float) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_head_finds_the_best_allowed_token_and_what_is_not_finite(isa: Isa) -> None:
+@pytest.mark.parametrize(("cap", "hole"), [(None, np.nan), (50.0, np.nan), (50.0, np.inf)])
+def test_head_finds_the_best_allowed_token_and_what_is_not_finite(
+    isa: Isa, cap: float | None, hole: float
+) -> None:
     builder = make_builder(FLOAT32, vocab_size=1031)
     hidden = builder.buffer(50)
     weight = make_floats(1031, 50)
-    builder.head(hidden, builder.arena.pack(weight))
+    builder.head(hidden, builder.arena.pack(weight), cap=cap)
     program = make_program(builder, isa)
     x = make_floats(5, 50, seed=4)
     expected = linear(x, weight)
     allowed = relative_error(50) * size_of_terms(x, weight)
+    if cap is not None:  # whose slope is 1 at most
+        expected, allowed = cap * np.tanh(expected / cap), allowed + cap * 2.0**-21
     top = np.argsort(-expected, axis=1)[:, :4]
     gaps = -np.diff(np.take_along_axis(expected, top, axis=1))
     assert (gaps > 2 * allowed.max(axis=1, keepdims=True)).all()
-    x[3, 7] = np.nan
+    x[3, 7] = hole
     program.view(hidden, width=50, num_tokens=5, dtype=FLOAT32)[:, :50] = x
     arrays = make_arrays(5, num_rows=5, vocab=1031)
     arrays.logits_of_row[[1, 4]] = [1, 0]

@@ -264,14 +264,17 @@ struct Attend {
     float* s = scores + r * kKeyChunk;
     auto* p = reinterpret_cast<factor_scalar*>(weights + r * chunk_words);
     constexpr float log2_e = 1.44269504088896341f;
-    const float factor_of_power = is_rough ? score_scale * log2_e : score_scale;
+    const float cap = phase.op->cap, factor_of_score = cap > 0.0f ? 1.0f : score_scale;
+    const float factor_of_power = is_rough ? factor_of_score * log2_e : factor_of_score;
     const V scale = splat(factor_of_power), none = splat(-INFINITY);
     V best = none;
     if constexpr (has_token_scales)
       for (int t = 0; t < count; t += W) store(s + t, load(s + t) * load(k_scales + t));
+    if (cap > 0.0f)
+      for (int t = 0; t < count; t += W) store(s + t, capped(load(s + t) * score_scale, cap));
     if (low > 0 || high < count) hide(s, low, high, count);
     for (int t = 0; t < count; t += W) best = larger(best, load(s + t));
-    const float chunk_top = largest(best) * score_scale;
+    const float chunk_top = largest(best) * factor_of_score;
     const float old = top[r];
     const float now = old > chunk_top ? old : chunk_top;
     const V shift = splat(now == -INFINITY ? 0.0f : is_rough ? now * log2_e : now);

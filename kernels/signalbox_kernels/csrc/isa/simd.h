@@ -199,6 +199,13 @@ SB_INLINE V gelu_tanh(V x) {
   return 0.5f * x * (1.0f + from_bits(bits(risen) | (bits(inner) & 0x80000000u)));
 }
 
+// cap * tanh(x / cap); NaN of what is not finite.
+SB_INLINE V capped(V x, float cap) {
+  const V fallen = exp(magnitude(x) * (-2.0f / cap));
+  const V risen = cap * (1.0f - fallen) / (1.0f + fallen);
+  return fused(x, V{}, from_bits(bits(risen) | (bits(x) & 0x80000000u)));
+}
+
 SB_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 SB_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -106,14 +106,17 @@ SB_INLINE void put_logits(const sb::Phase& phase, const Spot& at, const float* c
   const SbBatch& batch = *phase.batch;
   const int64_t vocab = phase.shape->vocab_size, column = at.panel * kPanel;
   const int64_t first = phase.op->first_token + column, left = phase.op->n - column;
+  const float cap = phase.op->cap;
   const int count = static_cast<int>(left < kPanel ? left : kPanel);
   for (int r = 0; r < at.rows; ++r) {
     const int64_t row = at.row + r;
-    update_best(phase, row, first, count, c + r * kPanel,
-                phase.best + at.claim->tile * phase.rows + row);
+    alignas(64) float of_cap[kPanel];
+    const float* logits = cap > 0.0f ? of_cap : c + r * kPanel;
+    for (int j = 0; cap > 0.0f && j < kPanel; j += W) store(of_cap + j, capped(load(c + r * kPanel + j), cap));
+    update_best(phase, row, first, count, logits, phase.best + at.claim->tile * phase.rows + row);
     const int32_t slot = batch.logits_of_row[row];
     if (slot >= 0)
-      std::memcpy(batch.logits + slot * vocab + first, c + r * kPanel, 4 * static_cast<size_t>(count));
+      std::memcpy(batch.logits + slot * vocab + first, logits, 4 * static_cast<size_t>(count));
   }
 }
 

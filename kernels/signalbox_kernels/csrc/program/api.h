@@ -161,6 +161,7 @@ struct SbOp {
   // Of SB_ROTATE and SB_ATTEND with K and V in SB_E4M3: a value is a code times the layer's scale.
   float k_scale;
   float v_scale;
+  float cap;             // of SB_ATTEND and SB_HEAD: scores, or logits, become cap * tanh(x / cap); 0 leaves them
   float scale;           // of SB_EMBED: the factor of its rows; of a rounding: a static one, or 0
   int32_t activation;    // of a product with a function: an SbActivation
   int32_t rounding;      // an SbRounding
