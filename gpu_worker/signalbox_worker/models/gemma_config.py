@@ -1,6 +1,5 @@
 """Configuration of Gemma 1, 2 and 3 (text), which extends that of the Llama family."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from signalbox_worker.config import ModelError
@@ -22,13 +21,8 @@ _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 """Names of Gemma 3's bases at the top level."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmaConfig(DecoderConfig):
-    """A decoder whose logits are not scored alone: they may be capped."""
-
-
 @family("GemmaConfig")
-def gemma_config(config: HfConfig) -> GemmaConfig:
+def gemma_config(config: HfConfig) -> DecoderConfig:
     activation = config["hidden_act"]
     if activation == "gelu":  # in the first configurations it means the approximation
         activation = _GELU
@@ -41,7 +35,7 @@ def gemma_config(config: HfConfig) -> GemmaConfig:
 
 
 @family("Gemma2Config")
-def gemma2_config(config: HfConfig) -> GemmaConfig:
+def gemma2_config(config: HfConfig) -> DecoderConfig:
     return _gemma_config(
         config,
         **decoder_shapes(config),
@@ -52,7 +46,7 @@ def gemma2_config(config: HfConfig) -> GemmaConfig:
 
 
 @family("Gemma3TextConfig")
-def gemma3_config(config: HfConfig) -> GemmaConfig:
+def gemma3_config(config: HfConfig) -> DecoderConfig:
     both_ways, window = flag(config, "use_bidirectional_attention"), config["sliding_window"]
     if both_ways:  # half of a window is on either side
         window = counted(config, "sliding_window") // 2 + 1
@@ -84,7 +78,7 @@ def _cap(config: HfConfig, key: str) -> float | None:
     return None if config[key] is None else positive(config, key)
 
 
-def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) -> GemmaConfig:
+def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) -> DecoderConfig:
     """Args: activation: name of the field, and what it says."""
     (key, value), architecture = activation, config["architectures"][0]
     if value != _GELU:
@@ -95,7 +89,7 @@ def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) 
             "use a model with one of them"
         )
     bias = flag(config, "attention_bias")
-    return GemmaConfig(
+    return DecoderConfig(
         **fields,
         architecture=architecture,
         activation=_GELU,

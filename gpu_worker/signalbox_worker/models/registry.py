@@ -187,6 +187,9 @@ def _from(module: str, name: str) -> Callable[..., Any]:
 
 
 for _name, _reader in (
+    ("GemmaForCausalLM", gemma_config),
+    ("Gemma2ForCausalLM", gemma2_config),
+    ("Gemma3ForCausalLM", gemma3_config),
     ("GraniteForCausalLM", granite_config),
     ("LlamaForCausalLM", llama_config),
     ("MistralForCausalLM", mistral_config),
@@ -205,12 +208,6 @@ register_model(
         is_llama=True,
     )
 )
-for _name, _reader in (
-    ("GemmaForCausalLM", gemma_config),
-    ("Gemma2ForCausalLM", gemma2_config),
-    ("Gemma3ForCausalLM", gemma3_config),
-):
-    register_model(ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True))
 # These are imported when they are asked for: a native program is compiled without PyTorch.
 for _name, _module, _reader_name, _model_name, _table in (
     ("GPT2LMHeadModel", "gpt2", "gpt2_config", "Gpt2Decoder", "transformer.wte"),

@@ -138,10 +138,11 @@ def _classified(source: ModelSource, head: Head) -> PooledOutputs:
 
 
 def _token_head(source: ModelSource, config: Any, tokens: ScoredTokens) -> Head:
-    if type(config) is not DecoderConfig or config.is_bidirectional:
+    is_plain = type(config) is DecoderConfig and config.logit_soft_cap is None
+    if not is_plain or config.is_bidirectional:
         raise ModelError(
-            "scores by logits of tokens are made of decoders of the Llama family alone; use one, "
-            "or a model with a classifier"
+            "scores by logits of tokens are made of decoders of the Llama family alone, and not of "
+            "capped logits; use another one, or a model with a classifier"
         )
     return token_score_head(
         tokens, config.hidden_size, divisor=config.logit_divisor, tied=config.tie_embeddings

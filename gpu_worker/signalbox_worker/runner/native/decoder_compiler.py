@@ -146,7 +146,8 @@ class _Compiler:
             norm = self._norm(NORM, divisor=self._config.logit_divisor)
             [(source, rounding)] = self._normed.begin([matrix])
             norm(self._residual, source, of_rows=True, rounding=rounding)
-            self._builder.head(source, packed, first_token=self._first_token)
+            cap = self._config.logit_soft_cap
+            self._builder.head(source, packed, first_token=self._first_token, cap=cap)
 
     def _add_ends(self) -> tuple[Packed, Matrix] | None:
         """Adds the embedding, if the stage has it; returns the head, packed and as it is stored, if
@@ -233,6 +234,7 @@ class _Compiler:
             layer=cached,
             window=window,
             is_causal=not self._config.is_bidirectional,
+            cap=self._config.attention_soft_cap,
             kv_scales=scales,
         )
         self._add_down(self._attended, f"{prefix}o_proj", self._config.inner_norms[0], index)

@@ -151,12 +151,8 @@ def _why_no_program(
         return f"it has no program for {opened.spec.architecture}"
     elif opened.config.has_inner_norms and opened.config.norm_is_centred:
         return "it adds no results of LayerNorms to hidden states"
-    elif opened.config.has_head and opened.config.logit_soft_cap is not None:
-        return "its head caps no logits"
     elif (reason := _why_no_mixture(opened)) is not None:
         return reason
-    if shape.attention_soft_cap is not None:
-        return "its attention caps no scores"
     if shape.head_size % _GRAIN:
         return f"head size {shape.head_size} is no multiple of {_GRAIN}"
     return None

@@ -35,6 +35,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         ("llama3", "torch", [(2, 1), (1, 3), (2, 2)]),
         ("llama3", "native", [(1, 1), (1, 3), (2, 1), (2, 2)]),
         ("gemma3", "torch", [(1, 1), (2, 2)]),
+        ("gemma3", "native", [(1, 1), (2, 1), (1, 3)]),
         ("granite", "torch", [(1, 1), (2, 1), (1, 3)]),
         ("granite", "native", [(1, 1), (2, 1), (1, 3)]),
         ("phi3", "torch", [(1, 1), (2, 1), (1, 3)]),
