@@ -1,0 +1,153 @@
+"""Writes a checkpoint of the shape of a known model with random weights: nothing is fetched.
+
+    python -m benchmarks.harness.random_checkpoint NAME TARGET [--layers N] [--type Q4_K]
+
+TARGET becomes a directory of safetensors in bfloat16, or with --type a GGUF file whose matrices are
+in blocks of that type. Without --layers the model has all of its layers.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
+from numpy.typing import NDArray
+
+from signalbox_kernels.floats import to_bfloat16
+from signalbox_worker.models import DecoderConfig, find_model
+from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
+from signalbox_worker.runner.native.weight_shapes import weight_shapes
+
+_FIELDS = (
+    *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
+)
+_MODELS: dict[str, tuple[Any, ...]] = {
+    "llama-3.2-1b": ("Llama", 128256, 2048, 8192, 16, 32, 8, 64, True),
+    "llama-3.2-3b": ("Llama", 128256, 3072, 8192, 28, 24, 8, 128, True),
+    "llama-3.1-8b": ("Llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
+    "qwen3-4b": ("Qwen3", 151936, 2560, 9728, 36, 32, 8, 128, True),
+    "gemma-3-4b": ("Gemma3", 262208, 2560, 10240, 34, 8, 4, 256, True),
+    "olmoe": ("Olmoe", 50304, 2048, 1024, 16, 16, 16, 128, False),
+    "qwen3-30b-a3b": ("Qwen3Moe", 151936, 2048, 6144, 48, 32, 4, 128, False),
+    "gpt-oss-20b": ("GptOss", 201088, 2880, 2880, 24, 64, 8, 64, False),
+}
+"""Values of `_FIELDS`."""
+_MIXTURES: dict[str, dict[str, Any]] = {
+    "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
+    "qwen3-30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4},
+}
+_GGUF_NAMES = {"Llama": "llama", "Qwen3": "qwen3"}
+_HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+"""Offsets of the floats of 16 bits in a block."""
+_PATTERN = 1 << 20
+"""Bytes that repeat."""
+
+
+def config_of(name: str, num_layers: int | None = None) -> dict[str, Any]:
+    """Returns the config.json of a model, perhaps with fewer layers."""
+    kind, *sizes = _MODELS[name]
+    config = dict(zip(_FIELDS, ([f"{kind}ForCausalLM"], *sizes), strict=True))
+    config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "dtype": "bfloat16"}
+    config |= _MIXTURES.get(name, {})
+    return config | ({"num_hidden_layers": num_layers} if num_layers else {})
+
+
+def shapes_of(config: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shapes of a model's tensors by name."""
+    found = find_model(config, impl="signalbox", directory=None, trust_remote_code=False)
+    decoder = found.read_config(config)
+    assert isinstance(decoder, DecoderConfig), "a model that runs natively"
+    return weight_shapes(decoder)
+
+
+def save_directory(folder: Path, config: Mapping[str, Any]) -> Path:
+    """Writes a directory in Hugging Face's layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    for name, content in tokenizer_files(vocab_size=8192, max_model_len=4096).items():
+        (folder / name).write_bytes(content)
+    header, end = dict[str, Any](), 0
+    for name, shape in shapes_of(config).items():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (begin, end)}
+    described = json.dumps(header).encode()
+    values = np.random.default_rng(0).normal(scale=0.02, size=_PATTERN // 2)
+    pattern = to_bfloat16(values.astype(np.float32)).tobytes()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(described).to_bytes(8, "little") + described)
+        for size in _parts(end):
+            file.write(pattern[:size])
+    return folder
+
+
+def save_gguf(path: Path, config: Mapping[str, Any], block_type: str) -> Path:
+    """Writes a file whose matrices are in blocks of one type."""
+    [architecture] = config["architectures"]
+    kind = _GGUF_NAMES[architecture.removesuffix("ForCausalLM")]
+    writer, num_layers = GGUFWriter(path, kind), config["num_hidden_layers"]
+    writer.add_block_count(num_layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
+    writer.add_token_merges([])
+    names = get_tensor_name_map({v: k for k, v in MODEL_ARCH_NAMES.items()}[kind], num_layers)
+    for name, shape in shapes_of(config).items():
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own is not None, name
+        if len(shape) == 1:
+            writer.add_tensor(own, np.ones(shape, dtype=np.float32))
+        else:
+            of_type = GGMLQuantizationType[block_type]
+            writer.add_tensor(own, _blocks(shape, of_type), raw_dtype=of_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """Returns [rows, bytes of a row], which take no memory of their own."""
+    size, num_bytes = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(0)
+    row = rng.integers(0, 256, (shape[1] // size, num_bytes), dtype=np.uint8)
+    for offset in _HALVES[kind.name]:
+        row[:, offset : offset + 2] = np.full((len(row), 1), 1e-3, np.float16).view(np.uint8)
+    return np.broadcast_to(row.reshape(1, -1), (shape[0], row.size))
+
+
+def _parts(num_bytes: int) -> Iterator[int]:
+    yield from (min(_PATTERN, num_bytes - start) for start in range(0, num_bytes, _PATTERN))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("name", choices=_MODELS)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--type", choices=_HALVES)
+    options = parser.parse_args()
+    config = config_of(options.name, options.layers)
+    if options.type:
+        save_gguf(options.target, config, options.type)
+    else:
+        save_directory(options.target, config)
+
+
+if __name__ == "__main__":
+    main()
