@@ -1,23 +1,32 @@
 """Memory for packed weights: large anonymous mappings, on huge pages where the system has them.
 
-Weights are read front to back every step; huge pages save most of the translations.
+Weights are read front to back every step; huge pages save most of the translations. Matrices are
+packed by threads in parts of some rows, each read, converted and packed while it is in the
+processor's cache, so that a matrix is in memory once.
 """
 
 import ctypes
 import mmap
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import library
-from signalbox_kernels.pages import map_pages
-from signalbox_kernels.storage import Matrix, Storage, stored
+from signalbox_kernels.pages import forget_parts, joined_rows, map_pages
+from signalbox_kernels.storage import Matrix, Storage, StoredMatrix, stored
+from signalbox_kernels.structs import PANEL
 
 _ALIGNMENT = 64
 _REGION = 64 << 20
+_PART_BYTES = 1 << 20
+"""Bytes of the rows that a thread packs at once, about."""
+_PARTS_AHEAD = 4
+"""Parts for each thread that wait at most: what is taken of a model is read soon afterwards."""
 
 
 class Packed(NamedTuple):
@@ -29,9 +38,15 @@ class Packed(NamedTuple):
 
 
 class Arena:
-    """Allocates zeroed memory that lives as long as the arena."""
+    """Allocates zeroed memory that lives as long as the arena.
 
-    def __init__(self) -> None:
+    With several threads, matrices are packed when `finish` returns.
+    """
+
+    def __init__(self, *, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: deque[Future[None]] = deque()
         self._regions: list[mmap.mmap] = []
         self._arrays: list[AnyArray] = []
         self._next = self._end = 0
@@ -82,14 +97,65 @@ class Arena:
                 self._num_bytes += count * size
                 packed = Packed(self.allocate(count * size), rows, matrix.type)
             assert (rows, matrix.type) == packed[1:], "matrices of one shape and type"
-            blocks = np.ascontiguousarray(matrix.blocks)
-            source, address = (blocks.ctypes.data, blocks.strides[0]), packed.address + index * size
-            lib.sb_pack(matrix.type, *source, rows, columns, interleaved, address)
+            self._pack_parts(matrix, packed.address + index * size, size, interleaved)
         assert packed is not None and index == count - 1
         return packed
+
+    def _pack_parts(self, matrix: StoredMatrix, address: int, size: int, interleaved: bool) -> None:
+        """Packs panels in parts. What cannot be read in parts is read here, and gone afterwards."""
+        is_whole = matrix.read_rows is None
+        if is_whole:
+            blocks = matrix.blocks
+            matrix = replace(matrix, read_rows=lambda start, end: blocks[start:end])
+        rows = matrix.shape[0]
+        most, width = (rows // 2, PANEL // 2) if interleaved else (rows, PANEL)
+        num_panels = -(-most // width)
+        panel_bytes = size // num_panels
+        step = max(1, _PART_BYTES // panel_bytes) * width
+        for start in range(0, most, step):
+            at = address + start // width * panel_bytes
+            self._begin(_pack_rows, matrix, range(start, min(start + step, most)), interleaved, at)
+        if is_whole:
+            self._wait(0)
+
+    def _begin(self, work: Callable[..., None], *args: object) -> None:
+        if self._num_threads == 1:
+            work(*args)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._num_threads, "pack")
+        self._waiting.append(self._pool.submit(work, *args))
+        self._wait(_PARTS_AHEAD * self._num_threads)
+
+    def _wait(self, most: int) -> None:
+        """Waits until so few parts are left. Raises what one of them raises."""
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+    def finish(self) -> None:
+        """Waits until all matrices are packed, and ends the threads."""
+        try:
+            self._wait(0)
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+                self._pool = None
+            forget_parts()
 
     def keep(self, array: AnyArray) -> int:
         """Keeps an array alive, and contiguous; returns its address."""
         array = np.ascontiguousarray(array)
         self._arrays.append(array)
         return int(array.ctypes.data)
+
+
+def _pack_rows(matrix: StoredMatrix, rows: range, interleaved: bool, address: int) -> None:
+    """Reads and packs the panels of some rows; of an interleaved matrix those of both halves."""
+    assert matrix.read_rows is not None
+    blocks, columns = matrix.read_rows(rows.start, rows.stop), matrix.shape[1]
+    if interleaved:
+        half = matrix.shape[0] // 2
+        blocks = joined_rows([blocks, matrix.read_rows(half + rows.start, half + rows.stop)])
+    blocks = np.ascontiguousarray(blocks)
+    source = blocks.ctypes.data, blocks.strides[0]
+    library().sb_pack(matrix.type, *source, len(blocks), columns, interleaved, address)

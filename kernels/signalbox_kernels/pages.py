@@ -4,15 +4,22 @@ malloc keeps freed memory for later, or between other allocations, so that a mod
 replaced one by one would take twice its size.
 """
 
+import ctypes
 import mmap
+import weakref
+from collections import deque
 from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray
 
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, gets no huge pages
+_PART_BYTES = 1 << 20
+_spare: deque[mmap.mmap] = deque(maxlen=64)
+"""Memory of parts that nothing refers to any more."""
 
 
 def map_pages(num_bytes: int) -> mmap.mmap:
@@ -25,3 +32,28 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
     if size < mmap.PAGESIZE:
         return np.zeros(shape, dtype=dtype)
     return np.frombuffer(map_pages(size), dtype=dtype).reshape(shape)
+
+
+def part(num_bytes: int) -> NDArray[np.uint8]:
+    """Returns memory, not zeroed, for a part of a matrix, which has been that of an earlier part:
+    new pages take longer than what is read into them."""
+    try:
+        region = _spare.pop()
+    except IndexError:
+        region = None
+    if region is None or len(region) < num_bytes:
+        region = map_pages(max(num_bytes, _PART_BYTES))
+    lent = (ctypes.c_char * num_bytes).from_buffer(region)
+    weakref.finalize(lent, _spare.append, region).atexit = False  # once no array refers to it
+    return np.frombuffer(memoryview(lent), dtype=np.uint8)
+
+
+def forget_parts() -> None:
+    """Gives the memory of parts back to the system."""
+    _spare.clear()
+
+
+def joined_rows(parts: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Returns the rows of all parts of a matrix, [rows, bytes of a row]."""
+    shape = sum(map(len, parts)), parts[0].shape[1]
+    return np.concatenate(parts, out=part(prod(shape)).reshape(shape))

@@ -92,6 +92,7 @@ class Program:
         self._library = library()
         self._handle: int | None = None
         self._arena = parts.arena
+        self._arena.finish()
         self._pool: NDArray[np.uint8] | None = None
         self.shape = parts.shape
         self.sites = tuple(parts.sites)

@@ -8,7 +8,6 @@ converting a matrix.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -160,6 +159,8 @@ class StoredMatrix:
     Args:
         shape: [rows, columns], before the padding that whole blocks may need.
         read: returns the blocks, [rows, bytes of a row] uint8; a file's are not in memory before.
+        read_rows: returns those from a row to before another, on any thread; None if `read` has to
+            make all of them.
         order: the columns in the order in which the blocks have them; None if they are in theirs.
         rounding: what the left side of a product is rounded to; None leaves it to the product.
     """
@@ -169,14 +170,25 @@ class StoredMatrix:
     read: Callable[[], NDArray[np.uint8]]
     order: NDArray[np.int32] | None = None
     rounding: Rounding | None = None
+    read_rows: Callable[[int, int], NDArray[np.uint8]] | None = None
 
     @property
     def blocks(self) -> NDArray[np.uint8]:
         return self.read()
 
     def rows(self, start: int, count: int) -> "StoredMatrix":
+        read_rows = self.read_rows
+
+        def read() -> NDArray[np.uint8]:
+            return self.read()[start : start + count] if read_rows is None else of_rows(0, count)
+
+        def of_rows(first: int, end: int) -> NDArray[np.uint8]:
+            assert read_rows is not None
+            return read_rows(start + first, start + end)
+
         shape = (count, self.shape[1])
-        return replace(self, shape=shape, read=lambda: self.read()[start : start + count])
+        own = None if read_rows is None else of_rows
+        return replace(self, shape=shape, read=read, read_rows=own)
 
     def has_whole_blocks(self, columns: range) -> bool:
         """Says whether some columns are whole blocks, one after the other."""
@@ -192,8 +204,9 @@ class StoredMatrix:
         kind = self.type
         first, end = columns.start // kind.block_size, -(-columns.stop // kind.block_size)
         taken = slice(first * kind.block_bytes, end * kind.block_bytes)
-        shape = (self.shape[0], len(columns))
-        return replace(self, shape=shape, read=lambda: self.read()[:, taken])
+        shape, read_rows = (self.shape[0], len(columns)), self.read_rows
+        own = None if read_rows is None else (lambda start, end: read_rows(start, end)[:, taken])
+        return replace(self, shape=shape, read=lambda: self.read()[:, taken], read_rows=own)
 
 
 Matrix = AnyArray | StoredMatrix
@@ -203,8 +216,31 @@ def stored(matrix: Matrix) -> StoredMatrix:
     """Returns a matrix of floats as blocks of one, without a copy; others as they are."""
     if isinstance(matrix, StoredMatrix):
         return matrix
-    kind = next(kind for kind, dtype in _FLOATS.items() if dtype == matrix.dtype)
-    return StoredMatrix(kind, matrix.shape, lambda: np.ascontiguousarray(matrix).view(np.uint8))
+
+    def rows(start: int, end: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(matrix[start:end]).view(np.uint8)
+
+    shape, kind = matrix.shape, storage_of(matrix.dtype)
+    return StoredMatrix(kind, shape, lambda: rows(0, shape[0]), read_rows=rows)
+
+
+def read_by_rows(
+    kind: Storage, shape: tuple[int, ...], read_rows: Callable[[int, int], Matrix]
+) -> StoredMatrix:
+    """Returns a matrix of which some rows can be read alone.
+
+    Args: read_rows: returns the rows from one to before another, as a matrix of the same type.
+    """
+
+    def blocks(start: int, end: int) -> NDArray[np.uint8]:
+        return stored(read_rows(start, end)).blocks
+
+    return StoredMatrix(kind, shape, lambda: blocks(0, shape[0]), read_rows=blocks)
+
+
+def storage_of(dtype: np.dtype[Any]) -> Storage:
+    """Returns the type that floats are stored as."""
+    return next(kind for kind, own in _FLOATS.items() if own == dtype)
 
 
 def integer_blocks(
@@ -245,20 +281,13 @@ def float_code_blocks(
     return blocks.reshape(rows, -1)
 
 
-def quantise(matrix: AnyArray, storage: Storage, *, num_threads: int = 1) -> StoredMatrix:
+def quantise(matrix: AnyArray, storage: Storage) -> StoredMatrix:
     """Makes blocks of floats: Q8_0, symmetric by the largest value, or Q4_1, by least squares."""
     rows, columns = matrix.shape
-    row_bytes = -(-columns // GROUP) * storage.block_bytes
-    blocks = pages.empty((rows, row_bytes), np.dtype(np.uint8))
-    step = -(-rows // num_threads)
-
-    def fill(first: int) -> None:  # the library runs without the interpreter's lock
-        values = to_float32(matrix[first : first + step])
-        part = np.ascontiguousarray(np.pad(values, ((0, 0), (0, -columns % GROUP))))
-        count, into = part.size // GROUP, blocks[first : first + step]
-        if library().sb_quantise(storage, part.ctypes.data, count, into.ctypes.data):
-            raise ValueError(f"floats can be made Q8_0 and Q4_1, not {storage.name}")
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(fill, range(0, rows, step)))
+    blocks = np.empty((rows, -(-columns // GROUP) * storage.block_bytes), dtype=np.uint8)
+    padded = np.pad(to_float32(matrix), ((0, 0), (0, -columns % GROUP)))
+    values = np.ascontiguousarray(padded)
+    count = values.size // GROUP
+    if library().sb_quantise(storage, values.ctypes.data, count, blocks.ctypes.data):
+        raise ValueError(f"floats can be made Q8_0 and Q4_1, not {storage.name}")
     return StoredMatrix(storage, (rows, columns), lambda: blocks)

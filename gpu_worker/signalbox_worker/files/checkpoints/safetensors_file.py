@@ -45,23 +45,32 @@ def stored_safetensors(
     with _reading(path), path.open("rb", buffering=0) as file:
         header, start = read_header(path, file, max_bytes=max_header_bytes)
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        shape, dtype = tuple(entry["shape"]), _DTYPES.get(entry["dtype"])
         read = partial(_read, path, start, name, entry)
-        dtype = _DTYPES.get(entry["dtype"])
-        yield name, StoredTensor(tuple(entry["shape"]), read, dtype=dtype)
+        rows = partial(_read_rows, path, start, name, entry) if len(shape) > 1 else None
+        yield name, StoredTensor(shape, read, dtype=dtype, read_rows=rows)
 
 
 def _read(path: Path, start: int, name: str, entry: dict[str, Any]) -> AnyArray:
-    dtype = _DTYPES.get(entry["dtype"])
+    shape = entry["shape"]
+    return _read_rows(path, start, name, entry, 0, prod(shape[:-1])).reshape(shape)
+
+
+def _read_rows(
+    path: Path, start: int, name: str, entry: dict[str, Any], first: int, end: int
+) -> AnyArray:
+    dtype, width = _DTYPES.get(entry["dtype"]), prod(entry["shape"][-1:])
     if dtype is None:
         raise ModelError(f"{path.name}: {name} has dtype {entry['dtype']}, which is not supported")
-    begin, end = entry["data_offsets"]
-    if prod(entry["shape"]) * dtype.itemsize != end - begin:
+    begin, behind = entry["data_offsets"]
+    if prod(entry["shape"]) * dtype.itemsize != behind - begin:
         raise unreadable(path, f"{name} has another size than its shape")
+    row_bytes = width * dtype.itemsize
     with _reading(path), path.open("rb", buffering=0) as file:
-        data = read_pages(file, start + begin, end - begin)
+        data = read_pages(file, start + begin + first * row_bytes, (end - first) * row_bytes)
     if data is None:
         raise unreadable(path, "it ends early")
-    return data.view(dtype).reshape(entry["shape"])
+    return data.view(dtype).reshape(end - first, width)
 
 
 @contextmanager

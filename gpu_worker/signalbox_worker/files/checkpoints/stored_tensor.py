@@ -18,6 +18,8 @@ class StoredTensor:
 
     Args:
         read: returns its values; those of quantised blocks as float32.
+        read_rows: returns the values from a row to before another, on any thread, counted over all
+            dimensions but the last; None if `read` has to make all of them.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +34,7 @@ class StoredTensor:
     """Rounding of the activations that are multiplied with it."""
     dtype: np.dtype[Any] | None = None
     """Type of the values in a checkpoint's file; None for one that is not read."""
+    read_rows: Callable[[int, int], AnyArray] | None = None
 
     def read_parts(self) -> dict[str, AnyArray]:
         return {end: part.read() for end, part in self.parts.items()}

@@ -1,15 +1,16 @@
 """Finds a model's tensors among those of a checkpoint, and names those that do not fit."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from signalbox_kernels.floats import to_float32
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 
-_ROWS = 4096
+_ROWS = 1024
 """Rows of tables that are compared at a time."""
 
 
@@ -73,14 +74,24 @@ def are_equal(one: StoredTensor, other: StoredTensor) -> bool:
     often in the first."""
     if one.shape != other.shape:
         return False
-    values, others = one.read(), other.read()
+    return all(map(_are_equal, _parts(one), _parts(other)))
+
+
+def _parts(tensor: StoredTensor) -> Iterator[AnyArray]:
+    """Yields a tensor's rows, some at a time, read so where they can be."""
+    num_rows = prod(tensor.shape[:-1])
+    read_rows = tensor.read_rows
+    if read_rows is None:
+        values = np.atleast_1d(tensor.read()).reshape(num_rows, -1)
+    for start in range(0, num_rows, _ROWS):
+        end = min(start + _ROWS, num_rows)
+        yield values[start:end] if read_rows is None else read_rows(start, end)
+
+
+def _are_equal(values: AnyArray, others: AnyArray) -> bool:
     if values.dtype != others.dtype:
         values, others = to_float32(values), to_float32(others)
-    values, others = np.atleast_1d(values), np.atleast_1d(others)
-    return all(
-        values[i : i + _ROWS].tobytes() == others[i : i + _ROWS].tobytes()
-        for i in range(0, len(values), _ROWS)
-    )
+    return values.tobytes() == others.tobytes()
 
 
 def aliases(name: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from signalbox_worker.files.checkpoints.gguf.tokenizer import (
     distinct_tokens,
     text_of,
 )
-from signalbox_worker.files.checkpoints.gguf.weights import read_values
+from signalbox_worker.files.checkpoints.gguf.weights import dtype_of, read_rows, read_values
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
@@ -204,15 +204,25 @@ class GGUFSource:
 
 
 def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
-    blocks = None
+    blocks, of_rows = None, None
     if renamed.expert is not None:
         stored = stored.of_expert(renamed.expert)
     if renamed.name.endswith(_GATE_OF_SHARED) and len(stored.shape) == 1:  # written without its row
         stored = replace(stored, shape=(1, *stored.shape))
     if is_runnable(stored):
         kind = Storage(int(stored.type))
-        blocks = StoredMatrix(kind, stored.shape, partial(_blocks, stored, renamed))
-    return StoredTensor(stored.shape, partial(_values, stored, renamed), blocks)
+        rows = partial(_block_rows, stored) if renamed.keeps_values else None
+        read = partial(_blocks, stored, renamed)
+        blocks = StoredMatrix(kind, stored.shape, read, read_rows=rows)
+    if renamed.keeps_values and len(stored.shape) > 1:
+        of_rows = partial(read_rows, stored)
+    return StoredTensor(
+        stored.shape,
+        partial(_values, stored, renamed),
+        blocks,
+        dtype=dtype_of(stored),
+        read_rows=of_rows,
+    )
 
 
 def _values(stored: GGUFTensor, renamed: Renamed) -> AnyArray:
@@ -226,3 +236,7 @@ def _joined(join: Join, parts: list[GGUFTensor]) -> AnyArray:
 def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:
     """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
     return renamed.change(stored.data.reshape(stored.shape[0], -1))
+
+
+def _block_rows(stored: GGUFTensor, start: int, end: int) -> NDArray[np.uint8]:
+    return stored.rows(start, end).reshape(end - start, -1)

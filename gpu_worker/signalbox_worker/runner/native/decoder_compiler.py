@@ -82,7 +82,7 @@ def compile_decoder(
         num_layers=len(weights.stage),
         kv_dtype=kv.dtype,
     )
-    builder = ProgramBuilder(shape, Arena())
+    builder = ProgramBuilder(shape, Arena(num_threads=num_threads))
     compiler = _Compiler(
         builder,
         weights,

@@ -40,7 +40,7 @@ def compile_encoder(
     shape = program_shape(
         config, weights.dtype, isa=isa, block_size=block_size, num_layers=config.num_layers
     )
-    builder = ProgramBuilder(shape, Arena())
+    builder = ProgramBuilder(shape, Arena(num_threads=num_threads))
     if isinstance(config, ModernBertConfig):
         _ModernBertCompiler(builder, config, weights, max_model_len).add()
     else:

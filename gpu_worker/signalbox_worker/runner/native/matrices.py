@@ -6,10 +6,12 @@ multiplied with become one matrix; each type stays as it is stored.
 """
 
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
+from signalbox_kernels.pages import joined_rows
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix, Storage, stored
 
@@ -30,8 +32,20 @@ def _joined(run: list[Matrix]) -> Matrix:
     first = stored(run[0])
     if len(run) == 1:
         return run[0]
-    shape = (sum(part.shape[0] for part in run), first.shape[1])
-    blocks = [stored(part) for part in run]
+    parts = [stored(part) for part in run]
+    starts = [0, *accumulate(part.shape[0] for part in parts)]
+
+    def read_rows(start: int, end: int) -> NDArray[np.uint8]:
+        found = [
+            part.read_rows(max(0, start - first), min(part.shape[0], end - first))
+            for part, first in zip(parts, starts, strict=False)
+            if part.read_rows and start < first + part.shape[0] and first < end
+        ]
+        return found[0] if len(found) == 1 else joined_rows(found)
+
     return replace(
-        first, shape=shape, read=lambda: np.concatenate([part.blocks for part in blocks])
+        first,
+        shape=(starts[-1], first.shape[1]),
+        read=lambda: np.concatenate([part.blocks for part in parts]),
+        read_rows=None if any(part.read_rows is None for part in parts) else read_rows,
     )

@@ -1,7 +1,7 @@
 """Loads an opened model into a native program, with the sampler that shares its threads."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -131,7 +131,6 @@ def load_natively(
         share,
         layers,
         WeightForm(DTYPES[dtype], quantization, rounds),
-        num_threads=num_threads,
         on_taken=partial(report_taken, progress),
     )
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
@@ -246,8 +245,8 @@ def without_fused(
 def without_stacks(
     stored: dict[str, StoredTensor], config: DecoderConfig
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors with those of all experts of a layer replaced by each one's, of which one
-    stack at a time is in memory. Raises ModelError for one of another shape."""
+    """Returns the tensors with those of all experts of a layer replaced by each one's; one that is
+    read whole is in memory alone. Raises ModelError for one of another shape."""
     if not isinstance(config, MoeConfig):
         return stored
     found, shapes = dict(stored), weight_shapes(config)
@@ -260,6 +259,8 @@ def without_stacks(
             tensor, places = found.pop(f"{block}{stack}", None), dict[str, tuple[int, slice]]()
             if tensor is None:  # a tensor for each expert
                 continue
+            if tensor.read_rows is None:
+                tensor = replace(tensor, read=partial(read, f"{block}{stack}"))
             start = 0
             for part in parts:
                 rows = shapes[f"{block}{EXPERTS}.0.{part}.weight"][0]
@@ -273,14 +274,8 @@ def without_stacks(
                 (config.num_experts, start, shapes[next(iter(places))][1]),
             )
             for name, (expert, rows_of) in places.items():
-                values = partial(_of_stack, read, f"{block}{stack}", expert, rows_of)
-                found[name] = StoredTensor(shapes[name], values, dtype=tensor.dtype)
+                found[name] = _rows(tensor, expert * start + rows_of.start, shapes[name])
     return found
-
-
-def _of_stack(read: Callable[[str], AnyArray], name: str, expert: int, rows: slice) -> AnyArray:
-    values: AnyArray = read(name)[expert, rows]
-    return values
 
 
 def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> list[StoredTensor]:
@@ -290,9 +285,22 @@ def _parts(name: str, tensor: StoredTensor, shapes: list[tuple[int, ...]]) -> li
 
 
 def _rows(tensor: StoredTensor, start: int, shape: tuple[int, ...]) -> StoredTensor:
+    """Returns some rows, counted over all dimensions but the last."""
+    read_rows, end = tensor.read_rows, start + shape[0]
+
+    def read() -> AnyArray:
+        if read_rows is not None:
+            return read_rows(start, end)
+        return tensor.read().reshape(-1, shape[-1])[start:end]
+
+    def of_rows(first: int, behind: int) -> AnyArray:
+        assert read_rows is not None
+        return read_rows(start + first, start + behind)
+
     return StoredTensor(
         shape,
-        lambda: tensor.read()[start : start + shape[0]],
+        read,
         blocks=None if tensor.blocks is None else tensor.blocks.rows(start, shape[0]),
         dtype=tensor.dtype,
+        read_rows=None if read_rows is None else of_rows,
     )

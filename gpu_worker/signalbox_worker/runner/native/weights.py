@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from signalbox_kernels.floats import DTYPES, AnyArray, to_dtype, to_float32
-from signalbox_kernels.storage import Matrix, StoredMatrix, quantise, stored
+from signalbox_kernels.storage import (
+    Matrix,
+    Storage,
+    StoredMatrix,
+    quantise,
+    read_by_rows,
+    storage_of,
+    stored,
+)
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.coded_matrices import stored_codes
 from signalbox_worker.files.checkpoints.quantization import Quantization
@@ -48,7 +56,6 @@ class Weights:
         stage: StageLayers,
         form: WeightForm,
         *,
-        num_threads: int,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
         """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
@@ -60,7 +67,7 @@ class Weights:
         """
         config = share.whole
         self.share, self.stage, self.dtype = share, stage, form.dtype
-        self._form, self._num_threads, self._on_taken = form, num_threads, on_taken
+        self._form, self._on_taken = form, on_taken
         self._shapes = weight_shapes(config)
         self._stored = matched(
             self._shapes,
@@ -93,12 +100,28 @@ class Weights:
         is_kept = codes is not None and codes.has_whole_blocks(columns)
         if codes is not None and is_kept and _may_be_ordered(name, tensor, codes):
             return codes.rows(rows.start, len(rows)).columns(columns)
-        values = tensor.read()[rows.start : rows.stop, columns.start : columns.stop]
         kind = None if form is None else form.block_type(is_table=name in TABLES)
-        if kind is None:
-            computes_with = as_stored and values.dtype in DTYPES.values()
-            return values if computes_with else to_dtype(values, self.dtype)
-        return quantise(values, kind, num_threads=self._num_threads)
+        read_rows, dtype = tensor.read_rows, tensor.dtype
+        if read_rows is None or dtype is None:
+            return self._made(tensor.read()[rows.start : rows.stop], columns, kind)
+
+        def made(start: int, end: int) -> Matrix:
+            values = read_rows(rows.start + start, rows.start + end)
+            return self._made(values, columns, kind)
+
+        made_as = storage_of(self._dtype_of(dtype)) if kind is None else kind
+        return read_by_rows(made_as, (len(rows), len(columns)), made)
+
+    def _made(self, values: AnyArray, columns: range, kind: Storage | None) -> Matrix:
+        """Makes a matrix of some columns of floats: blocks of a kind, or floats."""
+        values = values[:, columns.start : columns.stop]
+        if kind is not None:
+            return quantise(values, kind)
+        return to_dtype(values, self._dtype_of(values.dtype))
+
+    def _dtype_of(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """Returns the type of a matrix of floats that is stored in another one."""
+        return dtype if self.dtype == np.float32 and dtype in DTYPES.values() else self.dtype
 
     def vector(self, name: str, *, is_rounded: bool = True) -> AnyArray:
         """Returns this shard of a vector as float32.

@@ -100,21 +100,32 @@ void read(Q6_K, const uint8_t* row, int64_t g, Group& out) {
   out.scale = block + 208;
 }
 
+// Four codes at a time: the low four bits of two words of codes are one word, then come the fifth
+// bits of all words as one, or the fifth and sixth as two.
 template <class Q>
 void put_codes(const uint8_t* codes, int column, uint8_t* packed) {
   constexpr int half = kGroupWords / 2;
-  const auto byte = [&](int word, int i) -> uint8_t& {
-    return packed[(word * kPanel + column) * 4 + i % 4];
+  uint32_t words[kGroupWords];
+  std::memcpy(words, codes, sizeof words);
+  const auto put = [&](int word, uint32_t bytes) {
+    std::memcpy(packed + (word * kPanel + column) * 4, &bytes, sizeof bytes);
   };
-  for (int i = 0; i < kGroup; ++i) {
-    const int word = i / 4, code = codes[i];
-    if (Q::Bits == 8) {
-      byte(word, i) = static_cast<uint8_t>(code);
-      continue;
-    }
-    byte(word % half, i) |= static_cast<uint8_t>((code & 15) << word / half * 4);
-    if (Q::Bits == 5) byte(half, i) |= static_cast<uint8_t>(code >> 4 << word);
-    if (Q::Bits == 6) byte(half + word / 4, i) |= static_cast<uint8_t>(code >> 4 << word % 4 * 2);
+  if (Q::Bits == 8) {
+    for (int i = 0; i < kGroupWords; ++i) put(i, words[i]);
+    return;
+  }
+  for (int i = 0; i < half; ++i)
+    put(i, (words[i] & 0x0F0F0F0Fu) | (words[half + i] & 0x0F0F0F0Fu) << 4);
+  if (Q::Bits == 5) {
+    uint32_t fifth = 0;
+    for (int i = 0; i < kGroupWords; ++i) fifth |= (words[i] >> 4 & 0x01010101u) << i;
+    put(half, fifth);
+  }
+  if (Q::Bits == 6) {
+    uint32_t high[2] = {0, 0};
+    for (int i = 0; i < kGroupWords; ++i) high[i / 4] |= (words[i] >> 4 & 0x03030303u) << i % 4 * 2;
+    put(half, high[0]);
+    put(half + 1, high[1]);
   }
 }
 

@@ -98,12 +98,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
     def spying(name: str, tensor: StoredTensor) -> StoredTensor:
         def note(read: Any) -> Any:
-            return lambda: (found.add(name), read())[1]
+            def noted(*rows: int) -> Any:
+                found.add(name)
+                return read(*rows)
+
+            return read and noted
 
         parts = {end: spying(name, part) for end, part in tensor.parts.items()}
         blocks = tensor.blocks
         if blocks is not None:
-            blocks = replace(blocks, read=note(blocks.read))
+            rows = note(blocks.read_rows)
+            blocks = replace(blocks, read=note(blocks.read), read_rows=rows)
         return StoredTensor(tensor.shape, note(tensor.read), blocks, parts)
 
     for source in (GGUFSource, DirectorySource):

@@ -51,7 +51,7 @@ def shares_of(config: DecoderConfig, tensors: Stored, size: int) -> list[TensorS
 def weights_of(tensors: Stored, share: TensorShare, **options: Any) -> Weights:
     form = WeightForm(options.pop("dtype", np.dtype(np.float32)), options.pop("quantization", None))
     stage = options.pop("stage", all_layers(share.whole.num_layers))
-    return Weights(tensors, share, stage, form, num_threads=1, **options)
+    return Weights(tensors, share, stage, form, **options)
 
 
 def blocks(weights: Weights, name: str) -> AnyArray:

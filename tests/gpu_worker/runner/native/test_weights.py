@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
-from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_kernels.storage import Matrix, Storage, StoredMatrix
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.stage_layers import all_layers
 from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.decoder_config import DecoderConfig, qwen2_config
+from signalbox_worker.runner.native.matrices import joined
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weight_shapes import EMBEDDING, HEAD, weight_shapes
 from signalbox_worker.runner.native.weights import WeightForm, Weights
@@ -60,7 +62,7 @@ def make_stored(config: DecoderConfig, on_read: Callable[[str], None] = lambda _
 def make_weights(config: DecoderConfig, stored: Stored, **options: Any) -> Weights:
     form = WeightForm(options.pop("dtype", np.dtype(np.float32)), options.pop("quantization", None))
     layers = all_layers(config.num_layers)
-    return Weights(stored, TensorShare(whole=config), layers, form, num_threads=1, **options)
+    return Weights(stored, TensorShare(whole=config), layers, form, **options)
 
 
 def test_a_tensor_is_read_when_it_is_taken() -> None:
@@ -84,6 +86,36 @@ def test_tensors_of_the_bare_model_are_found() -> None:
         for name, tensor in make_stored(config).items()
     }
     assert make_weights(config, bare).vector(NORM).shape == (32,)
+
+
+@pytest.mark.parametrize("quantization", [None, Quantization("int8", Storage.Q8_0)])
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16])
+def test_rows_that_are_read_alone_are_those_of_the_whole(
+    dtype: np.dtype[Any], quantization: Quantization | None
+) -> None:
+    config, names = make_config(), [QUERY, QUERY.replace("q_proj", "k_proj")]
+    stored, whole, by_rows = make_stored(config), list[Matrix](), list[Matrix]()
+    for name in names:
+        values = stored[name].read()
+        whole.append(
+            make_weights(config, stored, dtype=dtype, quantization=quantization).matrix(name)
+        )
+        stored[name] = StoredTensor(
+            values.shape,
+            lambda: pytest.fail("it is read whole"),
+            dtype=values.dtype,
+            read_rows=partial(lambda values, start, end: values[start:end], values),
+        )
+        by_rows.append(
+            make_weights(config, stored, dtype=dtype, quantization=quantization).matrix(name)
+        )
+    ([expected], [matrix]) = joined(whole), joined(by_rows)
+    assert isinstance(expected, StoredMatrix)
+    assert isinstance(matrix, StoredMatrix)
+    assert (matrix.type, matrix.shape) == (expected.type, expected.shape)
+    assert matrix.read_rows is not None
+    for start, end in ((0, 48), (3, 5), (30, 40), (40, 48)):  # of one part, and of both
+        np.testing.assert_array_equal(matrix.read_rows(start, end), expected.blocks[start:end])
 
 
 def test_missing_tensors_are_counted_and_one_is_named() -> None:

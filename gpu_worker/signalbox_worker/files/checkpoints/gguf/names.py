@@ -92,6 +92,11 @@ class Renamed(NamedTuple):
     expert: int | None = None
     """Place of its expert in the file's tensor of all experts."""
 
+    @property
+    def keeps_values(self) -> bool:
+        """True if the file's values are those of the checkpoint, in their order."""
+        return self.change is _same
+
 
 class Join(NamedTuple):
     """A tensor of a layer of a checkpoint that is made of several of the file, or of a part."""

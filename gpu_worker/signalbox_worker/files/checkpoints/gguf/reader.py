@@ -7,6 +7,7 @@ import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,8 +45,18 @@ class GGUFTensor:
     @property
     def data(self) -> NDArray[np.uint8]:
         """[num_bytes], read anew each time: a mapped file would stay resident."""
+        return self.rows(0, self.num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the innermost dimension."""
+        return prod(self.shape[:-1])
+
+    def rows(self, start: int, end: int) -> NDArray[np.uint8]:
+        """Returns the bytes from a row to before another."""
+        size = self.num_bytes // max(1, self.num_rows)
         with self.path.open("rb", buffering=0) as file:
-            data = read_pages(file, self.offset, self.num_bytes)
+            data = read_pages(file, self.offset + start * size, (end - start) * size)
         if data is None:
             raise ModelError(f"{self.path} ends in tensor {self.name!r}; fetch it again")
         return data

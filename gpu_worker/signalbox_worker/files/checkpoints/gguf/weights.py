@@ -28,10 +28,19 @@ _MAX_THREADS = 8
 
 def read_values(stored: GGUFTensor) -> AnyArray:
     """Returns the values: of 16 bits where they are stored so, else float32."""
-    plain = _PLAIN.get(stored.type)
-    if plain is not None:
-        return stored.data.view(plain).reshape(stored.shape)
-    return _dequantised(stored.data, stored.type).reshape(stored.shape)
+    return read_rows(stored, 0, stored.num_rows).reshape(stored.shape)
+
+
+def read_rows(stored: GGUFTensor, start: int, end: int) -> AnyArray:
+    """Returns the values from a row to before another, [rows, columns]."""
+    plain, data = _PLAIN.get(stored.type), stored.rows(start, end)
+    values = _dequantised(data, stored.type) if plain is None else data.view(plain)
+    return values.reshape(end - start, stored.shape[-1])
+
+
+def dtype_of(stored: GGUFTensor) -> np.dtype[Any]:
+    """Returns the type of the values."""
+    return _PLAIN.get(stored.type, np.dtype(np.float32))
 
 
 def _dequantised(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray[np.float32]:
@@ -48,6 +57,9 @@ def _dequantised(data: NDArray[np.uint8], kind: GGMLQuantizationType) -> NDArray
 
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     try:
+        if len(blocks) <= step:  # a part of a matrix, of which other threads have others
+            fill(0)
+            return values
         # NumPy lets go of the interpreter lock
         with ThreadPoolExecutor(num_threads, "dequantise") as pool:
             list(pool.map(fill, range(0, len(blocks), step)))
