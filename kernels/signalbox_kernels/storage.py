@@ -1,10 +1,9 @@
 """Matrices as files store them, and the conversion of floats to quantised blocks.
 
-A block is a run of values along a row: 32 of them, 256 for the K types, or one that is a float.
-Whole numbers of checkpoints (`INTEGERS`) are in blocks of the columns that share a scale: the
-scale, the zero point as a byte, and the codes in order. Codes of floats (`FLOAT_CODES`) have a
-float32 as scale, or the exponent of a power of two. Native programs compute with every type without
-converting a matrix.
+A block is a run of values along a row: 32 or 256 of them, or one that is a float. Whole numbers of
+checkpoints (`INTEGERS`) are in blocks of the columns that share a scale: the scale, the zero point
+as a byte, and the codes in order. Codes of floats (`FLOAT_CODES`) have a float32 as scale, or the
+exponent of a power of two. Native programs compute with every type without converting a matrix.
 """
 
 from collections.abc import Callable
@@ -34,9 +33,13 @@ class Storage(IntEnum):
     Q5_0 = 6
     Q5_1 = 7
     Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
     Q4_K = 12
     Q5_K = 13
     Q6_K = 14
+    IQ4_NL = 20
+    IQ4_XS = 23
     BF16 = 30
     INT4_G32 = 0x100
     INT4_G64 = 0x101
@@ -85,19 +88,13 @@ class Storage(IntEnum):
 
     @property
     def block_size(self) -> int:
-        if self.is_float_codes:
-            return _FLOAT_BLOCKS[self][0]
-        if self.is_integers:
-            return 32 << (self & 3)
-        return 1 if self in _FLOATS else 256 if self >= Storage.Q4_K else GROUP
+        return 32 << (self & 3) if self.is_integers else _BLOCKS[self][0]
 
     @property
     def block_bytes(self) -> int:
-        if self.is_float_codes:
-            return _FLOAT_BLOCKS[self][1]
         if self.is_integers:
             return _HEAD_BYTES + self.block_size * self.bits // 8
-        return _BLOCK_BYTES[self]
+        return _BLOCKS[self][1]
 
 
 _FLOATS: dict[Storage, np.dtype[Any]] = {
@@ -105,15 +102,30 @@ _FLOATS: dict[Storage, np.dtype[Any]] = {
     Storage.F16: np.dtype(np.float16),
     Storage.BF16: BFLOAT16,
 }
-_FLOAT_BLOCKS = {
+_BLOCKS = {
+    Storage.F32: (1, 4),
+    Storage.F16: (1, 2),
+    Storage.BF16: (1, 2),
+    Storage.Q4_0: (32, 18),
+    Storage.Q4_1: (32, 20),
+    Storage.Q5_0: (32, 22),
+    Storage.Q5_1: (32, 24),
+    Storage.Q8_0: (32, 34),
+    Storage.Q2_K: (256, 84),
+    Storage.Q3_K: (256, 110),
+    Storage.Q4_K: (256, 144),
+    Storage.Q5_K: (256, 176),
+    Storage.Q6_K: (256, 210),
+    Storage.IQ4_NL: (32, 18),
+    Storage.IQ4_XS: (256, 136),
     Storage.E4M3: (128, 132),
     Storage.NF4: (64, 36),
     Storage.FP4: (64, 36),
     Storage.MXFP4: (32, 17),
     Storage.INT8: (128, 132),
 }
-"""Columns and bytes of a block of codes of floats."""
-FLOAT_CODES = tuple(_FLOAT_BLOCKS)
+"""Columns and bytes of a block."""
+FLOAT_CODES = tuple(kind for kind in Storage if kind.is_float_codes)
 """The types of codes of floats."""
 QUANTISED = tuple(kind for kind in Storage if kind not in (*_FLOATS, *FLOAT_CODES))
 """The types that are whole numbers with scales."""
@@ -136,20 +148,6 @@ INTEGERS = tuple(kind for kind in QUANTISED if kind.is_integers)
 """The types of whole numbers with zero points."""
 _HEAD_BYTES = 3
 """Bytes before the codes of a block of whole numbers: its scale and its zero point."""
-
-_BLOCK_BYTES = {
-    Storage.F32: 4,
-    Storage.F16: 2,
-    Storage.BF16: 2,
-    Storage.Q4_0: 18,
-    Storage.Q4_1: 20,
-    Storage.Q5_0: 22,
-    Storage.Q5_1: 24,
-    Storage.Q8_0: 34,
-    Storage.Q4_K: 144,
-    Storage.Q5_K: 176,
-    Storage.Q6_K: 210,
-}
 
 
 @dataclass(frozen=True, slots=True)

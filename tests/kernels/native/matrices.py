@@ -32,9 +32,13 @@ _SCALES_AT = {  # bytes of a block that are half-precision scales
     Storage.Q5_0: (0,),
     Storage.Q5_1: (0, 2),
     Storage.Q8_0: (0,),
+    Storage.Q2_K: (80, 82),
+    Storage.Q3_K: (108,),
     Storage.Q4_K: (0, 2),
     Storage.Q5_K: (0, 2),
     Storage.Q6_K: (208,),
+    Storage.IQ4_NL: (0,),
+    Storage.IQ4_XS: (0,),
 }
 
 

@@ -176,7 +176,7 @@ def test_packed_weights_take_the_bytes_of_the_file(kind: Storage, n: int) -> Non
     arena = Arena()
     arena.pack(matrix)
     whole_panels = -(-n // 32) * 32 / n
-    assert arena.num_bytes <= 1.03 * whole_panels * matrix.blocks.nbytes
+    assert arena.num_bytes <= 1.04 * whole_panels * matrix.blocks.nbytes
 
 
 def test_storage_that_does_not_suit_the_arithmetic_is_refused() -> None:

@@ -127,6 +127,28 @@ SB_INLINE V look_up(const float* table, VU code) {
 #endif
 }
 
+// table[code] in each byte of the words, whose codes are below 16.
+SB_INLINE VU look_up_bytes(const uint8_t* table, VU codes) {
+#if defined(__AVX512BW__)
+  const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m512i places = reinterpret_cast<__m512i>(codes);
+  return reinterpret_cast<VU>(_mm512_shuffle_epi8(_mm512_maskz_broadcast_i32x4(0xffff, once), places));
+#elif defined(__AVX2__)
+  const __m128i once = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i places = reinterpret_cast<__m256i>(codes);
+  return reinterpret_cast<VU>(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(once), places));
+#elif defined(__aarch64__)
+  return reinterpret_cast<VU>(vqtbl1q_u8(vld1q_u8(table), reinterpret_cast<uint8x16_t>(codes)));
+#else
+  for (int i = 0; i < W; ++i) {
+    const uint32_t four = codes[i];
+    codes[i] = table[four & 255u] | table[four >> 8 & 255u] << 8 | table[four >> 16 & 255u] << 16 |
+               static_cast<uint32_t>(table[four >> 24]) << 24;
+  }
+  return codes;
+#endif
+}
+
 // How many products of pairs of bytes fit into 16 bits together, where pairs are what is multiplied:
 // unsigned codes of Bits bits, and signed bytes down to -128.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)

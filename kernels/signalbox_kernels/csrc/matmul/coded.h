@@ -33,8 +33,8 @@ SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const
       VU codes[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        codes[v] = coded_word<Q>(b + v * W, i);
-        if (Bits < Q::Bits) codes[v] = (codes[v] >> Low) & ((1u << Bits) - 1) * 0x01010101u;
+        codes[v] = factors_word<Q>(b + v * W, i);
+        if (Bits < Q::product_bits) codes[v] = (codes[v] >> Low) & ((1u << Bits) - 1) * 0x01010101u;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -58,7 +58,7 @@ SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const
 template <class Q, int R, int NV>
 SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
                          int part) {
-  if constexpr (Q::Bits < 8) return dot_bits<Q, Q::Bits, 0>(dot, a, a_stride, b, part);
+  if constexpr (Q::product_bits < 8) return dot_bits<Q, Q::product_bits, 0>(dot, a, a_stride, b, part);
   dot_bits<Q, 4, 0>(dot, a, a_stride, b, part);
   dot_bits<Q, 4, 4>(dot, a, a_stride, b, part);
 }
@@ -72,13 +72,13 @@ SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, cons
     const int i = word_of<Q>(part, step);
     VU codes[NV];
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) codes[v] = coded_word<Q>(b + v * W, i);
+    for (int v = 0; v < NV; ++v) codes[v] = factors_word<Q>(b + v * W, i);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       word four;
       std::memcpy(&four, a + r * a_stride + i * 4, sizeof four);
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) dot[r][v] = dot_bytes<Q::Bits == 8>(dot[r][v], codes[v], four);
+      for (int v = 0; v < NV; ++v) dot[r][v] = dot_bytes<Q::product_bits == 8>(dot[r][v], codes[v], four);
     }
   }
 }
@@ -90,11 +90,17 @@ SB_INLINE int32_t start_of(const CodedGroup& left, int part) {
   return (Q::parts == 1 ? left.minus : left.minus_part[part]) * Q::zero;
 }
 
+// The sum of a row's codes in a part of a group.
+template <class Q>
+SB_INLINE float total_of(const CodedGroup& left, int part) {
+  return Q::parts == 1 ? left.total : static_cast<float>(-left.minus_part[part]);
+}
+
 // Adds the exact sums of a part of a group, W columns, to those of the groups before.
 template <class Q>
-SB_INLINE V add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, V sum) {
+SB_INLINE V add_scaled(const Scales<Q>& scales, VI dot, const CodedGroup& left, int part, V sum) {
   V x = to_floats(dot) * scales.scale;
-  if (Q::HasMinimum) x = fused(scales.minimum, splat(left.total), x);
+  if (Q::HasMinimum) x = fused(scales.minimum, splat(total_of<Q>(left, part)), x);
   return fused(x, splat(left.scale), sum);
 }
 
@@ -127,7 +133,7 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v)
-      sum[r][v] = add_scaled(scales[v], dot[r][v], *group(r), sum[r][v]);
+      sum[r][v] = add_scaled(scales[v], dot[r][v], *group(r), part, sum[r][v]);
 }
 
 // c[R, NV * W] of the columns from `column` on; `next` is fetched meanwhile, if there is one.

@@ -34,7 +34,7 @@ SB_INLINE const word* codes_of(const char* b, word* unpacked) {
   for (int i = 0; i < kGroupWords; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < kPanel; j += W) {
-      const VU codes = coded_word<Q>(packed + j, i);
+      const VU codes = factors_word<Q>(packed + j, i);
       std::memcpy(unpacked + i * kPanel + j, &codes, sizeof codes);
     }
   return unpacked;
@@ -112,8 +112,8 @@ struct PartOfGroup {
       const auto& left = *reinterpret_cast<const CodedGroup*>(a + r * a_stride);
       const int32_t start = start_of<Q>(left, part);
       float* to = c + r * kPanel;
-      store(to, add_scaled(low, stored_sums(dot) + start, left, load(to)));
-      store(to + half, add_scaled(high, stored_sums(dot + half) + start, left, load(to + half)));
+      store(to, add_scaled(low, stored_sums(dot) + start, left, part, load(to)));
+      store(to + half, add_scaled(high, stored_sums(dot + half) + start, left, part, load(to + half)));
     }
   }
 

@@ -4,7 +4,10 @@
 // (as the byte dot products of all instruction sets read them), then each column's scale and, where
 // the type has one, its minimum. The K types nest them: a scale is a small whole number times a half
 // for 256 values, and these halves follow each eight groups. So every block type takes the bytes of
-// its file, but for K scales of six bits, which are whole bytes here: at most 1.03 times as many.
+// its file, but for K scales of six bits, which are whole bytes here: at most 1.04 times as many.
+//
+// A code of 4 bits may be a place in a book of 16 whole numbers. It is looked up where it is read, and
+// multiplied as that number.
 //
 // Whole numbers in groups of 32, 64 or 128, as AWQ, GPTQ and compressed-tensors have them, lie in the
 // same groups of 32, with a line of scales before each group of theirs and a line of zero points
@@ -44,27 +47,46 @@ constexpr int64_t coded_group_bytes(int32_t code_bytes) {
   return static_cast<int64_t>(code_bytes == 2 ? sizeof(WideGroup) : sizeof(CodedGroup));
 }
 
+// The scales of blocks: a half for each group, or whole numbers under halves of 256 values. Those are a
+// byte for each part, or one that has the part's minimum in its upper half.
+enum class Scaling { kHalves, kBytes, kNibbles };
+
+// Books of 16 signed numbers. With `zero` added they are unsigned, of `Bits` bits.
+struct NoBook {
+  static constexpr int Bits = 0, zero = 0;
+};
+
+struct Iq4Values {
+  static constexpr int Bits = 8, zero = 128;
+  static constexpr int8_t values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                        1,    13,   25,  38,  53,  69,  89,  113};
+};
+
 // `Bits` per code; `Part` codes share a scale. With a minimum a weight is scale * code + minimum,
-// without one it is scale * (code - zero).
-template <int Bits_, int Part_, bool HasMinimum_, bool IsNested_>
+// without one it is scale * (code - zero), where a code of a book is the number that it has there.
+template <int Bits_, int Part_, bool HasMinimum_, Scaling Scaling_, class Book_ = NoBook>
 struct Blocks {
+  using Book = Book_;
   static constexpr int Bits = Bits_;
   static constexpr int Part = Part_;
   static constexpr bool HasMinimum = HasMinimum_;
-  static constexpr bool IsNested = IsNested_;
+  static constexpr Scaling scaling = Scaling_;
+  static constexpr bool IsNested = Scaling_ != Scaling::kHalves;
   static constexpr int parts = kGroup / Part;
-  static_assert(parts == 1 || !HasMinimum, "a left side's total is that of a group");
   static_assert(parts == 1 || IsNested, "scales of parts are bytes");
-  static constexpr int zero = HasMinimum ? 0 : 1 << (Bits - 1);
-  // Codes below 8 bits: word i holds the low four bits of words i and i + 4. Bits i of the bytes of
-  // one more word are the fifth ones of word i; bits 2 i of word h of two more are those above the
-  // fourth of word 4 h + i.
+  static_assert(parts == 1 || !HasMinimum || Scaling_ == Scaling::kNibbles, "a byte is a group's minimum");
+  static constexpr int product_bits = Book::Bits ? Book::Bits : Bits;  // of what is multiplied
+  static constexpr int zero = HasMinimum ? 0 : Book::Bits ? Book::zero : 1 << (Bits - 1);
+  // Bits of a code lie apart, the low ones first: four of all words, then two, then one, as far as
+  // the code has them. Word i of the first four holds the low four bits of words i and i + 4; bits
+  // 2 i of word h of two are those of word 4 h + i; bits i of the bytes of one are those of word i.
   static constexpr int low_words = Bits == 8 ? kGroupWords : kGroupWords / 2;
-  static constexpr int words = low_words + (Bits == 8 ? 0 : Bits - 4);
+  static constexpr int words = Bits;
   static constexpr int64_t scale_bytes = IsNested ? 1 : 2;
   static constexpr int64_t scales = words * 4 * kPanel;  // where they begin, in bytes
   static constexpr int64_t minima = scales + parts * scale_bytes * kPanel;
-  static constexpr int64_t group_bytes = minima + (HasMinimum ? scale_bytes * kPanel : 0);
+  static constexpr bool has_minima = HasMinimum && Scaling_ != Scaling::kNibbles;
+  static constexpr int64_t group_bytes = minima + (has_minima ? scale_bytes * kPanel : 0);
   static constexpr int64_t groups = IsNested ? 8 : 1;  // that share halves, which follow them
   static constexpr int64_t halves = groups * group_bytes;
   static constexpr int64_t run_bytes = halves + (IsNested ? 2 * kPanel * (1 + HasMinimum) : 0);
@@ -82,7 +104,8 @@ struct Blocks {
 // and a zero point: scale * (code - zero point), which has at most 24 significant bits, too.
 template <int Bits_, int Size, bool IsBfloat_>
 struct Integers {
-  static constexpr int Bits = Bits_;
+  using Book = NoBook;
+  static constexpr int Bits = Bits_, product_bits = Bits_;
   static constexpr bool IsBfloat = IsBfloat_;
   static constexpr int Part = kGroup, parts = 1, zero = 0;
   static constexpr bool HasMinimum = true;  // which is -scale * zero point
@@ -135,14 +158,18 @@ using Fp4 = FloatCodes<Code::kFp4, 64, 4>;
 using Mxfp4 = FloatCodes<Code::kE2m1, 32, 1>;
 using Int8 = FloatCodes<Code::kInt8, 128, 4>;
 
-using Q4_0 = Blocks<4, 32, false, false>;
-using Q4_1 = Blocks<4, 32, true, false>;
-using Q5_0 = Blocks<5, 32, false, false>;
-using Q5_1 = Blocks<5, 32, true, false>;
-using Q8_0 = Blocks<8, 32, false, false>;
-using Q4_K = Blocks<4, 32, true, true>;
-using Q5_K = Blocks<5, 32, true, true>;
-using Q6_K = Blocks<6, 16, false, true>;
+using Q4_0 = Blocks<4, 32, false, Scaling::kHalves>;
+using Q4_1 = Blocks<4, 32, true, Scaling::kHalves>;
+using Q5_0 = Blocks<5, 32, false, Scaling::kHalves>;
+using Q5_1 = Blocks<5, 32, true, Scaling::kHalves>;
+using Q8_0 = Blocks<8, 32, false, Scaling::kHalves>;
+using Q2_K = Blocks<2, 16, true, Scaling::kNibbles>;
+using Q3_K = Blocks<3, 16, false, Scaling::kBytes>;
+using Q4_K = Blocks<4, 32, true, Scaling::kBytes>;
+using Q5_K = Blocks<5, 32, true, Scaling::kBytes>;
+using Q6_K = Blocks<6, 16, false, Scaling::kBytes>;
+using Iq4Nl = Blocks<4, 32, false, Scaling::kHalves, Iq4Values>;
+using Iq4Xs = Blocks<4, 32, false, Scaling::kBytes, Iq4Values>;
 
 // Weights of `Size` bytes, `Pair` of a column beside each other.
 template <int Size_, int Pair_>
@@ -163,7 +190,8 @@ constexpr bool is_integers(int32_t storage) {
 }
 
 constexpr bool is_blocks(int32_t storage) {
-  return (storage >= SB_STORED_Q4_0 && storage <= SB_STORED_Q6_K) || is_integers(storage);
+  const bool is_of_file = storage >= SB_STORED_Q4_0 && storage <= SB_STORED_IQ4_XS;
+  return is_of_file || is_integers(storage);
 }
 
 // Calls f with the type of a storage that is whole numbers in groups.
@@ -193,9 +221,13 @@ __attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
     case SB_STORED_Q4_1: return f(Q4_1{});
     case SB_STORED_Q5_0: return f(Q5_0{});
     case SB_STORED_Q5_1: return f(Q5_1{});
+    case SB_STORED_Q2_K: return f(Q2_K{});
+    case SB_STORED_Q3_K: return f(Q3_K{});
     case SB_STORED_Q4_K: return f(Q4_K{});
     case SB_STORED_Q5_K: return f(Q5_K{});
     case SB_STORED_Q6_K: return f(Q6_K{});
+    case SB_STORED_IQ4_NL: return f(Iq4Nl{});
+    case SB_STORED_IQ4_XS: return f(Iq4Xs{});
     default: return f(Q8_0{});
   }
 }

@@ -20,7 +20,7 @@ struct Group {
   uint8_t codes[kGroup];
   const uint8_t* scale;    // a half: of the group, or of 256 values
   const uint8_t* minimum;  // likewise, or null
-  uint8_t scales[2];       // of nested ones: of each part
+  uint8_t scales[2];       // of nested ones: of each part, perhaps with its minimum
   uint8_t low;             // of nested ones: of the minimum
 };
 
@@ -100,11 +100,45 @@ void read(Q6_K, const uint8_t* row, int64_t g, Group& out) {
   out.scale = block + 208;
 }
 
-// Four codes at a time: the low four bits of two words of codes are one word, then come the fifth
-// bits of all words as one, or the fifth and sixth as two.
+void read(Q2_K, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 84;
+  const int64_t j = g % 8;
+  for (int i = 0; i < kGroup; ++i) out.codes[i] = block[16 + j / 4 * 32 + i] >> j % 4 * 2 & 3;
+  std::memcpy(out.scales, block + j * 2, 2);
+  out.scale = block + 80;
+  out.minimum = block + 82;
+}
+
+// Scale k is six bits less 32: four in byte k % 8, two in byte 8 + k % 4.
+void read(Q3_K, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 110;
+  const uint8_t* s = block + 96;
+  const int64_t j = g % 8;
+  for (int i = 0; i < kGroup; ++i)
+    out.codes[i] = static_cast<uint8_t>((block[32 + j / 4 * 32 + i] >> j % 4 * 2 & 3) |
+                                        (block[i] >> j & 1) << 2);
+  for (int64_t k = 2 * j; k < 2 * j + 2; ++k)
+    out.scales[k % 2] = static_cast<uint8_t>(
+        ((s[k % 8] >> k / 8 * 4 & 15) | (s[8 + k % 4] >> k / 4 * 2 & 3) << 4) - 32);
+  out.scale = block + 108;
+}
+
+void read(Iq4Nl, const uint8_t* row, int64_t g, Group& out) { read(Q4_0{}, row, g, out); }
+
+void read(Iq4Xs, const uint8_t* row, int64_t g, Group& out) {
+  const uint8_t* block = row + g / 8 * 136;
+  const int64_t j = g % 8;
+  nibbles(block + 8 + j * 16, out.codes);
+  out.scales[0] = static_cast<uint8_t>(
+      ((block[4 + j / 2] >> j % 2 * 4 & 15) | (block[2 + j / 4] >> j % 4 * 2 & 3) << 4) - 32);
+  out.scale = block;
+}
+
+// Four codes at a time, as words of bytes. The low four bits of two words are one word, if a code has as
+// many; then come two bits of each word, four words in one, and then one bit of each.
 template <class Q>
 void put_codes(const uint8_t* codes, int column, uint8_t* packed) {
-  constexpr int half = kGroupWords / 2;
+  constexpr int half = kGroupWords / 2, four = Q::Bits & 4;
   uint32_t words[kGroupWords];
   std::memcpy(words, codes, sizeof words);
   const auto put = [&](int word, uint32_t bytes) {
@@ -114,18 +148,19 @@ void put_codes(const uint8_t* codes, int column, uint8_t* packed) {
     for (int i = 0; i < kGroupWords; ++i) put(i, words[i]);
     return;
   }
-  for (int i = 0; i < half; ++i)
+  for (int i = 0; four && i < half; ++i)
     put(i, (words[i] & 0x0F0F0F0Fu) | (words[half + i] & 0x0F0F0F0Fu) << 4);
-  if (Q::Bits == 5) {
-    uint32_t fifth = 0;
-    for (int i = 0; i < kGroupWords; ++i) fifth |= (words[i] >> 4 & 0x01010101u) << i;
-    put(half, fifth);
+  if (Q::Bits & 2) {
+    uint32_t pairs[2] = {0, 0};
+    for (int i = 0; i < kGroupWords; ++i)
+      pairs[i / half] |= (words[i] >> four & 0x03030303u) << i % half * 2;
+    put(four, pairs[0]);
+    put(four + 1, pairs[1]);
   }
-  if (Q::Bits == 6) {
-    uint32_t high[2] = {0, 0};
-    for (int i = 0; i < kGroupWords; ++i) high[i / 4] |= (words[i] >> 4 & 0x03030303u) << i % 4 * 2;
-    put(half, high[0]);
-    put(half + 1, high[1]);
+  if (Q::Bits & 1) {
+    uint32_t last = 0;
+    for (int i = 0; i < kGroupWords; ++i) last |= (words[i] >> (Q::Bits - 1) & 0x01010101u) << i;
+    put(Q::Bits - 1, last);
   }
 }
 
@@ -142,7 +177,7 @@ void put_group(const Group& group, int64_t g, int column, uint8_t* panel) {
     uint8_t* halves = panel + Q::halves_at(g) + 2 * column;
     std::memcpy(halves, group.scale, 2);
     if (!Q::HasMinimum) return;
-    packed[Q::minima + column] = group.low;
+    if (Q::has_minima) packed[Q::minima + column] = group.low;
     std::memcpy(halves + 2 * kPanel, group.minimum, 2);
   }
 }

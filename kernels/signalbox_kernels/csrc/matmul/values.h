@@ -22,13 +22,41 @@ using sb::kPanel;
 // The codes of W columns, word `i` of a group: four bytes for each column.
 template <class Q>
 SB_INLINE VU coded_word(const word* at, int i) {
-  constexpr int half = kGroupWords / 2;
+  constexpr int half = kGroupWords / 2, four = Q::Bits & 4;
   if (Q::Bits == 8) return load_words(at + i * kPanel);
-  const VU low = (load_words(at + i % half * kPanel) >> (i / half * 4)) & 0x0f0f0f0fu;
-  if (Q::Bits == 4) return low;
-  if (Q::Bits == 5) return low | ((load_words(at + half * kPanel) >> i) & 0x01010101u) << 4;
-  const VU high = load_words(at + (half + i / 4) * kPanel) >> (i % 4 * 2);
-  return low | (high & 0x03030303u) << 4;
+  VU code{};
+  if (four) code = (load_words(at + i % half * kPanel) >> (i / half * 4)) & 0x0f0f0f0fu;
+  if (Q::Bits & 2) {
+    const VU two = load_words(at + (four + i / half) * kPanel) >> (i % half * 2);
+    code |= (two & 0x03030303u) << four;
+  }
+  if (Q::Bits & 1) {
+    constexpr int before = Q::Bits - 1;
+    code |= ((load_words(at + before * kPanel) >> i) & 0x01010101u) << before;
+  }
+  return code;
+}
+
+// What the codes of a book stand for, with the book's zero added.
+template <class Book>
+struct UnsignedBook {
+  uint8_t values[16];
+  constexpr UnsignedBook() : values() {
+    for (int i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(Book::values[i] + Book::zero);
+  }
+};
+
+template <class Book>
+constexpr UnsignedBook<Book> kUnsignedBook{};
+
+// The unsigned bytes that are multiplied for those codes.
+template <class Q>
+SB_INLINE VU factors_word(const word* at, int i) {
+  const VU codes = coded_word<Q>(at, i);
+  if constexpr (!Q::Book::Bits)
+    return codes;
+  else
+    return look_up_bytes(kUnsignedBook<typename Q::Book>.values, codes);
 }
 
 // Scales and minima of W columns, for a part of a group.
@@ -40,9 +68,11 @@ struct Scales {
     const char* group = panel + Q::at(g);
     if constexpr (Q::IsNested) {
       const char* halves = panel + Q::halves_at(g) + 2 * column;
-      const V scale = load_bytes(group + Q::scales + part * kPanel + column) * load_halves(halves);
+      const VI bytes = widen_bytes(group + Q::scales + part * kPanel + column);
+      constexpr bool is_both = Q::scaling == sb::Scaling::kNibbles;
+      const V scale = to_floats(is_both ? bytes & 15 : bytes) * load_halves(halves);
       if (!Q::HasMinimum) return {scale, V{}};
-      const V low = load_bytes(group + Q::minima + column);
+      const V low = is_both ? to_floats((bytes >> 4) & 15) : load_bytes(group + Q::minima + column);
       return {scale, -(low * load_halves(halves + 2 * kPanel))};
     }
     return {load_halves(group + Q::scales + 2 * column),
@@ -79,7 +109,7 @@ SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupWords; ++i) {
     if (i == kGroupWords / Q::parts) scales = Scales<Q>::of(panel, g, 1, column);
-    const VU four = coded_word<Q>(codes, i);
+    const VU four = factors_word<Q>(codes, i);
 #pragma GCC unroll 4
     for (int t = 0; t < 4; ++t) {
       const V x = to_floats(reinterpret_cast<VI>((four >> (8 * t)) & 255u) - Q::zero);
@@ -165,17 +195,21 @@ SB_INLINE void widen(sb::Bfloat16, const char* panel, int64_t g, int column, Tak
   }
 }
 
-// One code of a packed group: place `i` along the sum.
+// One code of a packed group, or what it stands for with the book's zero: place `i` along the sum.
 template <class Q>
 SB_INLINE int code_of(const char* group, int column, int i) {
   const auto byte = [&](int w) SB_LAMBDA {
     return static_cast<uint8_t>(group[(w * kPanel + column) * 4 + i % 4]);
   };
-  const int w = i / 4, half = kGroupWords / 2;
-  int code = Q::Bits == 8 ? byte(w) : byte(w % half) >> (w / half * 4) & 15;
-  if (Q::Bits == 5) code |= (byte(half) >> w & 1) << 4;
-  if (Q::Bits == 6) code |= (byte(half + w / 4) >> (w % 4 * 2) & 3) << 4;
-  return code;
+  const int w = i / 4, half = kGroupWords / 2, four = Q::Bits & 4;
+  if (Q::Bits == 8) return byte(w);
+  int code = four ? byte(w % half) >> (w / half * 4) & 15 : 0;
+  if (Q::Bits & 2) code |= (byte(four + w / half) >> (w % half * 2) & 3) << four;
+  if (Q::Bits & 1) code |= (byte(Q::Bits - 1) >> w & 1) << (Q::Bits - 1);
+  if constexpr (!Q::Book::Bits)
+    return code;
+  else
+    return kUnsignedBook<typename Q::Book>.values[code];
 }
 
 // The value of that place.
@@ -188,10 +222,11 @@ SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
     return Q::HasMinimum ? scaled + sb::from_half(group + Q::minima + 2 * column) : scaled;
   } else {
     const char* halves = panel + Q::halves_at(g) + 2 * column;
-    const auto scale = static_cast<int8_t>(group[Q::scales + i / Q::Part * kPanel + column]);
-    const float scaled = x * (sb::from_half(halves) * static_cast<float>(scale));
+    const int byte = static_cast<int8_t>(group[Q::scales + i / Q::Part * kPanel + column]);
+    constexpr bool is_both = Q::scaling == sb::Scaling::kNibbles;
+    const float scaled = x * (sb::from_half(halves) * static_cast<float>(is_both ? byte & 15 : byte));
     if (!Q::HasMinimum) return scaled;
-    const auto low = static_cast<int8_t>(group[Q::minima + column]);
+    const int low = is_both ? byte >> 4 & 15 : static_cast<int8_t>(group[Q::minima + column]);
     return scaled - sb::from_half(halves + 2 * kPanel) * static_cast<float>(low);
   }
 }

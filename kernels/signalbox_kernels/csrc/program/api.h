@@ -26,9 +26,13 @@ enum SbStorage : int32_t {
   SB_STORED_Q5_0 = 6,
   SB_STORED_Q5_1 = 7,
   SB_STORED_Q8_0 = 8,
+  SB_STORED_Q2_K = 10,
+  SB_STORED_Q3_K = 11,
   SB_STORED_Q4_K = 12,
   SB_STORED_Q5_K = 13,
   SB_STORED_Q6_K = 14,
+  SB_STORED_IQ4_NL = 20,
+  SB_STORED_IQ4_XS = 23,
   SB_STORED_BF16 = 30,
   // Whole numbers in groups: this, plus one of each of the parts below.
   SB_STORED_INTEGERS = 0x100,
