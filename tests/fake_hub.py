@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import json
+import os
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -10,8 +11,29 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import gguf
+import numpy as np
+
 COMMIT = "c0ffee" + "0" * 34
 GATED, TOKEN = "some-org/Gated", "hf_secret"
+
+
+def write_gguf(path: Path, num_bytes: int, architecture: str = "llama") -> None:
+    """Writes so many bytes, which begin with the head of a model."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with path.open("ab") as file:
+        file.write(os.urandom(num_bytes - path.stat().st_size))
 
 
 class Asked(NamedTuple):
@@ -32,8 +54,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.asked: list[Asked] = []
         self.cuts: list[int] = []
         """Of the next downloads: bytes after which the connection breaks."""
+        self.num_sent = 0
+        """Bytes of files that downloads asked for."""
         self.stall_after: int | None = None
-        """Bytes of the next download after which the hub waits for `go_on`."""
+        """Bytes of the next longer download after which the hub waits for `go_on`."""
         self.go_on = threading.Event()
         self.is_ill = False
         """True if it answers each request with the status 503."""
@@ -121,11 +145,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_file(self, data: bytes) -> None:
         etag = hashlib.sha256(data).hexdigest()
-        start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        asked = self.headers["Range"]
+        first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
+        start, end = int(first), min(int(last or len(data)), len(data) - 1)
         headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
-        if start:
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._send(206 if start else 200, data[start:], headers)
+        if asked:
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
+        self._send(206 if asked else 200, data[start : end + 1], headers)
 
     def _json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -144,9 +170,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "/resolve/" not in self.path:
             self.wfile.write(body)
             return
+        self.server.num_sent += len(body)
         if self.server.cuts:
             body = body[: self.server.cuts.pop(0)]
-        stall, self.server.stall_after = self.server.stall_after, None
+        stall = self.server.stall_after
+        if stall is not None and stall < len(body):
+            self.server.stall_after = None
+        else:
+            stall = None
         with suppress(BrokenPipeError, ConnectionResetError):  # the client may end as well
             self.wfile.write(body[:stall])
             if stall is not None:

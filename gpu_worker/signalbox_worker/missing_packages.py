@@ -9,6 +9,10 @@ from signalbox_worker.config import ModelError
 _OF_WORKER = ("torch", "transformers")
 
 
+class MissingPackage(ModelError):
+    """A package of an extra is not installed."""
+
+
 def require(package: str, *, extra: str, why: str) -> None:
     """Raises ModelError that names the extra if a package is not installed.
 
@@ -46,7 +50,7 @@ def needing_pytorch(why: str) -> Iterator[None]:
         raise _missing(error.name, extra="worker", why=why) from error
 
 
-def _missing(package: str, *, extra: str, why: str) -> ModelError:
-    return ModelError(
+def _missing(package: str, *, extra: str, why: str) -> MissingPackage:
+    return MissingPackage(
         f"{why}, and {package} is not installed; pip install 'signalbox-serving[{extra}]'"
     )

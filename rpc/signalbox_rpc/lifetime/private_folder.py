@@ -16,7 +16,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("adapters", "ranks", "stack")
+KINDS = ("adapters", "heads", "ranks", "stack")
 """Purposes of folders, which their names have."""
 _PREFIX = "signalbox-"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from typing import Any
 
 from signalbox.stack.processes.startup_display import log_progress
 from signalbox_contract.startup import ReportProgress, StartupProgress
 from signalbox_rpc.telemetry import logs
-from signalbox_worker.files.hub.download import download
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.files.hub.download import CONFIG, download
 from signalbox_worker.files.hub.gguf_file_names import format_bytes
+from signalbox_worker.files.hub.hub_model import OWN_CODE, HubModel
+from signalbox_worker.missing_packages import MissingPackage
 
 EXAMPLES = """\
   signalbox pull org/name                  weights, configuration and tokenizer
@@ -33,11 +37,28 @@ def run(options: dict[str, Any]) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     with _progress() as progress:
-        path = download(options["model"], options["revision"], progress)
+        path = download(options["model"], options["revision"], progress, check=_check)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = format_bytes(sum(file.stat().st_size for file in files))
     print(f"{options['model']} is in the cache, {size}", file=sys.stderr)
     print(path)
+
+
+def _check(model: HubModel) -> None:
+    """Refuses a model that `serve` would refuse with any flags. Raises ModelError."""
+    if model.gguf is None and CONFIG not in model.sizes:  # an adapter, or for another program
+        return
+    from signalbox_worker.runner.loading.opened_model import check_unfetched
+
+    try:
+        check_unfetched(ModelConfig(model=model.repository), model)
+    except MissingPackage:  # another machine may have it
+        return
+    except ModelError as error:
+        if any(fnmatch(file, OWN_CODE) for file in model.sizes):  # which decides, with a flag
+            return
+        remedy = f"`hf download {model.repository}` fetches it for other programs"
+        raise ModelError(f"{model.repository} is not fetched: {error}; {remedy}") from None
 
 
 @contextmanager

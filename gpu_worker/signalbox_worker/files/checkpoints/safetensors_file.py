@@ -22,7 +22,8 @@ from signalbox_worker.files.checkpoints.file_pages import read_pages
 from signalbox_worker.files.checkpoints.json_file import dict_of_distinct
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 
-_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+_LENGTH_BYTES = 8
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -39,7 +40,7 @@ _DTYPES = {
 
 
 def stored_safetensors(
-    path: Path, *, max_header_bytes: int = _MAX_HEADER_BYTES
+    path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yields every tensor, in the order of the file, unread. Raises ModelError."""
     with _reading(path), path.open("rb", buffering=0) as file:
@@ -82,12 +83,20 @@ def _reading(path: Path) -> Iterator[None]:
         raise unreadable(path, error.strerror or type(error).__name__) from None
 
 
+def head_length(start: bytes) -> int | None:
+    """Returns the length of the head, before the tensors, of a file that begins with these bytes;
+    None if they are too few to tell."""
+    if len(start) < _LENGTH_BYTES:
+        return None
+    return _LENGTH_BYTES + int.from_bytes(start[:_LENGTH_BYTES], "little")
+
+
 def read_header(
-    path: Path, file: FileIO, *, max_bytes: int = _MAX_HEADER_BYTES
+    path: Path, file: FileIO, *, max_bytes: int = MAX_HEADER_BYTES
 ) -> tuple[dict[str, Any], int]:
     """Returns the header's tensors, and where the tensors' bytes start. Raises ModelError."""
-    length = int.from_bytes(file.read(8), "little")
-    num_bytes = path.stat().st_size - 8 - length
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    num_bytes = path.stat().st_size - _LENGTH_BYTES - length
     if length < 2 or num_bytes < 0:
         raise unreadable(path, "its header has no sound length")
     if length > max_bytes:
@@ -110,7 +119,7 @@ def read_header(
         raise
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         raise unreadable(path, "its header is no description of tensors") from None
-    return tensors, 8 + length
+    return tensors, _LENGTH_BYTES + length
 
 
 def unreadable(path: Path, reason: str) -> ModelError:

@@ -111,7 +111,7 @@ def _models(repository: "CachedRepoInfo") -> list[CachedModel]:
             name=repository.repo_id + tag,
             num_bytes=sum(file.size_on_disk for file in files),
             modified_at=max(file.blob_last_modified for file in files),
-            is_whole=True,
+            is_whole=bool(tag) or any(_is_weights(file.file_name) for file in files),
         )
         for tag, files in groups.items()
     ]

@@ -9,13 +9,14 @@ import glob
 import json
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_worker.config import ModelError
-from signalbox_worker.files.hub.file_transfer import disk_full, fetch
+from signalbox_worker.files.hub.file_transfer import disk_full
 from signalbox_worker.files.hub.gguf_file_names import (
     PREFERRED,
     GGUFVariant,
@@ -25,6 +26,7 @@ from signalbox_worker.files.hub.gguf_file_names import (
     find_variants,
     format_bytes,
 )
+from signalbox_worker.files.hub.hub_model import Check, HubModel, fetch_any
 from signalbox_worker.files.hub.model_name import HubName, parse_hub_name
 from signalbox_worker.files.hub.weight_file_names import (
     DUPLICATES,
@@ -37,8 +39,7 @@ from signalbox_worker.files.hub.weight_file_names import (
 
 logger = logging.getLogger(__name__)
 
-_FILES = ("*.json", "*.jinja", "*.py", "*.model", "merges.txt", "vocab.txt")
-_CONFIG = "config.json"
+CONFIG = "config.json"
 _MODULES = "[0-9]_*"
 """Folders of sentence-transformers' modules."""
 _SERVER_ERROR = 500
@@ -50,31 +51,55 @@ _UNREACHED = {"ConnectError", "ConnectTimeout", "ConnectionError", "ConnectionTi
 
 
 def download(
-    model: str, revision: str | None, progress: ReportProgress, *, with_weights: bool = True
+    model: str,
+    revision: str | None,
+    progress: ReportProgress,
+    *,
+    with_weights: bool = True,
+    check: Check = fetch_any,
 ) -> Path:
     """Returns the local directory of a hub model, or the first file of one in GGUF.
 
+    Args:
+        check: called before weights are fetched, if any are missing.
+
     Raises ModelError, in one line, for what cannot be had.
     """
+    with _speaking_of(model, revision) as name:
+        of_revision = f", revision {revision}" if revision else ""
+        logger.info("fetching %s from the hub%s", name, of_revision)
+        progress(StartupProgress(StartupPhase.FETCH))
+        found = _find(name, revision, with_weights=with_weights)
+        return found if isinstance(found, Path) else found.fetch(progress, check)
+
+
+def find_on_hub(model: str, revision: str | None) -> HubModel | Path:
+    """Returns what `download` would fetch; its result, if the hub does not answer.
+
+    Raises ModelError, as `download` does.
+    """
+    with _speaking_of(model, revision) as name:
+        return _find(name, revision, with_weights=True)
+
+
+@contextmanager
+def _speaking_of(model: str, revision: str | None) -> Iterator[HubName]:
+    """Yields a model's name, and makes errors of the hub's one line."""
     from huggingface_hub.utils.logging import get_logger
 
     get_logger().handlers.clear()  # with the library's own, each line comes twice
     name = parse_hub_name(model)
     if name is None:
         raise ModelError(f"{model} is no hub id; give org/name or org/name:Q4_K_M")
-    logger.info("fetching %s from the hub%s", name, f", revision {revision}" if revision else "")
-    progress(StartupProgress(StartupPhase.FETCH))
     try:
-        return _download(name, revision, progress, with_weights=with_weights)
+        yield name
     except ModelError:
         raise
     except Exception as error:  # also those of the HTTP library, which differ between versions
         raise _in_one_line(name, revision, error) from error
 
 
-def _download(
-    name: HubName, revision: str | None, progress: ReportProgress, *, with_weights: bool
-) -> Path:
+def _find(name: HubName, revision: str | None, *, with_weights: bool) -> HubModel | Path:
     cached = _find_cached(name, revision, with_weights=with_weights)
     fault = _why_no_answer(name.repository, revision)
     if cached is not None and fault is not None:
@@ -82,14 +107,19 @@ def _download(
         return cached
     files = _list_files(name.repository, revision, fault)
     variant = _choose_gguf(name, files) if with_weights else None
+    weights = tuple(_weights_of(files)) if with_weights else ()
     if variant is not None:
         _tell_choice(name, variant, files)
-        patterns = [glob.escape(file) for file in variant.files]
-        return fetch(name.repository, revision, patterns, progress) / variant.files[0]
-    if name.tag is not None:
+        weights = tuple(map(glob.escape, variant.files))
+    elif name.tag is not None:
         raise ModelError(f"{name.repository} has no GGUF files; leave out :{name.tag}")
-    patterns = [*_FILES, *(_weights_of(files) if with_weights else ())]
-    return fetch(name.repository, revision, patterns, progress)
+    return HubModel(
+        repository=name.repository,
+        revision=revision,
+        sizes=files,
+        weights=weights,
+        gguf=None if variant is None else variant.files[0],
+    )
 
 
 def _find_cached(name: HubName, revision: str | None, *, with_weights: bool) -> Path | None:
@@ -100,7 +130,7 @@ def _find_cached(name: HubName, revision: str | None, *, with_weights: bool) -> 
         variant = _choose_gguf(name, files) if with_weights else None
         if variant is not None:
             return folder / variant.files[0]
-        is_whole = _CONFIG in files and (not with_weights or _has_weights(folder, files))
+        is_whole = CONFIG in files and (not with_weights or _has_weights(folder, files))
     except (ModelError, OSError, ValueError, LookupError):  # nothing, a part, or a bad index
         return None
     return folder if is_whole and name.tag is None else None

@@ -30,14 +30,23 @@ from signalbox_worker.files.hub.weight_file_names import DUPLICATES
 
 RESUMABLE_BYTES = 1 << 20
 """Least bytes of a file whose download is resumed; smaller files are fetched again."""
+_PARTIAL_CONTENT = 206
 _INTERVAL_S = 0.25
 _MAX_CONNECTIONS = 4
 
 
 def fetch(
-    repository: str, revision: str | None, patterns: Sequence[str], progress: ReportProgress
+    repository: str,
+    revision: str | None,
+    patterns: Sequence[str],
+    progress: ReportProgress,
+    *,
+    before: Callable[[list[str]], None] = lambda _: None,
 ) -> Path:
     """Fetches the files that match and are not cached; returns the snapshot's folder.
+
+    Args:
+        before: called with the names of the files that are missing, before any is fetched.
 
     Raises ModelError if the disk cannot hold them, and what huggingface_hub raises.
     """
@@ -51,6 +60,7 @@ def fetch(
         ignore_patterns=list(DUPLICATES),
     )
     missing = _missing(snapshot)
+    before([file.filename for file in missing])
     large = [file for file in missing if (file.file_size or 0) >= RESUMABLE_BYTES]
     limit = hub.constants.MAX_HTTP_DOWNLOAD_SIZE
     partials = [_Partial(repository, file) for file in large if file.file_size <= limit]
@@ -60,6 +70,32 @@ def fetch(
     is_rest_small = _complete(partials, progress) == len(large)
     shown = ignore_progress if partials and is_rest_small else progress
     return Path(snapshot(tqdm_class=_bar_class(shown)))
+
+
+def read_start(
+    repository: str, revision: str | None, file: str, count: int, *, skipped: int = 0
+) -> bytes:
+    """Returns the first bytes of a file, or those behind `skipped` of them, without the rest.
+
+    Raises what huggingface_hub raises, and OSError for a hub that sends the whole file.
+    """
+    import huggingface_hub as hub
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+        http_stream_backoff,
+    )
+
+    url = hub.hf_hub_url(repository, file, revision=revision)
+    # What is compressed on the way has other ranges.
+    asked = {"Range": f"bytes={skipped}-{skipped + count - 1}", "Accept-Encoding": "identity"}
+    timeout = hub.constants.HF_HUB_DOWNLOAD_TIMEOUT
+    headers = build_hf_headers() | asked
+    with http_stream_backoff("GET", url, headers=headers, timeout=timeout) as response:
+        hf_raise_for_status(response)
+        if response.status_code != _PARTIAL_CONTENT:
+            raise OSError(f"the hub sends no part of {file}")
+        return b"".join(response.iter_bytes())[:count]
 
 
 def cache_folder() -> Path:

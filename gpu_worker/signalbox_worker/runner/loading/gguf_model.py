@@ -73,6 +73,9 @@ class GGUFSource:
     def config(self) -> Mapping[str, Any]:
         return self._config.config()
 
+    def log_choice(self) -> None:
+        """Logs nothing: all of a file is served, or refused."""
+
     def files(self) -> list[Path]:
         return sorted({self._path, *(stored.path for stored in self._content.tensors.values())})
 

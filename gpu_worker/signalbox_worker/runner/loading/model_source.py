@@ -12,6 +12,7 @@ from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
 from signalbox_worker.files.hub.download import download
 from signalbox_worker.files.hub.gguf_file_names import find_variants, format_bytes, gguf_name
+from signalbox_worker.files.hub.hub_model import Check, fetch_any
 from signalbox_worker.files.hub.model_name import parse_hub_name
 from signalbox_worker.files.hub.weight_file_names import choose_weight_files
 from signalbox_worker.models import has_native_program
@@ -51,6 +52,10 @@ class ModelSource(Protocol):
         """Counts over all tensors; None for a source without a checkpoint."""
         ...
 
+    def log_choice(self) -> None:
+        """Logs what of the files is not served."""
+        ...
+
     def files(self) -> Sequence[Path]:
         """Returns the files that decide what the model computes: configuration and weights."""
         ...
@@ -83,12 +88,27 @@ def naming(model: str) -> Iterator[None]:
         raise ModelError(f"{model}: {error}") from error
 
 
-def open_model(config: ModelConfig, progress: ReportProgress) -> ModelSource:
-    """Opens a directory, a .gguf file, or a model on the hub (downloading it)."""
+def open_model(
+    config: ModelConfig, progress: ReportProgress, check: Check = fetch_any
+) -> ModelSource:
+    """Opens a directory, a .gguf file, or a model on the hub (downloading it).
+
+    Args:
+        check: called before weights are downloaded.
+    """
     path, is_dummy = find_model(config), config.load_format == "dummy"
     name = model_name(config)
     if path is None:
-        path = download(config.model, config.revision, progress, with_weights=not is_dummy)
+        path = download(
+            config.model, config.revision, progress, with_weights=not is_dummy, check=check
+        )
+    source = source_at(path, name=name, is_dummy=is_dummy)
+    source.log_choice()
+    return source
+
+
+def source_at(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
+    """Opens a directory, of which weights need not be there if `is_dummy`, or a .gguf file."""
     if path.is_dir():
         return _open_directory(path, name=name, is_dummy=is_dummy)
     return _open_file(path, name=name)
@@ -142,10 +162,8 @@ def _open_directory(path: Path, *, name: str, is_dummy: bool) -> ModelSource:
     from signalbox_worker.runner.loading.dummy_source import DummySource
     from signalbox_worker.runner.loading.hf_directory import DirectorySource
 
-    kind, folder = (DummySource if is_dummy else DirectorySource), transformer_folder(path)
-    source = kind(folder, name=name, root=path)
-    source.log_choice()
-    return source
+    kind = DummySource if is_dummy else DirectorySource
+    return kind(transformer_folder(path), name=name, root=path)
 
 
 def model_name(config: ModelConfig) -> str:

@@ -10,6 +10,8 @@ from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProg
 from signalbox_kernels import build
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.files.checkpoints.weight_names import are_equal, find
+from signalbox_worker.files.hub.hub_model import HubModel
+from signalbox_worker.files.quantised.configuration import quantised_checkpoint
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.models import DecoderConfig, ModelShape, ModelSpec, find_model
 from signalbox_worker.models.plugins import import_plugins
@@ -21,8 +23,14 @@ from signalbox_worker.runner.loading.generation_config import (
     read_generation_config,
     within_vocabulary,
 )
-from signalbox_worker.runner.loading.model_source import ModelSource, as_text, open_model
+from signalbox_worker.runner.loading.model_source import (
+    ModelSource,
+    as_text,
+    open_model,
+    source_at,
+)
 from signalbox_worker.runner.loading.pooling_model import OpenedPooling, is_pooling, open_pooling
+from signalbox_worker.runner.loading.unfetched_model import without_weights
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +74,25 @@ class OpenedModel:
 def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:
     """Raises ModelError or FileNotFoundError with what is wrong and the remedy."""
     build.on_compiled = partial(_report_compiled, progress)
-    source = open_model(model_config, progress)
+    source = open_model(model_config, progress, partial(check_unfetched, model_config))
     plugins = import_plugins(model_config.plugins, source.config)
+    spec, config, pools = _family_of(model_config, source)
+    with needing_pytorch(THROUGH_PYTORCH):
+        config = _with_stored_head(config, spec, source)
+        shape = ModelShape.of(config)
+    if pools:
+        pooling = open_pooling(model_config, source, config, shape)
+        if isinstance(config, DecoderConfig):
+            config = replace(config, has_head=False)
+        return OpenedModel(source, spec, config, shape, pooling)
+    code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
+    files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
+    return OpenedModel(source, spec, config, shape, files=files)
+
+
+def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpec, Any, bool]:
+    """Returns the family that serves a model, what that reads of its configuration, and whether
+    it pools. Raises ModelError if none serves it."""
     pools = is_pooling(model_config, source)
     with needing_pytorch(THROUGH_PYTORCH):
         spec = find_model(
@@ -76,22 +101,30 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
             directory=source.directory,
             trust_remote_code=model_config.trust_remote_code,
         )
-        config = _with_stored_head(spec.read_config(source.config), spec, source)
+        config = spec.read_config(source.config)
         shape = ModelShape.of(config)
     if pools:
         if model_config.model_impl == "transformers":
             raise ModelError("--model-impl transformers has no pooling; leave it out")
-        pooling = open_pooling(model_config, source, config, shape)
-        if isinstance(config, DecoderConfig):
-            config = replace(config, has_head=False)
-        return OpenedModel(source, spec, config, shape, pooling)
-    if not spec.generates or shape.is_bidirectional:
+    elif not spec.generates or shape.is_bidirectional:
         raise ModelError(f"{shape.architecture} generates no tokens; use --runner pooling")
-    if model_config.convert != "auto":
+    elif model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
-    code = foreign_code(plugins, source.root if model_config.trust_remote_code else None)
-    files = tuple(ContentFile.note(path) for path in (*source.files(), *code))
-    return OpenedModel(source, spec, config, shape, files=files)
+    return spec, config, pools
+
+
+def check_unfetched(model_config: ModelConfig, model: HubModel) -> None:
+    """Refuses a model of which the configuration alone tells that it is not served, before its
+    weights are fetched. Raises ModelError."""
+    with without_weights(model) as path:
+        check_configuration(model_config, source_at(path, name=model.name, is_dummy=True))
+
+
+def check_configuration(model_config: ModelConfig, source: ModelSource) -> None:
+    """Refuses a family, a field or a form of weights that is not served. Raises ModelError."""
+    import_plugins(model_config.plugins, source.config)
+    _family_of(model_config, source)
+    quantised_checkpoint(source.config)
 
 
 def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) -> OpenedModel:

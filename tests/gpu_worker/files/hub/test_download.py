@@ -24,7 +24,8 @@ from signalbox_worker.files.hub.download import download
 from signalbox_worker.files.hub.gguf_file_names import choose_variant, find_variants
 from signalbox_worker.files.hub.model_name import parse_hub_name
 from signalbox_worker.runner.loading.model_source import find_model, model_name, open_model
-from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub
+from signalbox_worker.runner.loading.opened_model import open_with_config
+from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub, write_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.runner.loading.gguf_files import open_path
 from tests.gpu_worker.tiny_models import make_model
@@ -130,6 +131,36 @@ def test_old_index_beside_a_whole_file_lacks_nothing(
     with caplog.at_level(logging.INFO):
         assert fetch(GGUF) == path
     assert "using the copy" in caplog.text
+
+
+@pytest.mark.parametrize("architecture", ["llama", "rwkv7"])
+def test_weights_are_fetched_of_a_model_that_is_served(hub: FakeHub, architecture: str) -> None:
+    """A worker asks for the head of a file first, and again for nothing that it has."""
+    size = 1 << 20
+    write_gguf(hub.repository(GGUF) / "x-Q4_0.gguf", size, architecture)
+    config = ModelConfig(model=GGUF)
+    if architecture == "llama":
+        opened = open_with_config(config, ignore_progress)
+        assert opened.shape.num_layers == 1
+        assert size < hub.num_sent < 2 * size
+        open_with_config(config, ignore_progress)
+        assert hub.downloads() == ["x-Q4_0.gguf"] * 2
+    else:
+        with pytest.raises(ModelError, match="architecture not supported: rwkv7"):
+            open_with_config(config, ignore_progress)
+        assert 0 < hub.num_sent < size / 2
+
+
+def test_model_that_transformers_cannot_run_either_is_refused_before_it_is_fetched(
+    hub: FakeHub,
+) -> None:
+    make_model(hub.repository())
+    config = {"architectures": ["MambaForCausalLM"], "vocab_size": 97, "hidden_size": 32}
+    (hub.repository() / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="architecture not supported: MambaForCausalLM"):
+        open_with_config(ModelConfig(model="some-org/Some-Model"), ignore_progress)
+    assert hub.downloads()
+    assert not any(file.endswith(".safetensors") for file in hub.downloads())
 
 
 def test_model_that_the_disk_cannot_hold_is_refused_before_it_is_fetched(

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from signalbox.commands.cached_models import hub_cache
-from tests.fake_hub import GATED, TOKEN, FakeHub, running_hub
+from tests.fake_hub import GATED, TOKEN, FakeHub, running_hub, write_gguf
 from tests.waiting import eventually
 
 GGUF = "some-org/Tiny-GGUF"
@@ -19,6 +20,9 @@ CODE = (
     "import sys; from signalbox import cli; status = cli.main(sys.argv[1:]);"
     "sys.exit(99 if {'torch', 'transformers'} & {*sys.modules} else status)"
 )
+WEIGHTS_BYTES = 1 << 18
+LLAMA = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 8, "num_attention_heads": 2,
+         "num_hidden_layers": 1, "max_position_embeddings": 64}  # fmt: skip
 WRITTEN_BYTES = 10 * 1024 * 1024
 """What huggingface_hub gathers before it writes."""
 
@@ -28,7 +32,7 @@ def hub(tmp_path: Path) -> Iterator[FakeHub]:
     with running_hub(tmp_path / "served") as served:
         folder = served.repository(GGUF)
         for tag, size in (("Q2_K", 1 << 20), ("Q4_K_M", 2 << 20), ("Q8_0", 3 << 20)):
-            (folder / f"tiny-{tag}.gguf").write_bytes(os.urandom(size))
+            write_gguf(folder / f"tiny-{tag}.gguf", size)
         yield served
 
 
@@ -89,7 +93,7 @@ def test_a_model_is_pulled_listed_and_removed(hub: FakeHub) -> None:
 
 async def test_a_pull_that_is_interrupted_goes_on_where_it_ended(hub: FakeHub) -> None:
     file = hub.repository("some-org/Big-GGUF") / "big-Q8_0.gguf"
-    file.write_bytes(os.urandom(3 * WRITTEN_BYTES))
+    write_gguf(file, 3 * WRITTEN_BYTES)
     hub.stall_after = 2 * WRITTEN_BYTES
     pulling = start(hub, "pull", "some-org/Big-GGUF")
     cache = hub.root.parent / "home"
@@ -103,7 +107,8 @@ async def test_a_pull_that_is_interrupted_goes_on_where_it_ended(hub: FakeHub) -
     hub.asked.clear()
     path = Path(run(hub, "pull", "some-org/Big-GGUF")[0].strip())
     ranges = [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
-    assert ranges == [f"bytes={2 * WRITTEN_BYTES}-"]
+    assert ranges[-1:] == [f"bytes={2 * WRITTEN_BYTES}-"]
+    assert len(ranges) == 2  # after the head, which tells whether the model is served
     assert path.read_bytes() == file.read_bytes()  # noqa: ASYNC240 (nothing else runs)
     assert listed(hub) == [("some-org/Big-GGUF:Q8_0", 3 * WRITTEN_BYTES, True)]
 
@@ -119,7 +124,7 @@ async def test_a_pull_that_is_interrupted_goes_on_where_it_ended(hub: FakeHub) -
     ],
 )
 def test_what_cannot_be_done_is_one_line(hub: FakeHub, arguments: list[str], reason: str) -> None:
-    (hub.repository(GATED) / "tiny-Q8_0.gguf").write_bytes(b"GGUF")
+    write_gguf(hub.repository(GATED) / "tiny-Q8_0.gguf", 1 << 16)
     err = run(hub, *arguments, status=1)[1]
     last = [line for line in err.splitlines() if line.startswith("signalbox ")]
     assert len(last) == 1
@@ -127,6 +132,57 @@ def test_what_cannot_be_done_is_one_line(hub: FakeHub, arguments: list[str], rea
     assert "Traceback" not in err
     if arguments[-1] == GATED:
         assert run(hub, *arguments, HF_TOKEN=TOKEN)[0].strip().endswith("tiny-Q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            {"x-Q4_0.gguf": "rwkv7"},
+            "architecture not supported: rwkv7 in some-org/Other/x-Q4_0.gguf",
+        ),
+        (
+            {"config.json": {"architectures": ["LlamaForCausalLM"],
+                             "quantization_config": {"quant_method": "aqlm"}}},
+            "the checkpoint is quantised by 'aqlm', which is not supported",
+        ),
+        (
+            {"config.json": {"architectures": ["Qwen3_5ForConditionalGeneration"],
+                             "text_config": {"model_type": "qwen3_5_text"}}},
+            "architecture not supported: Qwen3_5ForConditionalGeneration (its text part is",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_served_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, files: dict[str, Any], reason: str
+) -> None:
+    folder = hub.repository("some-org/Other")
+    for name, content in files.items():
+        if name.endswith(".gguf"):
+            write_gguf(folder / name, WEIGHTS_BYTES, content)
+        else:
+            (folder / name).write_text(json.dumps(LLAMA | content))
+            (folder / "model.safetensors").write_bytes(os.urandom(WEIGHTS_BYTES))
+    err = run(hub, "pull", "some-org/Other", status=1)[1]
+    assert f"signalbox pull: some-org/Other is not fetched: {reason}" in err
+    assert "`hf download some-org/Other` fetches it for other programs" in err
+    assert 0 < hub.num_sent < WEIGHTS_BYTES / 2
+    assert [one[2] for one in listed(hub)] in ([], [False])
+
+
+def test_what_only_another_program_knows_is_pulled(hub: FakeHub) -> None:
+    """An adapter, and a model of code in its repository, which is not run."""
+    folder = hub.repository("some-org/Adapter")
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    path = Path(run(hub, "pull", "some-org/Adapter")[0].strip())
+    assert {file.name for file in path.iterdir()} == {file.name for file in folder.iterdir()}
+    folder = hub.repository("some-org/Code")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Mine"], "auto_map": {}}))
+    (folder / "code.py").write_text("raise SystemExit(3)")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    run(hub, "pull", "some-org/Code", status=99)  # PyTorch was imported, to ask transformers
+    assert ("some-org/Code", True) in [(name, is_whole) for name, _, is_whole in listed(hub)]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,15 @@ _MAX_DEPTH = 8
 """Most levels of nested lists; models have one."""
 
 T = TypeVar("T")
+TensorInfo = tuple[str, tuple[int, ...], int, int]
+"""Name, shape, type, and offset from where the tensors' bytes start."""
+
+
+class _CutOffError(ValueError):
+    """The bytes end before the head does."""
+
+    def __init__(self) -> None:
+        super().__init__("it is cut off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +107,19 @@ def read_gguf(path: Path) -> GGUFContent:
     return GGUFContent(fields=content.fields, tensors=tensors)
 
 
+def head_length(start: bytes) -> int | None:
+    """Returns the length of the head, before the tensors, of a file that begins with these bytes;
+    None if they are too few to tell. What is no GGUF file has no more head than that."""
+    cursor = _Cursor(start, Path())
+    try:
+        cursor.head()
+    except _CutOffError:
+        return None
+    except (ValueError, LookupError, ArithmeticError):  # `read_gguf` says why
+        return len(start)
+    return cursor.at
+
+
 def _other_splits(path: Path, fields: dict[str, Any], count: int) -> list[Path]:
     match = SPLIT_NAME.fullmatch(path.name)
     if match is None or int(match[3]) != count:
@@ -143,13 +165,25 @@ def _layout(kind: int) -> str:
 class _Cursor:
     """Walks over a file's head."""
 
-    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
+    def __init__(self, mapped: mmap.mmap | bytes, path: Path) -> None:
         self._bytes = mapped
         self._path = path
-        self._at = 0
+        self.at = 0
         self._depth = 0
 
     def content(self) -> GGUFContent:
+        fields, infos = self.head()
+        alignment = _whole(fields, "general.alignment", self._path, default=32)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment}, which is no power of two")
+        start = -(-self.at // alignment) * alignment
+        if odd := [name for name, *_, offset in infos if offset % alignment]:
+            raise ValueError(f"tensor {odd[0]!r} begins at no multiple of {alignment}")
+        tensors = [(info[0], self._tensor(start, *info)) for info in infos]
+        return GGUFContent(fields=fields, tensors=dict_of_distinct(tensors))
+
+    def head(self) -> tuple[dict[str, Any], list[TensorInfo]]:
+        """Returns the fields, and what stands of each tensor before all of their bytes."""
         if self._read(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version = self._number("<I")
@@ -161,27 +195,19 @@ class _Cursor:
             raise ValueError(f"version {version} is not known")
         num_tensors, num_fields = self._number("<Q"), self._number("<Q")
         fields = dict_of_distinct(self._times(num_fields, self._field))
-        infos = self._times(num_tensors, self._tensor_info)
-        alignment = _whole(fields, "general.alignment", self._path, default=32)
-        if alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"general.alignment is {alignment}, which is no power of two")
-        start = -(-self._at // alignment) * alignment
-        if odd := [name for name, *_, offset in infos if offset % alignment]:
-            raise ValueError(f"tensor {odd[0]!r} begins at no multiple of {alignment}")
-        tensors = [(info[0], self._tensor(start, *info)) for info in infos]
-        return GGUFContent(fields=fields, tensors=dict_of_distinct(tensors))
+        return fields, self._times(num_tensors, self._tensor_info)
 
     def _times(self, count: int, read: Callable[[], T]) -> list[T]:
         if count > len(self._bytes):
-            raise ValueError("it is cut off")
+            raise _CutOffError
         return [read() for _ in range(count)]
 
     def _read(self, count: int) -> bytes:
-        end = self._at + count
+        end = self.at + count
         if end > len(self._bytes):
-            raise ValueError("it is cut off")
-        taken = self._bytes[self._at : end]
-        self._at = end
+            raise _CutOffError
+        taken = self._bytes[self.at : end]
+        self.at = end
         return taken
 
     def _number(self, layout: str) -> Any:
@@ -217,7 +243,7 @@ class _Cursor:
         self._depth -= 1
         return values
 
-    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _tensor_info(self) -> TensorInfo:
         name, num_dims = self._string(), self._number("<I")
         if num_dims > _MAX_DIMS:
             raise ValueError(f"tensor {name!r} has {num_dims} dimensions")
