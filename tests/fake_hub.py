@@ -5,14 +5,17 @@ import http.server
 import json
 import os
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import gguf
 import numpy as np
+import pytest
 
 COMMIT = "c0ffee" + "0" * 34
 GATED, TOKEN = "some-org/Gated", "hf_secret"
@@ -94,6 +97,21 @@ def running_hub(root: Path) -> Iterator[FakeHub]:
             hub.go_on.set()
             hub.shutdown()
             thread.join()
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, url: str, *, is_offline: bool = False) -> None:
+    """As HF_ENDPOINT and HF_HUB_OFFLINE do, which are read when huggingface_hub is imported.
+
+    It tries again at once where nothing answers, and not after 23 seconds in all.
+    """
+    at_once = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

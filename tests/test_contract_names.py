@@ -37,7 +37,6 @@ ONE_USER = {
     "signalbox_contract.model.encode_rank": "encode_capacity calls it, as reports do",
     "signalbox_contract.step_result.StageTimings": "the scheduler adds them up as Stages",
     "signalbox_contract.sections.store_moves.HASH_BYTES": "its decoder has it, for the worker",
-    "signalbox_contract.startup.ignore_progress": "the ReportProgress that does nothing",
     f"{FILES}.MAX_TOKENIZER_BYTES": "THREAT_MODEL.md names it for both readers",
     f"{FILES}.MAX_CHUNK_BYTES": "split_files counts it; a profile is sent alike",
     f"{FILES}.TokenizerTooLarge": "raised for both; the router takes ValueError",

@@ -43,17 +43,32 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
     check_packages(settings, settings, settings, settings.parallel)
     sizes = weight_sizes(settings)
     if sizes is not None and settings.device != "cuda":
-        _check_memory(settings, sizes, num_workers=num_workers)
+        if settings.device == "auto" and visible_gpus():
+            return
+        natively = _runs_natively(settings, sizes)
+        form = _chosen_form(settings, sizes, natively=natively)
+        check_memory(settings, sizes, form, natively=natively, num_workers=num_workers)
 
 
-def _check_memory(settings: EngineSettings, sizes: WeightSizes, *, num_workers: int) -> None:
+def check_memory(
+    settings: EngineSettings,
+    sizes: WeightSizes,
+    form: str,
+    *,
+    natively: bool,
+    num_workers: int = 1,
+) -> None:
+    """Raises MemoryError for weights that do not fit in RAM beside what flags ask for.
+
+    Args:
+        form: that of the weights, as `WeightSizes.bytes_in` takes it.
+    """
     free = max(0, available_ram() // num_workers - WORKER_BYTES)
     fitting = max(0, free - _cache_bytes(settings))
-    form = _chosen_form(settings, sizes)
     needed = sizes.bytes_in(form)
-    if needed <= fitting or (settings.device == "auto" and visible_gpus()):
+    if needed <= fitting:
         return
-    remedy = _remedy(settings, sizes, fitting=fitting, num_workers=num_workers)
+    remedy = _remedy(sizes, natively=natively, fitting=fitting, num_workers=num_workers)
     if needed <= free:
         remedy = "lower --kv-cache-memory or --swap-space"
     raise MemoryError(
@@ -67,11 +82,10 @@ def _cache_bytes(settings: EngineSettings) -> int:
     return int(((settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)) * GIB)
 
 
-def _chosen_form(settings: EngineSettings, sizes: WeightSizes) -> str:
+def _chosen_form(settings: EngineSettings, sizes: WeightSizes, *, natively: bool) -> str:
     """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization
-    natively = _runs_natively(settings, sizes)
     if settings.quantization == "auto" and sizes.has_blocks and natively:
         return "gguf"
     if settings.quantization in ("auto", sizes.quantised_form) and sizes.keeps_codes and natively:
@@ -96,9 +110,9 @@ def _runs_natively(settings: EngineSettings, sizes: WeightSizes) -> bool:
     )
 
 
-def _remedy(settings: EngineSettings, sizes: WeightSizes, *, fitting: int, num_workers: int) -> str:
+def _remedy(sizes: WeightSizes, *, natively: bool, fitting: int, num_workers: int) -> str:
     for form, flag in _SMALLER_FORMS.items():
-        if form != "bfloat16" and not _runs_natively(settings, sizes):
+        if form != "bfloat16" and not natively:
             continue
         if form == "gguf" and not sizes.has_blocks:
             continue

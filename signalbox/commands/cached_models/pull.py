@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 from signalbox.stack.processes.startup_display import log_progress
 from signalbox_contract.startup import ReportProgress, StartupProgress
 from signalbox_rpc.telemetry import logs
 from signalbox_worker.config import ModelConfig, ModelError
-from signalbox_worker.files.hub.download import CONFIG, download
+from signalbox_worker.files.hub.download import CONFIG, download, find_on_hub
 from signalbox_worker.files.hub.gguf_file_names import format_bytes
 from signalbox_worker.files.hub.hub_model import OWN_CODE, HubModel
 from signalbox_worker.missing_packages import MissingPackage
@@ -22,12 +23,19 @@ EXAMPLES = """\
   signalbox pull org/name                  weights, configuration and tokenizer
   signalbox pull org/name-GGUF:Q4_K_M      one file of several
 A pull that was interrupted goes on where it ended. The path is printed.
+`signalbox doctor MODEL` tells before that what a model takes and how it would run here.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="hub id: org/name, org/name:Q4_K_M")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be fetched, with its bytes, and fetch nothing; `signalbox doctor"
+        " MODEL` tells what the model is, and whether it fits in memory",
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
@@ -36,12 +44,22 @@ def run(options: dict[str, Any]) -> None:
     logs.configure(service="pull", level="info", log_format="text")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    if options["dry_run"]:
+        _print_missing(find_on_hub(options["model"], options["revision"]))
+        return
     with _progress() as progress:
         path = download(options["model"], options["revision"], progress, check=_check)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = format_bytes(sum(file.stat().st_size for file in files))
     print(f"{options['model']} is in the cache, {size}", file=sys.stderr)
     print(path)
+
+
+def _print_missing(model: HubModel | Path) -> None:
+    files = model.missing() if isinstance(model, HubModel) else {}
+    for name, size in files.items():
+        print(f"{size:>14,}  {name}")
+    print(f"{sum(files.values()):>14,}  bytes in all")
 
 
 def _check(model: HubModel) -> None:

@@ -1,7 +1,7 @@
 """`signalbox doctor`: reports what the machine offers, what will be used, and problems.
 
 It works without PyTorch, and then leaves out what only PyTorch can tell. Its exit status is 0
-unless a problem keeps Signalbox from running as installed.
+unless a problem keeps Signalbox from running as installed. With a model it reports on that.
 """
 
 import argparse
@@ -11,13 +11,14 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from signalbox import version
-from signalbox.commands.inspect import rank_links
+from signalbox.commands.inspect import model_report, rank_links
+from signalbox.commands.inspect.report import Report
 from signalbox.stack import machine_info
 from signalbox_rpc.transport.listening_ports import BindError, check_free
 from signalbox_worker.device import cgroups
@@ -51,43 +52,32 @@ _REQUIREMENT = re.compile(
 )
 
 
-class Unhealthy(RuntimeError):
-    """A problem keeps Signalbox from running as installed."""
-
-
-@dataclass(slots=True)
-class MachineReport:
-    """Sections of names and values, in words; None means that the thing is missing."""
-
-    sections: dict[str, dict[str, str | None]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    """Problems that keep Signalbox from running as installed, each with its remedy."""
-    notes: list[str] = field(default_factory=list)
-    """Further notes for the user."""
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    model_report.add_flags(parser)
     rank_links.add_flags(parser)
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints the report, or a worker's links. Raises Unhealthy, or what these raise."""
+    """Prints the report, that on a model, or a worker's links. Raises Unhealthy, or what these
+    raise."""
     if options["placement"]:
         rank_links.run(options)
+        return
+    if model_report.is_meant(options):
+        model_report.run(options)
         return
     report = examine()
     if options["json"]:
         print(json.dumps(asdict(report), indent=2))
     else:
-        _print(report)
-    if report.problems:
-        raise Unhealthy(f"problems: {len(report.problems)}; {report.problems[0]}")
+        report.show()
+    report.refuse()
 
 
-def examine() -> MachineReport:
-    report = MachineReport()
+def examine() -> Report:
+    report = Report()
     report.sections["machine"] = _machine()
     report.sections["compilers"] = machine_info.compilers()
     report.sections["signalbox"] = _installation(report)
@@ -112,7 +102,7 @@ def _machine() -> dict[str, str | None]:
     }
 
 
-def _installation(report: MachineReport) -> dict[str, str | None]:
+def _installation(report: Report) -> dict[str, str | None]:
     """Returns the packages' location; another installation may hide one of them."""
     home = Path(version.__file__).parent.parent
     for name in OUR_PACKAGES:
@@ -137,7 +127,7 @@ def _folder_of(package: str) -> Path | None:
     return Path(places[0]) if places else None
 
 
-def _packages(report: MachineReport) -> dict[str, str | None]:
+def _packages(report: Report) -> dict[str, str | None]:
     """Returns the versions of dependencies; those of an extra are checked if it is installed."""
     versions: dict[str, str | None] = {}
     for name, least, extra in _requirements(report):
@@ -155,7 +145,7 @@ def _packages(report: MachineReport) -> dict[str, str | None]:
     return versions
 
 
-def _requirements(report: MachineReport) -> Iterator[tuple[str, str, str | None]]:
+def _requirements(report: Report) -> Iterator[tuple[str, str, str | None]]:
     """Yields name, lowest version and extra of what services and workers need."""
     try:
         lines = metadata.requires(DISTRIBUTION) or []
@@ -188,7 +178,7 @@ def _as_numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _surroundings(report: MachineReport) -> dict[str, str | None]:
+def _surroundings(report: Report) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for port, (service, flag) in PORTS.items():
         try:
@@ -217,7 +207,7 @@ def _listener(port: int) -> tuple[str | None, bool]:
     return f"taken by {name} (process {process_id})", is_own
 
 
-def _add_worker(report: MachineReport) -> None:
+def _add_worker(report: Report) -> None:
     """Adds what native programs and PyTorch support, and what a worker with a model would use."""
     from signalbox_worker.runner.native.capabilities import probe_natively
 
@@ -247,7 +237,7 @@ def _add_worker(report: MachineReport) -> None:
         )
 
 
-def _add_pytorch(report: MachineReport) -> None:
+def _add_pytorch(report: Report) -> None:
     from signalbox_worker.runner import gpu_compiler
     from signalbox_worker.runner.capabilities import probe  # imports torch: seconds
 
@@ -279,21 +269,3 @@ def _add_pytorch(report: MachineReport) -> None:
 
 def _gib(size: int | None) -> str | None:
     return None if size is None else f"{size / _GIB:.1f} GiB"
-
-
-def _print(report: MachineReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for title, values in report.sections.items():
-        table = Table(title=title, title_justify="left", box=None, show_header=False)
-        table.add_column(style="dim", min_width=24, no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in values.items():
-            table.add_row(name, "none" if value is None else value)
-        console.print(table)
-    for note in report.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
-    for problem in report.problems:
-        console.print(f"problem: {problem}", style="red", markup=False)

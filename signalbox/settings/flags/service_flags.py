@@ -58,8 +58,7 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
                 name, metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=_help(field)
             )
         else:
-            group = groups[titles[name]]
-            group.add_argument(flag_name(name), *other_names(name), **_options(field))
+            add_flag(groups[titles[name]], name, field)
     general = groups[Settings.GROUP]
     general.add_argument(
         flag_name(CONFIG_FILE),
@@ -79,6 +78,11 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     for name, flag in EARLIER.items():
         if isinstance(flag, Refused) or flag.setting in fields:
             parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
+
+
+def add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, **options: str) -> None:
+    """Adds the flag of a setting. Args: options: of argparse, in place of the setting's own."""
+    group.add_argument(flag_name(name), *other_names(name), **_options(field) | options)
 
 
 def _add_foreign_flags(

@@ -52,24 +52,23 @@ def fetch(
     """
     import huggingface_hub as hub
 
-    snapshot = partial(
-        hub.snapshot_download,
-        repository,
-        revision=revision,
-        allow_patterns=list(patterns),
-        ignore_patterns=list(DUPLICATES),
-    )
+    snapshot = _snapshot(repository, revision, patterns)
     missing = _missing(snapshot)
     before([file.filename for file in missing])
     large = [file for file in missing if (file.file_size or 0) >= RESUMABLE_BYTES]
     limit = hub.constants.MAX_HTTP_DOWNLOAD_SIZE
     partials = [_Partial(repository, file) for file in large if file.file_size <= limit]
     needed = sum(file.file_size or 0 for file in missing) - sum(one.num_bytes for one in partials)
-    if needed > shutil.disk_usage(_existing(cache_folder())).free:
-        raise disk_full(repository, needed)
+    check_disk(repository, needed)
     is_rest_small = _complete(partials, progress) == len(large)
     shown = ignore_progress if partials and is_rest_small else progress
     return Path(snapshot(tqdm_class=_bar_class(shown)))
+
+
+def missing_files(repository: str, revision: str | None, patterns: Sequence[str]) -> dict[str, int]:
+    """Returns the bytes of each file that matches and is not cached."""
+    missing = _missing(_snapshot(repository, revision, patterns))
+    return {file.filename: file.file_size or 0 for file in missing}
 
 
 def read_start(
@@ -105,6 +104,12 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def check_disk(repository: str, needed: int) -> None:
+    """Raises ModelError if the cache's disk cannot hold so many bytes more."""
+    if needed > shutil.disk_usage(_existing(cache_folder())).free:
+        raise disk_full(repository, needed)
+
+
 def disk_full(repository: str, needed: int | None = None) -> ModelError:
     """Says that a repository does not fit on the disk, and how many bytes it takes if known."""
     cache = _existing(cache_folder())
@@ -112,6 +117,19 @@ def disk_full(repository: str, needed: int | None = None) -> ModelError:
     return ModelError(
         f"cannot fetch {repository} from the hub: {takes}{_mib(shutil.disk_usage(cache).free)} MiB"
         f" are free in {cache}; free some, or set HF_HOME to a folder on another disk"
+    )
+
+
+def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) -> Callable[..., Any]:
+    """Returns the function of huggingface_hub's that lays out the files in the cache."""
+    import huggingface_hub as hub
+
+    return partial(
+        hub.snapshot_download,
+        repository,
+        revision=revision,
+        allow_patterns=list(patterns),
+        ignore_patterns=list(DUPLICATES),
     )
 
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from signalbox_contract.startup import ReportProgress
-from signalbox_worker.files.hub.file_transfer import fetch, read_start
+from signalbox_worker.files.hub.file_transfer import fetch, missing_files, read_start
 from signalbox_worker.files.hub.weight_file_names import DUPLICATES
 
 OWN_CODE = "*.py"
@@ -48,8 +48,7 @@ class HubModel:
             if any(map(self._is_weights, missing)):
                 check(self)
 
-        patterns = [*self._texts, *self.weights]
-        folder = fetch(self.repository, self.revision, patterns, progress, before=before)
+        folder = fetch(self.repository, self.revision, self._patterns, progress, before=before)
         return folder if self.gguf is None else folder / self.gguf
 
     def fetch_texts(self, progress: ReportProgress) -> Path:
@@ -59,6 +58,14 @@ class HubModel:
     def read_start(self, file: str, count: int, *, skipped: int = 0) -> bytes:
         """Returns the first bytes of a file, or those behind `skipped` of them, by a range."""
         return read_start(self.repository, self.revision, file, count, skipped=skipped)
+
+    def missing(self) -> dict[str, int]:
+        """Returns the bytes of each file that `fetch` would fetch."""
+        return missing_files(self.repository, self.revision, self._patterns)
+
+    @property
+    def _patterns(self) -> tuple[str, ...]:
+        return (*self._texts, *self.weights)
 
     @property
     def _texts(self) -> tuple[str, ...]:

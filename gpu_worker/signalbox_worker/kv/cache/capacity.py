@@ -209,7 +209,7 @@ def _budget(
         return int(cache_config.kv_cache_bytes * share.cache)
     if device.type == "cpu":
         free = available_ram() - share.local_size * reserved
-        return max(0, int(min(_CPU_LIMIT, free // _CPU_SHARE) * share.cache))
+        return int(cpu_cache_bytes(free) * share.cache)
     free, total = device.free_and_total()
     return share_left(
         free=free,
@@ -218,6 +218,11 @@ def _budget(
         utilization=cache_config.gpu_memory_utilization,
         reserved=reserved,
     )
+
+
+def cpu_cache_bytes(free: int) -> int:
+    """Returns the KV cache of a worker on a CPU, of so many bytes that are free, by default."""
+    return max(0, min(_CPU_LIMIT, free // _CPU_SHARE))
 
 
 def share_left(*, free: int, total: int, others: int, utilization: float, reserved: int) -> int:

@@ -88,12 +88,8 @@ def load_model(
     device = _device(device_config, config.parallel)
     others_bytes = bytes_in_use(device)
     group = replace(join(config.parallel, device, keys), layers=layers)
-    if model_config.dtype == INT16:
-        raise ModelError(
-            f"dtype is '{INT16}', which takes a native program, but {native_unsupported_reason};"
-            " use 'auto'"
-        )
-    placement = Placement(device, _dtype(model_config.dtype, opened.source, device))
+    refuse_int16(model_config, native_unsupported_reason)
+    placement = Placement(device, dtype_of(model_config.dtype, opened.source, device))
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
     info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
@@ -237,7 +233,16 @@ def _device(config: DeviceConfig, parallel: ParallelConfig) -> torch.device:
     return device
 
 
-def _dtype(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
+def refuse_int16(model_config: ModelConfig, native_unsupported_reason: str) -> None:
+    """Raises ModelError for a type of activations that native programs have alone."""
+    if model_config.dtype == INT16:
+        raise ModelError(
+            f"dtype is '{INT16}', which takes a native program, but {native_unsupported_reason};"
+            " use 'auto'"
+        )
+
+
+def dtype_of(name: str, source: ModelSource, device: torch.device) -> torch.dtype:
     """`auto` is the model's own, with what the device has instead of its 16 bits."""
     if name != "auto":
         return _DTYPES[name]

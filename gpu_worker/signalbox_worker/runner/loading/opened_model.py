@@ -178,13 +178,7 @@ def _report_compiled(progress: ReportProgress, num_done: int, num_total: int) ->
 def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> ModelInfo:
     """Describes a model whose floats are computed in `dtype`. Raises ModelError."""
     source, shape = opened.source, opened.shape
-    length = model_config.max_model_len or _usual_length(shape)
-    if opened.pooling is not None and model_config.max_model_len is None:
-        length = min(length, opened.pooling.max_length or length)
-    if length > shape.max_position:
-        raise ModelError(
-            f"max_model_len is {length}; {source.name} allows at most {shape.max_position}"
-        )
+    length = window(model_config, opened)
     generation = read_generation_config(model_config, source)
     pooling = opened.pooling
     return ModelInfo(
@@ -199,6 +193,19 @@ def model_info(model_config: ModelConfig, opened: OpenedModel, dtype: str) -> Mo
         pooling=pooling.model if pooling else None,
         started_as=(as_text(model_config.model),),
     )
+
+
+def window(model_config: ModelConfig, opened: OpenedModel) -> int:
+    """Returns the longest sequence in tokens. Raises ModelError if the model takes fewer."""
+    shape = opened.shape
+    length = model_config.max_model_len or _usual_length(shape)
+    if opened.pooling is not None and model_config.max_model_len is None:
+        length = min(length, opened.pooling.max_length or length)
+    if length > shape.max_position:
+        raise ModelError(
+            f"max_model_len is {length}; {opened.source.name} allows at most {shape.max_position}"
+        )
+    return length
 
 
 def _usual_length(shape: ModelShape) -> int:

@@ -61,7 +61,7 @@ def _load_executor(
     opened: OpenedModel, config: RunnerConfig, keys: Keys | None, progress: ReportProgress
 ) -> Executor:
     if opened.pooling is not None:
-        _check_pooling(config)
+        check_pooling(config)
     why_not = native_unsupported_reason(
         opened, config.model, config.cache, config.device, config.parallel
     )
@@ -82,7 +82,7 @@ def _load_executor(
     )
 
 
-def _check_pooling(config: RunnerConfig) -> None:
+def check_pooling(config: RunnerConfig) -> None:
     """Refuses what only a model that generates has. Raises ModelError."""
     if config.parallel.num_ranks > 1:
         raise ModelError(

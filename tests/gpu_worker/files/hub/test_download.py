@@ -25,7 +25,7 @@ from signalbox_worker.files.hub.gguf_file_names import choose_variant, find_vari
 from signalbox_worker.files.hub.model_name import parse_hub_name
 from signalbox_worker.runner.loading.model_source import find_model, model_name, open_model
 from signalbox_worker.runner.loading.opened_model import open_with_config
-from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, running_hub, write_gguf
+from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, point_at, running_hub, write_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
 from tests.gpu_worker.runner.loading.gguf_files import open_path
 from tests.gpu_worker.tiny_models import make_model
@@ -41,21 +41,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         point_at(monkeypatch, served.url)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
         yield served
-
-
-def point_at(monkeypatch: pytest.MonkeyPatch, url: str, *, is_offline: bool = False) -> None:
-    """As HF_ENDPOINT and HF_HUB_OFFLINE do, which are read when huggingface_hub is imported.
-
-    It tries again at once where nothing answers, and not after 23 seconds in all.
-    """
-    at_once = SimpleNamespace(**vars(time) | {"sleep": lambda _: None})
-    monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)
-    template = url + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", is_offline)
 
 
 def fetch(model: str) -> Path:

@@ -91,6 +91,14 @@ def test_a_model_is_pulled_listed_and_removed(hub: FakeHub) -> None:
     assert blobs == []
 
 
+def test_a_dry_run_lists_what_is_missing(hub: FakeHub) -> None:
+    out = run(hub, "pull", f"{GGUF}:Q8_0", "--dry-run")[0]
+    assert out.split() == ["3,145,728", "tiny-Q8_0.gguf", "3,145,728", "bytes", "in", "all"]
+    assert (hub.num_sent, listed(hub)) == (0, [])
+    run(hub, "pull", f"{GGUF}:Q8_0")
+    assert run(hub, "pull", f"{GGUF}:Q8_0", "--dry-run")[0].split()[0] == "0"
+
+
 async def test_a_pull_that_is_interrupted_goes_on_where_it_ended(hub: FakeHub) -> None:
     file = hub.repository("some-org/Big-GGUF") / "big-Q8_0.gguf"
     write_gguf(file, 3 * WRITTEN_BYTES)

@@ -1,0 +1,212 @@
+"""What a model is, what it takes in memory, and how it would run here, before it is loaded.
+
+It reads configurations and heads of files, of a model on the hub by ranges. PyTorch is imported for
+a model that runs through it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from signalbox_contract.startup import ignore_progress
+from signalbox_kernels.floats import DTYPES
+from signalbox_kernels.native import best_isa
+from signalbox_worker.config import USUAL_BLOCK_SIZE
+from signalbox_worker.files.checkpoints.kv_scales import check_kv_scheme
+from signalbox_worker.files.checkpoints.quantization import Quantization, choose_quantization
+from signalbox_worker.files.checkpoints.text_part import MULTIMODAL
+from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
+from signalbox_worker.files.hub.download import find_on_hub
+from signalbox_worker.files.hub.file_transfer import check_disk
+from signalbox_worker.files.hub.hub_model import HubModel
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.loading.layer_partition import stage_layers
+from signalbox_worker.runner.loading.model_source import find_model, source_at
+from signalbox_worker.runner.loading.opened_model import (
+    OpenedModel,
+    for_pytorch,
+    open_with_config,
+    window,
+)
+from signalbox_worker.runner.loading.unfetched_model import with_holes
+from signalbox_worker.runner.native.eligibility import native_unsupported_reason
+from signalbox_worker.runner.native.native_model import dtype_name
+from signalbox_worker.runner.native.program_parts import program_shape
+from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.ranks.rank_shard import check_pooling
+from signalbox_worker.runner.ranks.startup_checks import check_pytorch
+from signalbox_worker.service.worker_settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeeds:
+    """Sizes are in bytes, windows in tokens."""
+
+    architecture: str
+    multimodal_architecture: str | None
+    """Architecture of config.json if the text part of the model is served."""
+    task: str
+    """"generate", or what a model that pools makes: "embed" or "classify"."""
+    num_parameters: int | None
+    """None of a model whose weights are made up."""
+    num_layers: int
+    longest_window: int
+    max_model_len: int
+    has_chat_template: bool
+    is_native: bool
+    why_not_native: str | None
+    """What keeps it from running natively, so that PyTorch computes it."""
+    device: str
+    device_bytes: int | None
+    """Free bytes of a CUDA device that a worker may use; None stands for RAM."""
+    dtype: str
+    form: str
+    """Form of the weights in memory, as `WeightSizes.bytes_in` takes it."""
+    stored_form: str
+    """Form of the weights in the files."""
+    weights_bytes: int | None
+    num_ranks: int
+    rank_weights_bytes: int | None
+    """About what each rank holds."""
+    kv_block_bytes: int
+    """Bytes of a block on rank 0; 0 of a model that keeps no K and V."""
+    kv_block_size: int
+    kv_window_bytes: int
+    """K and V of one sequence of `max_model_len` tokens, on all ranks."""
+    to_fetch: dict[str, int]
+    """Files that are not here yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A model whose weights may not be here."""
+
+    needs: ModelNeeds
+    sizes: WeightSizes | None
+
+
+def examine_model(settings: EngineSettings) -> Examined:
+    """Reads what there is of a model.
+
+    Raises ModelError, ValueError or OSError, in one line, for one that is not served here.
+    """
+    with _placed(settings) as (here, to_fetch):
+        opened = open_with_config(here, ignore_progress)
+        sizes = opened.source.sizes
+        if sizes is None and settings.load_format != "dummy":
+            sizes = source_at(Path(here.model), name=opened.source.name, is_dummy=False).sizes
+        return Examined(_needs(here, opened, sizes, to_fetch), sizes)
+
+
+@contextmanager
+def _placed(settings: EngineSettings) -> Iterator[tuple[EngineSettings, dict[str, int]]]:
+    """Yields settings whose model is a path, and the bytes of the files that are not here."""
+    with ExitStack() as stack:
+        path = find_model(settings)
+        if path is not None:
+            yield settings, {}
+            return
+        found = find_on_hub(settings.model, settings.revision)
+        to_fetch, changes = dict[str, int](), {}
+        if isinstance(found, HubModel):
+            to_fetch = found.missing()
+            check_disk(found.repository, sum(to_fetch.values()))
+            if not all(file.endswith((".safetensors", ".gguf")) for file in found.weight_files()):
+                changes = {"load_format": "dummy"}  # PyTorch's own files have no heads
+            found = stack.enter_context(with_holes(found))
+        yield settings.model_copy(update={"model": str(found), **changes}), to_fetch
+
+
+def _needs(
+    settings: EngineSettings,
+    opened: OpenedModel,
+    sizes: WeightSizes | None,
+    to_fetch: dict[str, int],
+) -> ModelNeeds:
+    parallel, source = settings.parallel, opened.source
+    if opened.pooling is not None:
+        check_pooling(settings.runner_config)
+    why_not = native_unsupported_reason(opened, settings, settings, settings, parallel)
+    if why_not is None:
+        device, device_bytes = "cpu", None
+        dtype = dtype_name(settings.dtype, is_half=source.is_half)
+        quantization = choose_quantization(settings, source, None)
+        check_kv_scheme(source.config, settings.kv_cache_dtype)
+        block_bytes = 0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype)
+    else:
+        check_pytorch(settings, settings, opened, why_not)
+        opened = for_pytorch(opened, settings, why_not)
+        from signalbox_worker.runner.loading.dry_run import built_in_pytorch
+
+        built = built_in_pytorch(opened, settings.runner_config, why_not)
+        device, device_bytes, dtype = built.device, built.device_bytes, built.dtype
+        block_bytes, quantization = built.block_bytes, built.quantization
+    form = _form(quantization, sizes, dtype, natively=why_not is None)
+    weights = None if sizes is None else sizes.bytes_in(form)
+    length, shape = window(settings, opened), opened.shape
+    block_size = settings.block_size or USUAL_BLOCK_SIZE
+    num_layers = len(stage_layers(opened, parallel))
+    return ModelNeeds(
+        architecture=shape.architecture,
+        multimodal_architecture=source.config.get(MULTIMODAL),
+        task="generate" if opened.pooling is None else opened.pooling.model.task,
+        num_parameters=None if sizes is None else sizes.num_values,
+        num_layers=shape.num_layers,
+        longest_window=shape.max_position,
+        max_model_len=length,
+        has_chat_template=_has_chat_template(opened),
+        is_native=why_not is None,
+        why_not_native=why_not,
+        device=device,
+        device_bytes=device_bytes,
+        dtype=dtype,
+        form=form,
+        stored_form=_stored_form(sizes, source.is_half),
+        weights_bytes=weights,
+        num_ranks=parallel.num_ranks,
+        rank_weights_bytes=None if weights is None else -(-weights // parallel.num_ranks),
+        kv_block_bytes=block_bytes,
+        kv_block_size=block_size,
+        kv_window_bytes=-(-length // block_size)
+        * (block_bytes // num_layers * shape.num_layers * parallel.tensor_parallel_size),
+        to_fetch=to_fetch,
+    )
+
+
+def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> int:
+    """Returns the bytes of a KV block of a native program."""
+    config, parallel = opened.config, settings.parallel
+    assert isinstance(config, DecoderConfig), "encoders keep no K and V"
+    shape = program_shape(
+        TensorShare(whole=config, size=parallel.tensor_parallel_size).config,
+        DTYPES[dtype],
+        isa=best_isa(),
+        block_size=settings.block_size or USUAL_BLOCK_SIZE,
+        num_layers=len(stage_layers(opened, parallel)),
+        kv_dtype=settings.kv_cache_dtype,
+    )
+    return shape.block_bytes
+
+
+def _form(
+    quantization: Quantization | None, sizes: WeightSizes | None, dtype: str, *, natively: bool
+) -> str:
+    """Returns the form of the weights in memory."""
+    if quantization is not None:
+        return quantization.name
+    is_as_stored = natively and dtype == "float32" and sizes is not None
+    return OWN_TYPES if is_as_stored else dtype
+
+
+def _stored_form(sizes: WeightSizes | None, is_half: bool) -> str:
+    if sizes is None:
+        return "made up"
+    return sizes.quantised_form or sizes.block_type or ("16 bits" if is_half else "32 bits")
+
+
+def _has_chat_template(opened: OpenedModel) -> bool:
+    """Reads the tokenizer. Raises ModelError if there is none."""
+    config = json.loads(opened.tokenizer_files()["tokenizer_config.json"])
+    return bool(config.get("chat_template"))
