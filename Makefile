@@ -119,6 +119,7 @@ docs: $(SERVES) $(DOCS_VENV)/.installed ## writes the generated pages of docs/, 
 	@$(BIN)/python -m signalbox.settings.flags.reference
 	@$(BIN)/python -m scripts.cli_reference
 	@$(BIN)/python -m scripts.foreign_fields_reference
+	@$(BIN)/python -m scripts.models_reference
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 protos-fresh: $(INSTALLED) ## fails if the committed generated code is not what protoc makes

@@ -323,7 +323,7 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     config_class = getattr(transformers, _CONFIGS.get(kind, f"{kind}Config"))
     config = config_class(**(SHAPE | flags | overrides))
     torch.manual_seed(0)
-    model = getattr(transformers, _CLASSES.get(kind, f"{kind}ForCausalLM"))(config).eval()
+    model = getattr(transformers, architecture_of(family))(config).eval()
     with torch.no_grad():  # weights that are all ones or zeros hide mistakes
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or name.endswith("_bias"):  # or biases of experts
@@ -334,6 +334,12 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
     model.save_pretrained(path, max_shard_size="60KB")
     make_tokenizer(path)
     return model
+
+
+def architecture_of(family: str) -> str:
+    """Returns what config.json of a random model names."""
+    kind = (FAMILIES | THROUGH_TRANSFORMERS | _OTHERS)[family][0]
+    return _CLASSES.get(kind, f"{kind}ForCausalLM")
 
 
 def reference_tokens(model: Any, prompt: list[int], num_tokens: int) -> list[int]:

@@ -29,7 +29,7 @@ from tests.gpu_worker.model_runners import (
     make_prompts,
     make_runner,
 )
-from tests.gpu_worker.tiny_models import FAMILIES, SHAPE, make_model
+from tests.gpu_worker.tiny_models import FAMILIES, SHAPE, architecture_of, make_model
 from tests.rounding import LOGITS
 from tests.waiting import EVENT_S
 
@@ -44,6 +44,7 @@ def make_torch_runner(path: Path, **options: Any) -> LocalRunner:
     )
 
 
+@pytest.mark.compares(how="in PyTorch", of=architecture_of)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_and_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)

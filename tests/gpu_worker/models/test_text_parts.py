@@ -34,6 +34,7 @@ def reference_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.compares(how="its text part", of="{}ForConditionalGeneration".format)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_part_computes_what_the_whole_does_of_text(

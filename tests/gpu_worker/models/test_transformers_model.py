@@ -25,12 +25,19 @@ from tests.gpu_worker.model_runners import (
     make_runner,
     remove_files,
 )
-from tests.gpu_worker.tiny_models import SHAPE, THROUGH_TRANSFORMERS, VOCAB, make_model
+from tests.gpu_worker.tiny_models import (
+    SHAPE,
+    THROUGH_TRANSFORMERS,
+    VOCAB,
+    architecture_of,
+    make_model,
+)
 from tests.rounding import LOGITS
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.compares(how="through transformers", of=architecture_of)
 @pytest.mark.parametrize("family", THROUGH_TRANSFORMERS)
 def test_model_without_a_file_of_ours_equals_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
@@ -87,6 +94,7 @@ def test_half_precision_is_close(tmp_path: Path) -> None:
     assert torch.nn.functional.cosine_similarity(actual, expected, dim=0) > 0.99
 
 
+@pytest.mark.compares(how="through transformers", of=["PhimoeForCausalLM"])
 def test_window_that_only_the_mask_knows_is_honoured(tmp_path: Path) -> None:
     """Its layers pass no window to the attention function."""
     reference = make_model(tmp_path, "phimoe")

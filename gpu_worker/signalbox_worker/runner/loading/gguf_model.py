@@ -73,6 +73,11 @@ class GGUFSource:
     def config(self) -> Mapping[str, Any]:
         return self._config.config()
 
+    @property
+    def kind(self) -> str:
+        """The architecture that the file names."""
+        return self._config.fields.kind
+
     def log_choice(self) -> None:
         """Logs nothing: all of a file is served, or refused."""
 

@@ -50,6 +50,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def architecture_of(family: str, end: str = "Model") -> str:
+    """Returns what config.json of a model of a family names."""
+    return CONFIGS[family][0].removesuffix("Config") + end
+
+
 def _fill(model: Any) -> Any:
     """Makes every weight random: ones and zeros hide mistakes."""
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.models.pooling.pooler import CHUNK_LOST
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.models.pooling.encoder_models import (
+    architecture_of,
     edit_json,
     make_texts,
     save_model,
@@ -59,6 +61,7 @@ def assert_same(runner: Any, model: Any, texts: list[str] = TEXTS, **options: An
     np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.compares(how="vectors", of=architecture_of)
 @pytest.mark.parametrize(("family", "backend"), list(product(ENCODERS, ("torch", "native"))))
 def test_vectors_of_encoders_are_the_same(family: str, backend: str, tmp_path: Path) -> None:
     linear = {"bias": False, "activation_function": torch.nn.Identity()}
@@ -201,6 +204,7 @@ def _first_segment(encoded: Any) -> int:
     return types.index(1) if 1 in types else 0
 
 
+@pytest.mark.compares(how="scores", of=partial(architecture_of, end="ForSequenceClassification"))
 @pytest.mark.parametrize(("family", "options"), CLASSIFIERS)
 def test_scores_of_classifiers_are_the_same(
     family: str, options: dict[str, Any], tmp_path: Path

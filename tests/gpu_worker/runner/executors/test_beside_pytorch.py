@@ -18,7 +18,7 @@ from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, m
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.runner.native.llm_process import PROMPTS, serve
 from tests.gpu_worker.runner.native.test_eligibility import reason
-from tests.gpu_worker.tiny_models import make_model, reference_tokens
+from tests.gpu_worker.tiny_models import architecture_of, make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -57,6 +57,7 @@ def make_native_runner(path: Path, **options: Any) -> LocalRunner:
     return make_runner(path, **{"cpu_backend": "native", "block_size": 16} | options)
 
 
+@pytest.mark.compares(how="natively", of=architecture_of)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family, **FAMILIES[family])

@@ -26,7 +26,12 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
-from tests.gpu_worker.tiny_models import make_model, make_tokenizer, reference_tokens
+from tests.gpu_worker.tiny_models import (
+    architecture_of,
+    make_model,
+    make_tokenizer,
+    reference_tokens,
+)
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -91,6 +96,7 @@ def make_native(path: Path, **options: Any) -> Any:
     return make_runner(path, cpu_backend="native", block_size=16, **options)
 
 
+@pytest.mark.compares(how="natively in random shapes", of=architecture_of)
 @pytest.mark.parametrize("seed", range(NUM_DRAWN))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:

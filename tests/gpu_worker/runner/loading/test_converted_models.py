@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import log_probabilities, make_runner
 from tests.gpu_worker.runner.loading.converted_models import (
@@ -43,6 +44,11 @@ def write_again(source: Path, path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.compares(
+    how="from GGUF of llama.cpp's converter",
+    of=lambda name: FAMILIES[name][0],
+    gguf=lambda name: GGUFSource(FOLDER / f"{name}.gguf").kind,
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_file_of_the_converter_gives_what_transformers_computed(name: str) -> None:
     runner = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)

@@ -24,7 +24,7 @@ from tests.gpu_worker.runner.loading.gguf_files import (
     open_gguf,
     open_path,
 )
-from tests.gpu_worker.tiny_models import YARN_ROPE, make_model, reference_tokens
+from tests.gpu_worker.tiny_models import YARN_ROPE, architecture_of, make_model, reference_tokens
 from tests.transformers_demo import DEMO, demo, greedy_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
@@ -47,6 +47,7 @@ GEMMA3_ROPE = {
 }
 
 
+@pytest.mark.compares(how="from GGUF", of=architecture_of, gguf=ARCHITECTURES.get)
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_gguf_of_each_family_equals_transformers(family: str, tmp_path: Path) -> None:
     flags: dict[str, Any] = {}
@@ -251,6 +252,7 @@ def make_phi3(folder: Path, **flags: Any) -> Any:
     return make_model(folder, "phi3", **shape | flags)
 
 
+@pytest.mark.compares(how="from GGUF", of=["Phi3ForCausalLM"], gguf=["phi3"])
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("impl", ["signalbox", "transformers"])
 def test_gguf_with_fused_projections_equals_transformers(
@@ -374,6 +376,7 @@ needs_demo = pytest.mark.skipif(not DEMO.exists(), reason="run `make model`")
 
 
 @pytest.mark.model
+@pytest.mark.compares(how="a real tokenizer", of=["LlamaForCausalLM"], gguf=["llama"])
 @needs_demo
 def test_demo_tokenizer_equals_transformers() -> None:
     source = open_path(DEMO)

@@ -46,6 +46,7 @@ def compare(path: Path, kind: str, **form: Any) -> tuple[list[float], int]:
     return differences, num_equal
 
 
+@pytest.mark.compares(how="a real file beside llama.cpp", of=["LlamaForCausalLM"], gguf=["llama"])
 def test_floats_are_within_a_twentieth_of_llama_cpp_for_every_value() -> None:
     """The demo's blocks as float32, which llama.cpp was given as a file of float32."""
     differences, num_equal = compare(DEMO, "F32", dtype="float32", quantization="none")
