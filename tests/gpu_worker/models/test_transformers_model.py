@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("family", THROUGH_TRANSFORMERS)
 def test_model_without_a_file_of_ours_equals_transformers(family: str, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
-    runner = make_runner(tmp_path)
+    runner = make_runner(tmp_path, cpu_backend="torch")
     assert isinstance(runner.executor.loaded.model, TransformersModel)
     prompts = make_prompts(1, 5, 17, 33, 60)
     assert_greedy(runner, reference, prompts, 10, chunks=(WHOLE, 7))

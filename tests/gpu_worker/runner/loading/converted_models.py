@@ -48,7 +48,7 @@ _GROUPS |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 _LATENT = {**_GROUPS, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8}
 _LATENT |= {"qk_rope_head_dim": 4, "v_head_dim": 6, "num_key_value_heads": 4}
 _TWO = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
-_PARTLY = {"head_dim": 8, "partial_rotary_factor": 0.5, "attention_bias": True}
+_PARTLY = {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, **_TWO}
 _MINISTRAL = {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3VLMoeForConditionalGeneration",
         {**_MIXTURE, "head_dim": 8, "rope_parameters": _MROPE},
     ),
-    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
+    "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "head_dim": 16}),
 }
 """Classes and fields by llama.cpp's names, with the variant behind them."""
 _NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe")
@@ -264,7 +264,7 @@ def convert(sources: Path, folder: Path, out: Path, kind: str) -> None:
 def main(sources: Path, num_configurations: int, names: Collection[str]) -> None:
     from tests.gpu_worker.model_runners import log_probabilities, make_runner
 
-    recorded = {}
+    recorded = json.loads(RECORDED.read_text())
     for name in names:
         for seed in range(1, num_configurations + 1) or [0]:
             with tempfile.TemporaryDirectory() as folder:

@@ -23,6 +23,10 @@ from tests.gpu_worker.runner.loading.gguf_files import open_path, writing
 from tests.rounding import LOGITS
 
 
+NATIVE = ("glm4", "glm4moe", "smollm3")
+"""Files whose heads have whole vectors, and that native programs compute."""
+
+
 def write_again(source: Path, path: Path, **changes: Any) -> Path:
     """Writes a file with other fields of its architecture; None takes one out."""
     reader = gguf.GGUFReader(source)
@@ -52,6 +56,7 @@ def write_again(source: Path, path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_file_of_the_converter_gives_what_transformers_computed(name: str) -> None:
     runner = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    assert runner.model.numerics.kernels.startswith("native" if name in NATIVE else "torch")
     expected = torch.tensor(json.loads(RECORDED.read_text())[name])
     torch.testing.assert_close(log_probabilities(runner, PROMPT), expected, rtol=0, atol=LOGITS)
     whole = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
@@ -65,7 +70,7 @@ def test_file_of_the_converter_gives_what_transformers_computed(name: str) -> No
 def test_layers_that_predict_further_tokens_are_left_out(name: str, tmp_path: Path) -> None:
     """The last layer is said to be one: what is left is a model of one layer."""
     path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", nextn_predict_layers=1)
-    runner = make_runner(path, quantization="none", block_size=16)
+    runner = make_runner(path, quantization="none", block_size=16, cpu_backend="torch")
     assert runner.executor.loaded.opened.shape.num_layers == 1
     assert torch.isfinite(log_probabilities(runner, PROMPT)).all()
 
