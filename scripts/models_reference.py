@@ -126,7 +126,11 @@ def _named(of: Callable[[str], str] | Iterable[str], test: Any) -> Iterator[str]
 
 
 def families() -> list[Family]:
-    """Returns the registered architectures by the function that reads their config.json."""
+    """Returns the registered architectures by the function that reads their config.json.
+
+    Shapes are the defaults of a family's class in transformers but for the size of a head, which
+    some classes give as what no model of theirs has.
+    """
     groups: dict[Any, list[ModelSpec]] = {}
     for name in sorted(architectures()):
         spec = model_spec({"architectures": [name]})
@@ -134,7 +138,7 @@ def families() -> list[Family]:
     return [
         Family(
             tuple(sorted(specs, key=lambda spec: (not spec.generates, len(spec.architecture)))),
-            specs[0].read_config({"architectures": [specs[0].architecture]}),
+            specs[0].read_config({"architectures": [specs[0].architecture], "head_dim": 64}),
         )
         for specs in groups.values()
     ]
