@@ -43,7 +43,11 @@ def _defaults(kind: Any) -> dict[str, Any]:
         for one in dataclasses.fields(kind)
         if one.default is not dataclasses.MISSING
     }
-    return found | {"rope_theta": kind.default_theta}
+    rotation = kind().rope_parameters
+    return found | {
+        "rope_theta": kind.default_theta,
+        "partial_rotary_factor": rotation.get("partial_rotary_factor"),
+    }
 
 
 def text() -> str:

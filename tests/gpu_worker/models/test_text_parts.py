@@ -48,7 +48,7 @@ def test_text_part_computes_what_the_whole_does_of_text(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Qwen3VL", "Mistral3"])
+@pytest.mark.parametrize("name", ["Qwen3VL", "Mistral3", "Glm4v"])
 def test_part_that_is_ours_runs_through_transformers_too(name: str, tmp_path: Path) -> None:
     reference = make_multimodal(tmp_path, name, 0)
     runner = make_runner(tmp_path, model_impl="transformers")
@@ -88,6 +88,14 @@ def test_configuration_of_the_first_files_is_in_one() -> None:
     assert found[MULTIMODAL] == "Qwen2_5_VLForConditionalGeneration"
     plain = {"architectures": ["LlamaForCausalLM"], "text_config": {"hidden_size": 1}}
     assert text_part(plain) is plain
+
+
+def test_what_a_type_has_in_its_code_alone_counts_whatever_the_file_says() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "attention_bias": False}
+    found = text_part({"architectures": ["Glm4vForConditionalGeneration"], "text_config": sizes})
+    assert found["architectures"] == ["Glm4ForCausalLM"]
+    assert (found["head_dim"], found["attention_bias"]) == (16, True)
+    assert found["partial_rotary_factor"] is None
 
 
 REFUSED = {

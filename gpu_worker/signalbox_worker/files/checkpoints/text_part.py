@@ -43,12 +43,20 @@ SERVED = (
 )
 """Architectures whose text part alone computes what they do of text, as tests compare."""
 SAME_AS = {
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 """Types of text parts without a causal class in transformers, and those that compute the same: the
 three positions that they rotate by are equal for text."""
+_OF_CODE: Mapping[str, Mapping[str, Any]] = {
+    "glm4v_text": {"attention_bias": True},
+    "glm_ocr_text": {"attention_bias": False},
+}
+"""Fields that these types have in their code alone, whatever config.json says."""
 _EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _OF_ALL_PARTS = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
@@ -97,7 +105,10 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ModelError(f"config.json says text_config = {str(inner)[:40]}")
     text = dict(config if inner is None else inner)  # the first Qwen2-VL have all in one
     kind = text["model_type"] if inner and "model_type" in inner else _table().types[name]
-    text = {**_table().defaults.get(kind, {}), **text, "model_type": kind}
+    text = {**_table().defaults.get(kind, {}), **text, **_OF_CODE.get(kind, {}), "model_type": kind}
+    sizes = [text.get(one) for one in ("hidden_size", "num_attention_heads")]
+    if kind in SAME_AS and text.get("head_dim") is None and all(type(one) is int for one in sizes):
+        text["head_dim"] = sizes[0] // sizes[1]
     text |= {one: config[one] for one in _OF_ALL_PARTS if one in config}
     ties = config.get("tie_word_embeddings", _table().ties[name])
     text["tie_word_embeddings"] = ties or text.get("tie_word_embeddings", False)
