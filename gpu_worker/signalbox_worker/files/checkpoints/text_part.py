@@ -106,9 +106,10 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = dict(config if inner is None else inner)  # the first Qwen2-VL have all in one
     kind = text["model_type"] if inner and "model_type" in inner else _table().types[name]
     text = {**_table().defaults.get(kind, {}), **text, **_OF_CODE.get(kind, {}), "model_type": kind}
-    sizes = [text.get(one) for one in ("hidden_size", "num_attention_heads")]
-    if kind in SAME_AS and text.get("head_dim") is None and all(type(one) is int for one in sizes):
-        text["head_dim"] = sizes[0] // sizes[1]
+    if kind in SAME_AS and text.get("head_dim") is None:
+        width, heads = text.get("hidden_size"), text.get("num_attention_heads")
+        if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+            text["head_dim"] = width // heads
     text |= {one: config[one] for one in _OF_ALL_PARTS if one in config}
     ties = config.get("tie_word_embeddings", _table().ties[name])
     text["tie_word_embeddings"] = ties or text.get("tie_word_embeddings", False)
