@@ -21,6 +21,7 @@ from signalbox_worker.models.layers import ExpertNames, MixtureOfExperts, Parall
 from signalbox_worker.models.mixture_config import mixtral_config, qwen3_moe_config
 from signalbox_worker.models.opt import opt_config
 from signalbox_worker.models.rope import FrequencyDivisors
+from signalbox_worker.models.smollm_config import smollm3_config
 from tests.gpu_worker.models.attention.device_attention import make_shape
 
 CPU = torch.device("cpu")
@@ -123,6 +124,23 @@ def test_qwen3_moe_alternates_with_plain_layers() -> None:
     )
     assert config.dense_layers == {0, 1, 3, 4, 5, 6}
     assert not config.renormalise
+
+
+@pytest.mark.parametrize(
+    ("fields", "unrotated"),
+    [
+        ({}, {3}),
+        ({"no_rope_layer_interval": 3}, {2, 5}),
+        ({"no_rope_layers": [1, 0, 1, 1, 1, 1, 0, 0], "no_rope_layer_interval": 2}, {1, 6}),
+    ],
+)
+def test_smollm3_has_layers_without_positions(fields: dict[str, Any], unrotated: set[int]) -> None:
+    sliding = {"use_sliding_window": True, "sliding_window": 5}
+    config = read(smollm3_config, SHAPES, **sliding, **fields)
+    assert config.unrotated_layers == unrotated
+    assert config.sliding_windows == tuple(5 if i in unrotated else None for i in range(7))
+    with pytest.raises(ModelError, match="the no_rope_layers of 7 layers"):
+        read(smollm3_config, SHAPES, no_rope_layers=[1] * 6)
 
 
 def test_attention_backend_that_caps_no_scores_is_refused() -> None:
