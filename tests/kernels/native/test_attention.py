@@ -273,12 +273,15 @@ def test_attention_both_ways_equals_the_reference(
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("pairs", Pairs)
 def test_a_row_does_not_depend_on_the_rows_beside_it(
-    isa: Isa, dtype: Dtype, kv_dtype: Dtype
+    pairs: Pairs, isa: Isa, dtype: Dtype, kv_dtype: Dtype
 ) -> None:
     """Bit for bit: alone or in a batch, in one piece or token by token."""
-    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64}
-    whole, piecewise = (make_cached(dtype, kv_dtype, isa=isa, **shape) for _ in range(2))
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64, "num_passed": 6 * pairs}
+    whole, piecewise = (
+        make_cached(dtype, kv_dtype, isa=isa, pairs=pairs, **shape) for _ in range(2)
+    )
     arrays, heads = make_step(whole, [45], [45], seed=0)
     expected = whole.run(arrays, heads)
     for position in range(45):

@@ -43,6 +43,7 @@ from signalbox_worker.runner.native.weight_shapes import (
     EXPERTS,
     NORM,
     ROUTER,
+    is_behind,
     layer_prefix,
     module_rows,
     module_shapes,
@@ -193,7 +194,10 @@ def _stored(
     progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
         return random_tensors(weight_shapes(config))
-    return without_stacks(without_fused(source.stored(), config), config)
+    stored = source.stored()
+    if left_out := sum(is_behind(name, config) for name in stored):
+        logger.info("%d tensors of layers that predict further tokens are left out", left_out)
+    return without_stacks(without_fused(stored, config), config)
 
 
 def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:

@@ -121,10 +121,15 @@ def is_ignored(name: str, config: DecoderConfig) -> bool:
         return config.tie_embeddings or not config.has_head
     if name == CLASSIFIER:
         return not config.has_head
-    layer = _LAYER.match(name)
-    if config.may_have_more_layers and layer is not None and int(layer[1]) >= config.num_layers:
-        return True
-    return name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
+    return (
+        is_behind(name, config) or name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
+    )
+
+
+def is_behind(name: str, config: DecoderConfig) -> bool:
+    """Says whether a tensor is of a layer behind the last one, which predicts further tokens."""
+    layer = _LAYER.match(name) if config.may_have_more_layers else None
+    return layer is not None and int(layer[1]) >= config.num_layers
 
 
 def _attention(config: DecoderConfig) -> dict[str, Shape]:

@@ -4,6 +4,7 @@ that depend on a sequence alone.
 SIGNALBOX_TEST_MIXTURES draws more configurations of each family.
 """
 
+import logging
 import os
 import random
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_stacks_of_experts_are_read_and_layers_behind_the_last_are_not(
-    backend: str, tmp_path: Path
+    backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reference = make_model(tmp_path / "parts", "glm4-moe")
     folder = tmp_path / "stacks"
@@ -178,8 +179,10 @@ def test_stacks_of_experts_are_read_and_layers_behind_the_last_are_not(
     last = f"model.layers.{reference.config.num_hidden_layers}"
     tensors |= {f"{last}.{name}.weight": torch.ones(48) for name in ("enorm", "input_layernorm")}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    runner = make_runner(folder, cpu_backend=backend, block_size=16)
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(folder, cpu_backend=backend, block_size=16)
     assert runner.model.numerics.kernels.startswith(backend)
+    assert ("2 tensors of layers that predict further" in caplog.text) is (backend == "native")
     assert_greedy(runner, reference, make_prompts(1, 17), 6, chunks=(WHOLE, 7))
 
 
