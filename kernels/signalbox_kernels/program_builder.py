@@ -78,6 +78,14 @@ class Experts(NamedTuple):
     num_experts: int
 
 
+class Clamped(NamedTuple):
+    """SB_CLAMPED of csrc/program/api.h: gates and what they are for, within limits."""
+
+    scale: float
+    """Factor within the sigmoid."""
+    limit: float
+
+
 class Adapted(NamedTuple):
     """The terms that adapters may add to a product."""
 
@@ -224,7 +232,7 @@ class ProgramBuilder(ProgramParts):
         bias: AnyArray | None,
         epilogue: Epilogue,
         *,
-        activation: Activation = Activation.SILU,
+        activation: Activation | Clamped = Activation.SILU,
         column: int = 0,
         gate: int = 0,
         adapted: Adapted | None = None,
@@ -234,6 +242,7 @@ class ProgramBuilder(ProgramParts):
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
             weight: for gathered rows that of each expert.
+            bias: [rows], or [experts, rows].
             activation: of GATED, GATE and ACTIVATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
@@ -248,6 +257,10 @@ class ProgramBuilder(ProgramParts):
             packed = self.arena.pack_all(every, weight.num_experts, interleaved=interleaved)
         else:
             packed = self.arena.pack(weight, interleaved=interleaved)
+        if isinstance(activation, Clamped):
+            function = {"activation": Activation.CLAMPED, **activation._asdict()}
+        else:
+            function = {"activation": activation}
         self._add(
             OpKind.LINEAR,
             mode=epilogue,
@@ -259,7 +272,7 @@ class ProgramBuilder(ProgramParts):
             storage=packed.type,
             column=column,
             gate=gate,
-            activation=activation,
+            **function,
             **({} if adapted is None else self._adapter_fields(adapted)),
         )
 
@@ -383,11 +396,11 @@ class ProgramBuilder(ProgramParts):
         return self.arena.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
 
     def _bias(self, bias: AnyArray, *, interleaved: bool) -> int:
-        if not interleaved:
-            return self._floats(bias)
-        halves = to_float32(bias).reshape(2, -1)
-        padded = np.pad(halves, ((0, 0), (0, -halves.shape[1] % _HALF))).reshape(2, -1, _HALF)
-        return self.arena.keep(padded.swapaxes(0, 1).reshape(-1))
+        """Keeps a bias, or that of each expert, as the columns of packed weights lie."""
+        parts, size = (2, _HALF) if interleaved else (1, PANEL)
+        halves = to_float32(bias).reshape(-1, parts, bias.shape[-1] // parts)
+        padded = np.pad(halves, ((0, 0), (0, 0), (0, -halves.shape[2] % size)))
+        return self.arena.keep(padded.reshape(len(halves), parts, -1, size).swapaxes(1, 2))
 
     def build(
         self,

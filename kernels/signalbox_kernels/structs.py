@@ -72,6 +72,7 @@ class Activation(IntEnum):
     GELU = 1
     GELU_TANH = 2
     RELU = 3
+    CLAMPED = 4
 
 
 class Index(IntEnum):
@@ -146,6 +147,7 @@ class SbOp(ctypes.Structure):
         ("rounding", c_int32),
         ("group", c_int32),
         ("zero", c_float),
+        ("limit", c_float),
     )
 
 

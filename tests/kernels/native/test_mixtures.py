@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.program_builder import Experts, ProgramBuilder, Routing
+from signalbox_kernels.program_builder import Clamped, Experts, ProgramBuilder, Routing
 from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix
 from signalbox_kernels.structs import Activation, Epilogue, Row, Scores
 from tests.kernels.native.instruction_sets import ISAS
@@ -118,8 +118,13 @@ class Mixture:
         *,
         row: Row = Row.ELEMENTS,
         num_threads: int = 2,
+        biases: tuple[Any, Any] = (None, None),
+        activation: Activation | Clamped = Activation.SILU,
+        joins: bool = True,
     ) -> None:
+        """Args: joins: multiplies gate and up at once."""
         self.dtype, k = dtype, self.routing.num_chosen
+        self.biases, self.activation = biases, activation
         inner, self.hidden = downs[0].shape[1], downs[0].shape[0]
         builder = make_builder(dtype, hidden_size=self.hidden)
         self.scores = builder.buffer(self.routing.num_experts, row=Row.FLOATS)
@@ -127,12 +132,21 @@ class Mixture:
         self.x, activated = builder.buffer(self.hidden), builder.buffer(inner, copies=k)
         rows = builder.buffer(self.hidden, row=Row.FLOATS, copies=k)
         builder.route(self.scores, self.routing)
-        source, left = self.coded(builder, self.x, row, 0), as_experts(gates)
+        source = self.coded(builder, self.x, row, 0)
         gathered = builder.buffer(self.hidden, row=row, copies=k)
         builder.gather(source, gathered)
-        builder.linear(gathered, activated, left, None, Epilogue.GATED, activation=Activation.SILU)
+        if joins:
+            ends = as_experts(gates), biases[0], Epilogue.GATED
+            builder.linear(gathered, activated, *ends, activation=activation)
+        else:
+            gate = builder.buffer(inner, row=Row.FLOATS, copies=k)
+            halves = [as_experts([np.split(one, 2)[i] for one in gates]) for i in (0, 1)]
+            bias = (None, None) if biases[0] is None else np.split(biases[0], 2, axis=1)
+            builder.linear(gathered, gate, halves[0], bias[0], Epilogue.STORE)
+            ends = halves[1], bias[1], Epilogue.GATE
+            builder.linear(gathered, activated, *ends, activation=activation, gate=gate)
         source = self.coded(builder, activated, row, k)
-        builder.linear(source, rows, as_experts(downs), None, Epilogue.STORE)
+        builder.linear(source, rows, as_experts(downs), biases[1], Epilogue.STORE)
         builder.mix(rows, self.out, adds=True)
         self.program = make_program(builder, isa, num_threads)
 
@@ -159,11 +173,16 @@ class Mixture:
     def expected(self, x: AnyArray, scores: AnyArray, gates: Any, downs: Any) -> Doubles:
         shares = shares_of(np.pad(scores, ((0, 0), (0, 1))), self.routing, None)
         out = np.ones((len(x), self.hidden))
-        for share, gate, down in zip(shares.T, gates, downs, strict=False):
-            left, up = np.split(wide(x) @ wide(gate).T, 2, axis=1)
+        of_gates, of_downs = (np.zeros(len(gates)) if one is None else one for one in self.biases)
+        for i, (gate, down) in enumerate(zip(gates, downs, strict=True)):
+            left, up = np.split(wide(x) @ wide(gate).T + of_gates[i], 2, axis=1)
+            scale = 1.0
+            if isinstance(self.activation, Clamped):
+                scale, limit = self.activation
+                left, up = np.minimum(left, limit), 1 + np.clip(up, -limit, limit)
             with np.errstate(over="ignore"):
-                inner = to_dtype(left / (1 + np.exp(-left)) * up, self.dtype)
-            out += share[:, None] * (wide(inner) @ wide(down).T)
+                inner = to_dtype(left / (1 + np.exp(-scale * left)) * up, self.dtype)
+            out += shares[:, i, None] * (wide(inner) @ wide(down).T + of_downs[i])
         return out
 
 
@@ -175,10 +194,15 @@ def float_experts(dtype: Dtype, hidden: int = 70, inner: int = 48) -> tuple[list
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-def test_mixtures_equal_the_reference(isa: Isa, dtype: Dtype) -> None:
+@pytest.mark.parametrize("kind", ["plain", "clamped", "clamped apart"])
+def test_mixtures_equal_the_reference(isa: Isa, dtype: Dtype, kind: str) -> None:
     """Also where all tokens choose the same, so that their rows are cut to several tiles."""
     gates, downs = float_experts(dtype)
-    mixture = Mixture(dtype, isa, gates, downs)
+    how: dict[str, Any] = {}
+    if kind != "plain":
+        biases = make_floats(6, 96, seed=3), make_floats(6, 70, seed=4)
+        how = {"biases": biases, "activation": Clamped(1.7, 1.25), "joins": kind == "clamped"}
+    mixture = Mixture(dtype, isa, gates, downs, **how)
     for count in (1, 5, 40, 400):
         x = make_floats(count, 70, dtype=dtype, seed=count)
         scores = make_scores(mixture.routing, count)[:, :6]

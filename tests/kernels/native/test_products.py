@@ -82,7 +82,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", FUNCTIONS)
 def test_activations_of_products(isa: Isa, dtype: Dtype, activation: Activation) -> None:
     """Alone, and of a gate: also far from zero, where exponentials overflow."""
     builder, size, function = make_builder(dtype), 45, FUNCTIONS[activation]

@@ -157,21 +157,22 @@ SB_INLINE V exp2_roughly(V x) {
 #endif
 }
 
-SB_INLINE V silu(V x) {
-  const V low = larger(splat(-87.0f), x);  // exp(-x) stays finite
+// x times the sigmoid of z.
+SB_INLINE V gated(V x, V z) {
+  const V low = larger(splat(-87.0f), z);  // exp(-z) stays finite
   return x / (1.0f + exp(-low));
 }
 
 // The same for what is rounded to bfloat16 next.
-SB_INLINE V silu_roughly(V x) {
+SB_INLINE V gated_roughly(V x, V z) {
 #if defined(__AVX512F__)
-  const V low = larger(splat(-87.0f), x);
+  const V low = larger(splat(-87.0f), z);
   const V divisor = 1.0f + exp2_roughly(low * -1.44269504088896341f);
   const V share = reinterpret_cast<V>(
       _mm512_maskz_rcp14_ps(0xffff, reinterpret_cast<__m512>(divisor)));
   return x * (share * fused(-divisor, share, 2.0f));
 #else
-  return silu(x);
+  return gated(x, z);
 #endif
 }
 

@@ -37,8 +37,17 @@ SB_INLINE V activated(const sb::Phase& phase, V x) {
     case SB_GELU: return gelu(x);
     case SB_GELU_TANH: return gelu_tanh(x);
     case SB_RELU: return larger(V{}, x);
-    default: return E::G == 2 ? silu_roughly(x) : silu(x);
+    default: return E::G == 2 ? gated_roughly(x, x) : gated(x, x);
   }
+}
+
+// What a gate and what it is for become together.
+template <class E>
+SB_INLINE V joined(const sb::Phase& phase, V gate, V up) {
+  if (phase.op->activation != SB_CLAMPED) return activated<E>(phase, gate) * up;
+  const V least = splat(-phase.op->limit);
+  const V x = -larger(least, -gate), z = phase.op->scale * x;
+  return (E::G == 2 ? gated_roughly(x, z) : gated(x, z)) * (1.0f - larger(least, -larger(least, up)));
 }
 
 template <class E>
@@ -57,7 +66,7 @@ SB_INLINE void put_interleaved(const sb::Phase& phase, const Spot& at, const flo
     for (int j = 0; j < half; j += W) {
       const V gate = biased(phase, at.panel, j, load(c + r * kPanel + j));
       const V up = biased(phase, at.panel, j + half, load(c + r * kPanel + j + half));
-      E::store(out + at.panel * half + j, activated<E>(phase, gate) * up);
+      E::store(out + at.panel * half + j, joined<E>(phase, gate, up));
     }
 }
 
@@ -70,7 +79,7 @@ SB_INLINE void put_gated(const sb::Phase& phase, const Spot& at, const float* c)
     for (int j = 0; j < kPanel; j += W) {
       const V up = biased(phase, at.panel, j, load(c + r * kPanel + j));
       const V x = load(gate + at.panel * kPanel + j);
-      E::store(out + at.panel * kPanel + j, activated<E>(phase, x) * up);
+      E::store(out + at.panel * kPanel + j, joined<E>(phase, x, up));
     }
 }
 

@@ -55,6 +55,7 @@ bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!is_valid_rounding(op, buffers)) return false;
   if (op.kind == SB_ROTATE) return op.n >= 0 && op.n <= shape.head_size && op.n % 2 == 0;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
+  if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
     return false;

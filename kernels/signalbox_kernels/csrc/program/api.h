@@ -84,8 +84,9 @@ enum SbEpilogue : int32_t {
   SB_ACTIVATE = 4,  // dst (elements) = f(product + bias)
 };
 
-// The function f of a product.
-enum SbActivation : int32_t { SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3 };
+// The function f of a product. SB_CLAMPED is of SB_GATED and SB_GATE alone: the gate is at most `limit`, the
+// factor that it has is at most `limit` in magnitude, and then 1 more; f is x * sigmoid(scale * x).
+enum SbActivation : int32_t { SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3, SB_CLAMPED = 4 };
 
 // What SB_EMBED looks up of a token: its id, its position, or its type.
 enum SbIndex : int32_t { SB_TOKEN_IDS = 0, SB_POSITIONS = 1, SB_TOKEN_TYPES = 2, SB_INDEX_MASK = 3, SB_ADDED = 4 };
@@ -166,11 +167,12 @@ struct SbOp {
   float k_scale;
   float v_scale;
   float cap;             // of SB_ATTEND and SB_HEAD: scores, or logits, become cap * tanh(x / cap); 0 leaves them
-  float scale;           // of SB_EMBED: the factor of its rows; of a rounding: a static one, or 0
+  float scale;           // of SB_EMBED: the factor of its rows; of a rounding: a static one, or 0; of SB_CLAMPED
   int32_t activation;    // of a product with a function: an SbActivation
   int32_t rounding;      // an SbRounding
   int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all
   float zero;            // the zero point that goes with a static scale
+  float limit;           // of SB_CLAMPED
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
