@@ -61,6 +61,8 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
         for one in dataclasses.fields(kind)
         if one.default is not dataclasses.MISSING
     }
+    usual = kind()
+    fields |= {name: _scaling(getattr(usual, name)) for name in fields if name == "rope_parameters"}
     own = {aliases.get(name, name) for name in fields}
     found = _joined(_shared(kind), _of_models(names), _of_class(kind))
     read = {
@@ -68,7 +70,6 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
         for name, default in found.items()
         if aliases.get(name, name) in own or _is_setting(kind, name)
     }
-    usual = kind()
     others = {
         name: _scalar(getattr(usual, name, None)) if default is None else default
         for name, default in read.items()
@@ -91,6 +92,13 @@ def _plain(value: Any) -> Any:
 def _scalar(value: Any) -> Any:
     """Returns what a property of the class says, unless it is made of several fields."""
     return value if isinstance(value, str | int | float) else None
+
+
+def _scaling(rotation: Any) -> Any:
+    """Returns the rotation that the class makes where a file has none, but for its base, which has
+    a name of its own; None if nothing is scaled."""
+    is_scaled = isinstance(rotation, dict) and rotation.get("rope_type") not in (None, "default")
+    return {k: v for k, v in rotation.items() if k != "rope_theta"} if is_scaled else None
 
 
 def _joined(*found: Names) -> Names:

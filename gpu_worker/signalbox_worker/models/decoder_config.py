@@ -57,6 +57,8 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
+    has_sinks: bool = False
+    """True if each head has a sink: a score beside those of the tokens, without a value."""
     qk_norm_is_whole: bool = False
     """True if that is of all heads together (OLMoE)."""
     sliding_windows: tuple[int | None, ...] = ()

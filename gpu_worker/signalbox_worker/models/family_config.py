@@ -140,6 +140,10 @@ class FamilyConfig(Mapping[str, Any]):
     def says(self, name: str) -> bool:
         return self._family.aliases.get(name, name) in self._given
 
+    def default(self, name: str) -> Any:
+        """Returns what the class has for a field that the file leaves out."""
+        return self._family.defaults.get(name)
+
     def disregard(self, *names: str) -> None:
         """Notes names as read whose values change nothing of what the file describes."""
         self._was_read.update(self._family.aliases.get(name, name) for name in names)

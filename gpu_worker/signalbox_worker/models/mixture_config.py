@@ -59,6 +59,14 @@ class MoeConfig(DecoderConfig):
     """True if its result is multiplied with the sigmoid of a score of its own."""
     has_stacks: bool = False
     """True if checkpoints have Granite's tensors of all experts of a layer."""
+    has_transposed_stacks: bool = False
+    """True if they have GPT-OSS's, of [num_experts, columns, rows], gate and up in turn."""
+    has_expert_biases: bool = False
+    """True if the router and the matrices of experts have biases."""
+    gate_limit: float | None = None
+    """Largest gate of an expert, and largest magnitude of what it is for, which is then 1 more."""
+    gate_scale: float = 1.0
+    """Factor within the sigmoid of a gate that has a limit."""
 
     @property
     def stacks(self) -> dict[str, tuple[str, ...]]:

@@ -33,6 +33,7 @@ from signalbox_worker.models.encoder_config import (
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
+from signalbox_worker.models.gpt_oss_config import gpt_oss_config
 from signalbox_worker.models.mixture_config import (
     glm4_moe_config,
     granite_moe_config,
@@ -226,6 +227,7 @@ for _name, _reader in (
     ("Glm4ForCausalLM", glm4_config),
     ("Glm4MoeForCausalLM", glm4_moe_config),
     ("GlmForCausalLM", glm_config),
+    ("GptOssForCausalLM", gpt_oss_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
     ("OlmoeForCausalLM", olmoe_config),
     ("Qwen2MoeForCausalLM", qwen2_moe_config),

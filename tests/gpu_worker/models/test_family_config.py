@@ -54,6 +54,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "n_routed_experts": 4, "pad_token_id": 0}
     | _MIXTURE,
     "GlmForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
+    "GptOssForCausalLM": SHAPE
+    | {"num_attention_heads": 4, "num_key_value_heads": 4}
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "GraniteForCausalLM": SHAPE,
     "GraniteMoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}

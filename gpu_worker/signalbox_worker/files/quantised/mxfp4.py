@@ -46,7 +46,7 @@ def _shape(shapes: Shapes, read: Read) -> tuple[int, ...]:
 
 def gpt_oss_checkpoint(described: Described) -> QuantisedCheckpoint:
     """Returns the form of GPT-OSS: the matrices of all experts in one tensor each of blocks and
-    scales, such as "experts.down_proj_blocks"."""
+    scales, such as "experts.down_proj_blocks"; native programs take each expert's out of it."""
     refuse_others(described, "mxfp4", ("modules_to_not_convert", "dequantize"))
     form = QuantisedForm(
         name="mxfp4",
@@ -56,6 +56,10 @@ def gpt_oss_checkpoint(described: Described) -> QuantisedCheckpoint:
         decode=lambda tensors: decode_experts(tensors[_BLOCKS], tensors[_SCALES]),
         bits=4,
         group_size=GROUP,
+        storage=Storage.MXFP4,
+        float_codes=lambda tensors: FloatCodes(
+            tensors[_BLOCKS].reshape(len(tensors[_BLOCKS]), -1), tensors[_SCALES], GROUP
+        ),
     )
     return QuantisedCheckpoint("mxfp4", (form,), lambda module: form, separator="_")
 
@@ -69,15 +73,15 @@ def _shape_of_experts(shapes: Shapes, read: Read) -> tuple[int, ...]:
 
 
 def decode_experts(blocks: AnyArray, scales: AnyArray) -> AnyArray:
-    """Returns [experts, rows, columns] float32.
+    """Returns [experts, rows, columns] float32, or those of one expert.
 
     Args:
         blocks: [experts, rows, groups, 16], two codes in each byte.
         scales: [experts, rows, groups].
     """
-    num_experts, rows, _ = scales.shape
-    packed = blocks.reshape(num_experts * rows, -1)
-    return decode(packed, scales.reshape(len(packed), -1)).reshape(num_experts, rows, -1)
+    groups = scales.shape[-1]
+    values = decode(blocks.reshape(-1, groups * GROUP // 2), scales.reshape(-1, groups))
+    return values.reshape(*scales.shape[:-1], -1)
 
 
 def decode(packed: AnyArray, scales: AnyArray) -> AnyArray:

@@ -35,6 +35,7 @@ from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
     HEAD,
     NORM,
+    SINKS,
     feed_norm,
     has_experts,
     layer_prefix,
@@ -236,6 +237,7 @@ class _Compiler:
             is_causal=not self._config.is_bidirectional,
             cap=self._config.attention_soft_cap,
             kv_scales=scales,
+            sinks=weights.vector_if_any(f"{layer_prefix(index)}{SINKS}"),
         )
         self._add_down(self._attended, f"{prefix}o_proj", self._config.inner_norms[0], index)
 

@@ -165,6 +165,8 @@ def _why_no_mixture(opened: OpenedModel) -> str | None:
         return None
     if config.num_experts > MOST_EXPERTS:
         return f"it has more than {MOST_EXPERTS} experts in a layer"
+    if config.has_stacks or config.has_transposed_stacks:  # of one type each
+        return None
     kinds = dict[str, Any]()
     for name, tensor in source.stored().items():
         block, is_expert, rest = name.partition(f".{EXPERTS}.")

@@ -7,7 +7,10 @@ by shares. What tokens choose is known only while a step runs.
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from signalbox_kernels.program_builder import Experts, ProgramBuilder, Routing
+import numpy as np
+
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.program_builder import Clamped, Experts, ProgramBuilder, Routing
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
 from signalbox_worker.config import ModelError
@@ -19,6 +22,7 @@ from signalbox_worker.runner.native.weight_shapes import (
     CHOICE_BIAS,
     EXPERTS,
     ROUTER,
+    ROUTER_BIAS,
     SHARED_GATE,
     layer_prefix,
 )
@@ -73,11 +77,13 @@ class MixtureCompiler:
         self._add_norm(index, [*routers, *shared, *first])
         self._ready.clear()
         self._add_choice(routers, prefix)
-        self._add_gated(self._stacks(expert, first), self._activated, copies=self._copies)
+        bias = self._bias(expert, names.gate, names.up)
+        self._add_gated(self._stacks(expert, first), self._activated, bias, copies=self._copies)
         rest = (self._one(f"{expert}.{i}.{names.down}.weight") for i in self._others)
         down = self._same(self._one(f"{expert}.0.{names.down}.weight"), rest)
         source = self._activated.read_elements(down.first)
-        self._builder.linear(source, self._results, down, None, Epilogue.STORE)
+        bias = self._bias(expert, names.down)
+        self._builder.linear(source, self._results, down, bias, Epilogue.STORE)
         if self._shared_has_gate:
             self._add_shared(of_all, shared, self._common, Epilogue.STORE)
         common = self._common if self._shared_has_gate else None
@@ -91,10 +97,11 @@ class MixtureCompiler:
 
     def _add_choice(self, routers: list[Matrix], prefix: str) -> None:
         config, choice, column = self._config, self._config.choice, 0
+        bias = self._weights.vector_if_any(f"{prefix}{ROUTER_BIAS}")
         for router in routers:
             source = self._normed.read(router)
-            self._builder.linear(source, self._scores, router, None, Epilogue.STORE, column=column)
-            column += router.shape[0]
+            self._builder.linear(source, self._scores, router, bias, Epilogue.STORE, column=column)
+            column, bias = column + router.shape[0], None
         routing = Routing(
             config.num_experts,
             config.experts_per_token,
@@ -119,21 +126,28 @@ class MixtureCompiler:
         self._builder.linear(source, dst, down, None, epilogue)
 
     def _add_gated(
-        self, matrices: list[Matrix] | list[Experts], rows: ProductRows, *, copies: int
+        self,
+        matrices: list[Matrix] | list[Experts],
+        rows: ProductRows,
+        bias: AnyArray | None = None,
+        *,
+        copies: int,
     ) -> None:
         """Adds the products with gate and up, which are one matrix if they are of one type."""
-        gate, last = 0, matrices[-1]
+        gate, last, limit = 0, matrices[-1], self._config.gate_limit
         if len(matrices) > 1:
             gate = self._gate(rows.width, copies)
             source = self._source(matrices[0])
-            self._builder.linear(source, gate, matrices[0], None, Epilogue.STORE)
+            of_gate, bias = (None, None) if bias is None else np.split(bias, 2, axis=-1)
+            self._builder.linear(source, gate, matrices[0], of_gate, Epilogue.STORE)
+        usual = ACTIVATIONS[self._config.activation]
         self._builder.linear(
             self._source(last),
             rows.elements,
             last,
-            None,
+            bias,
             Epilogue.GATED if len(matrices) == 1 else Epilogue.GATE,
-            activation=ACTIVATIONS[self._config.activation],
+            activation=usual if limit is None else Clamped(self._config.gate_scale, limit),
             gate=gate,
         )
 
@@ -172,6 +186,19 @@ class MixtureCompiler:
                 yield one
 
         return Experts(first, checked(), self._config.num_experts)
+
+    def _bias(self, expert: str, *names: str) -> AnyArray | None:
+        """Returns [num_experts, rows], the biases of matrices one behind the other; None if they
+        have none."""
+        if not self._config.has_expert_biases:
+            return None
+        experts = range(self._config.num_experts)
+        found = [
+            [self._weights.vector_if_any(f"{expert}.{i}.{name}.bias") for name in names]
+            for i in experts
+        ]
+        biases = [[part for part in parts if part is not None] for parts in found]
+        return np.array([np.concatenate(parts) for parts in biases]) if biases[0] else None
 
     @property
     def _others(self) -> range:

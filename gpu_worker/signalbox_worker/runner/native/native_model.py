@@ -39,6 +39,7 @@ from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.random_weights import random_tensors
 from signalbox_worker.runner.native.tensor_share import tensor_share
 from signalbox_worker.runner.native.threads import default_num_threads
+from signalbox_worker.runner.native.transposed_stacks import without_transposed_stacks
 from signalbox_worker.runner.native.weight_shapes import (
     EXPERTS,
     NORM,
@@ -197,7 +198,8 @@ def _stored(
     stored = source.stored()
     if left_out := sum(is_behind(name, config) for name in stored):
         logger.info("%d tensors of layers that predict further tokens are left out", left_out)
-    return without_stacks(without_fused(stored, config), config)
+    separate = without_fused(without_transposed_stacks(stored, config), config)
+    return without_stacks(separate, config)
 
 
 def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:

@@ -19,7 +19,12 @@ from signalbox_worker.files.checkpoints.coded_matrices import code_block_size
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.mixture_config import MoeConfig
-from signalbox_worker.runner.native.weight_shapes import TABLES, names_of_stage, weight_shapes
+from signalbox_worker.runner.native.weight_shapes import (
+    SINKS,
+    TABLES,
+    names_of_stage,
+    weight_shapes,
+)
 
 LEAST_BLOCK = 32
 """Columns that activations share a scale by, and the least that a rank takes."""
@@ -62,6 +67,9 @@ class TensorShare:
         num_rows = weight_shapes(self.whole)[name][0]
         if name in TABLES:
             return self.tokens
+        if name.endswith(f".{SINKS}"):
+            first = self._heads("q").start // self.whole.head_size
+            return range(first, first + self.config.num_heads)
         match _module(name):
             case "q_proj" | "k_proj" | "v_proj" as module:
                 return self._heads(module[0])

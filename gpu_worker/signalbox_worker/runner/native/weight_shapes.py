@@ -14,12 +14,14 @@ from signalbox_worker.models.mixture_config import MoeConfig
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
-EXPERTS, ROUTER = "experts", "gate.weight"
-"""What the names of experts begin with within a mixture, and the matrix whose product chooses."""
+EXPERTS, ROUTER, ROUTER_BIAS = "experts", "gate.weight", "gate.bias"
+"""What the names of experts begin with within a mixture; the matrix whose product chooses."""
 CHOICE_BIAS = "gate.e_score_correction_bias"
 """Vector that shares are chosen by, beside themselves."""
 SHARED_GATE = "shared_expert_gate.weight"
 """Matrix whose product is the score of the expert that all tokens have."""
+SINKS = "self_attn.sinks"
+"""Vector of a score for each head."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
@@ -139,6 +141,8 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
     for name, rows in (("q", query), ("k", key), ("v", key)):
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
     shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
+    if config.has_sinks:
+        shapes[SINKS] = (config.num_heads,)
     if config.qk_norm:
         whole = config.qk_norm_is_whole
         widths = {"q": query if whole else head_size, "k": key if whole else head_size}
@@ -156,11 +160,14 @@ def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
 def _mixture(config: MoeConfig) -> dict[str, Shape]:
     hidden, inner, names = config.hidden_size, config.expert_size, config.names
     shapes = _norm(config, feed_norm(config))
-    shapes[f"{config.block}.{ROUTER}"] = (config.num_experts, hidden)
+    has_bias = config.has_expert_biases
+    router = ROUTER.removesuffix(".weight")
+    shapes |= _linear(f"{config.block}.{router}", (config.num_experts, hidden), has_bias=has_bias)
     for index in range(config.num_experts):
         prefix = f"{config.block}.{EXPERTS}.{index}."
-        shapes |= {f"{prefix}{name}.weight": (inner, hidden) for name in (names.gate, names.up)}
-        shapes[f"{prefix}{names.down}.weight"] = (hidden, inner)
+        for name in (names.gate, names.up):
+            shapes |= _linear(f"{prefix}{name}", (inner, hidden), has_bias=has_bias)
+        shapes |= _linear(f"{prefix}{names.down}", (hidden, inner), has_bias=has_bias)
     if config.choice.has_bias:
         shapes[f"{config.block}.{CHOICE_BIAS}"] = (config.num_experts,)
     if config.shared_size:

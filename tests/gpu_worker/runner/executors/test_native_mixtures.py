@@ -75,6 +75,17 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
             **{name: rng.random() < 0.5 for name in ("use_qk_norm", "attention_bias")},
             "norm_topk_prob": rng.random() < 0.7,
         }
+    if family == "gpt-oss":
+        del fields["moe_intermediate_size"]
+        kinds = ["sliding_attention", "full_attention"]
+        return fields | {
+            "num_local_experts": num_experts,
+            "attention_bias": rng.random() < 0.5,
+            "sliding_window": rng.choice([5, 19]),
+            "layer_types": rng.choices(kinds, k=fields["num_hidden_layers"]),
+            "swiglu_limit": rng.choice([0.25, 7.0]),
+            "swiglu_alpha": rng.choice([1.0, 1.702]),
+        }
     if family in ("mixtral", "granite-moe"):
         fields["num_local_experts"] = num_experts
         if family == "mixtral":
@@ -110,13 +121,22 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
     torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
 
 
-@pytest.mark.parametrize("form", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("qwen2-moe", {}),
+        ("qwen2-moe", {"quantization": "int8"}),
+        ("qwen2-moe", {"quantization": "int4"}),
+        ("gpt-oss", {}),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_bits_depend_on_the_sequence_alone(
-    form: dict[str, str], dtype: str, tmp_path: Path
+    family: str, form: dict[str, str], dtype: str, tmp_path: Path
 ) -> None:
     """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
-    make_model(tmp_path, "qwen2-moe", head_dim=16)
+    make_model(tmp_path, family, head_dim=16)
     prompts = make_prompts(60, 5, 33, 61)
 
     def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:

@@ -80,7 +80,6 @@ def test_the_head_counts_and_the_embedding_does_not(tmp_path: Path) -> None:
             "pipeline_layer_partition is 1,1; it must be 2 numbers .* sum 3",
         ),
         ("olmo2", {"pipeline_parallel_size": 2}, "Olmo2ForCausalLM runs through code that is not"),
-        ("gpt-oss", {"pipeline_parallel_size": 2}, "GptOssForCausalLM runs through code that is"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(

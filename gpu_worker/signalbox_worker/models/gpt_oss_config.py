@@ -1,0 +1,38 @@
+"""Configuration of GPT-OSS: sinks of attention, and mixtures with biases and clamped gates."""
+
+from signalbox_worker.models.decoder_config import MAX_NUM_LAYERS, decoder_shapes, sliding_windows
+from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
+from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig
+
+_ROTATION = "rope_parameters"
+
+
+@family("GptOssConfig")
+def gpt_oss_config(config: FamilyConfig) -> MoeConfig:
+    """Reads GPT-OSS; softmax over the chosen scores is that of all, renormalised.
+
+    A rotation that is null is the class's own, which is YaRN.
+    """
+    if config[_ROTATION] is None:
+        config = config.replacing(**{_ROTATION: config.default(_ROTATION)})
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    num_experts, bias = counted(config, "num_local_experts"), flag(config, "attention_bias")
+    alternating = [index % 2 == 0 for index in range(num_layers)]
+    return MoeConfig(
+        **decoder_shapes(config),
+        architecture=config["architectures"][0],
+        qkv_bias=bias,
+        o_bias=bias,
+        has_sinks=True,
+        sliding_windows=sliding_windows(config, alternating, config["sliding_window"]),
+        num_experts=num_experts,
+        experts_per_token=counted(config, "num_experts_per_tok", most=num_experts),
+        expert_size=counted(config, "intermediate_size"),
+        renormalise=True,
+        block="mlp",
+        names=QWEN_EXPERTS,
+        has_expert_biases=True,
+        gate_scale=positive(config, "swiglu_alpha"),
+        gate_limit=positive(config, "swiglu_limit"),
+        has_transposed_stacks=True,
+    )
