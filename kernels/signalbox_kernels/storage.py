@@ -41,6 +41,14 @@ class Storage(IntEnum):
     IQ4_NL = 20
     IQ4_XS = 23
     BF16 = 30
+    NVFP4 = 0x80
+    """E2M1 under E4M3 scales of 16 columns and a float32, which is that of the whole row."""
+    BOOK_IQ1 = 0x84
+    """Places in a book of 16 whole numbers, of all values that GGUF's IQ1 types have, under whole
+    numbers of 16 columns and a float32; and so on."""
+    BOOK_IQ2 = 0x85
+    BOOK_IQ3_XXS = 0x86
+    BOOK_IQ3_S = 0x87
     INT4_G32 = 0x100
     INT4_G64 = 0x101
     INT4_G128 = 0x102
@@ -118,6 +126,11 @@ _BLOCKS = {
     Storage.Q6_K: (256, 210),
     Storage.IQ4_NL: (32, 18),
     Storage.IQ4_XS: (256, 136),
+    Storage.NVFP4: (32, 22),
+    Storage.BOOK_IQ1: (256, 164),
+    Storage.BOOK_IQ2: (256, 164),
+    Storage.BOOK_IQ3_XXS: (256, 164),
+    Storage.BOOK_IQ3_S: (256, 164),
     Storage.E4M3: (128, 132),
     Storage.NF4: (64, 36),
     Storage.FP4: (64, 36),
@@ -127,6 +140,10 @@ _BLOCKS = {
 """Columns and bytes of a block."""
 FLOAT_CODES = tuple(kind for kind in Storage if kind.is_float_codes)
 """The types of codes of floats."""
+BOOKS = (Storage.BOOK_IQ1, Storage.BOOK_IQ2, Storage.BOOK_IQ3_XXS, Storage.BOOK_IQ3_S)
+"""The types of places in a book, which differ by the book alone."""
+BOOK_BYTES = 16
+"""Bytes of their blocks that are the book, of which a packed panel has one."""
 QUANTISED = tuple(kind for kind in Storage if kind not in (*_FLOATS, *FLOAT_CODES))
 """The types that are whole numbers with scales."""
 _POSITIVE_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
@@ -277,6 +294,48 @@ def float_code_blocks(
     whole = np.pad(codes, ((0, 0), (0, count * size - codes.shape[1])))
     blocks[:, :, head:] = whole.reshape(rows, count, size)
     return blocks.reshape(rows, -1)
+
+
+def nvfp4_blocks(
+    codes: NDArray[np.uint8], scales: NDArray[np.uint8], factors: NDArray[np.float32]
+) -> NDArray[np.uint8]:
+    """Returns the blocks of NVFP4.
+
+    Args:
+        codes: [rows, columns / 2], the first of two in the low half of its byte; columns are a
+            multiple of 16.
+        scales: [rows, columns / 16] E4M3 that are no NaN.
+        factors: [rows], less than 256.
+    """
+    rows, count = len(codes), -(-codes.shape[1] // 16)
+    blocks = pages.empty((rows, count, Storage.NVFP4.block_bytes), np.dtype(np.uint8))
+    blocks[:, :, :4] = (factors / 2).astype(np.float32)[:, None].view(np.uint8)[:, None]
+    blocks[:, :, 4:6] = np.pad(scales, ((0, 0), (0, -scales.shape[1] % 2))).reshape(rows, count, 2)
+    blocks[:, :, 6:] = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 16))).reshape(rows, count, 16)
+    return blocks.reshape(rows, -1)
+
+
+def codebook_blocks(
+    codes: NDArray[np.uint8],
+    book: NDArray[np.int8],
+    multiples: NDArray[np.int8],
+    factors: NDArray[np.float32],
+) -> NDArray[np.uint8]:
+    """Returns the blocks of places in a book, [blocks, bytes of a block].
+
+    Args:
+        codes: [blocks, 256].
+        book: at most 16 numbers.
+        multiples: [blocks, 16] scales of 16 codes each, by the block's factor.
+        factors: [blocks].
+    """
+    count = len(codes)
+    blocks = pages.empty((count, BOOKS[0].block_bytes), np.dtype(np.uint8))
+    blocks[:, :4] = factors.astype(np.float32)[:, None].view(np.uint8)
+    blocks[:, 4:20] = np.resize(book, BOOK_BYTES).view(np.uint8)
+    blocks[:, 20:36] = multiples.view(np.uint8)
+    blocks[:, 36:] = codes[:, 0::2] | codes[:, 1::2] << 4
+    return blocks
 
 
 def quantise(matrix: AnyArray, storage: Storage) -> StoredMatrix:

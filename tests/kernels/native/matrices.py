@@ -9,14 +9,17 @@ from numpy.typing import NDArray
 
 from signalbox_kernels.floats import BFLOAT16, FLOAT8_E4M3, AnyArray, to_dtype, to_float32
 from signalbox_kernels.storage import (
+    BOOKS,
     FLOAT_CODES,
     FLOATS_OF_4_BITS,
     INTEGERS,
     QUANTISED,
     Storage,
     StoredMatrix,
+    codebook_blocks,
     float_code_blocks,
     integer_blocks,
+    nvfp4_blocks,
     stored,
 )
 
@@ -26,6 +29,7 @@ FLOAT_TYPES: dict[Storage, np.dtype[Any]] = {
     Storage.F16: np.dtype(np.float16),
     Storage.BF16: BFLOAT16,
 }
+FLOAT_FACTORS = (Storage.NVFP4, *BOOKS)
 _SCALES_AT = {  # bytes of a block that are half-precision scales
     Storage.Q4_0: (0,),
     Storage.Q4_1: (0, 2),
@@ -60,6 +64,8 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
     """Random codes under random scales; k is a multiple of the type's block, or of 32 for whole
     numbers, whose last block may be smaller."""
     rng = np.random.default_rng(seed)
+    if kind in FLOAT_FACTORS:
+        return make_under_floats(kind, n, k, rng.uniform(-0.01, 0.01, (n, -(-k // 256))), seed=seed)
     if kind in INTEGERS:
         scales = rng.uniform(-0.01, 0.01, (n, -(-k // kind.block_size)))
         return make_integers(kind, rng, k, to_dtype(scales, kind.scale_dtype))
@@ -69,6 +75,28 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
     return StoredMatrix(kind, (n, k), lambda: packed)
+
+
+def make_under_floats(
+    kind: Storage, n: int, k: int, factors: NDArray[Any], *, seed: int = 0
+) -> StoredMatrix:
+    """Random codes and scales.
+
+    Args:
+        factors: [rows, blocks of 256]; NVFP4 takes the first of a row.
+    """
+    rng, of_blocks = np.random.default_rng(seed), factors.astype(np.float32)
+    if kind is Storage.NVFP4:
+        codes = rng.integers(0, 256, (n, k // 2), dtype=np.uint8)
+        scales = rng.integers(0, 127, (n, k // 16), dtype=np.uint8)
+        blocks = nvfp4_blocks(codes, scales, of_blocks[:, 0])
+    else:
+        count = n * k // 256
+        codes = rng.integers(0, 16, (count, 256), dtype=np.uint8)
+        multiples = rng.integers(-128, 128, (count, 16), dtype=np.int8)
+        book = rng.integers(-128, 128, 16, dtype=np.int8)
+        blocks = codebook_blocks(codes, book, multiples, of_blocks.reshape(-1)).reshape(n, -1)
+    return StoredMatrix(kind, (n, k), lambda: blocks)
 
 
 def make_integers(
@@ -112,6 +140,9 @@ def make_float_codes(
 
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
+    if kind in FLOAT_FACTORS:
+        floats = np.array([2.0**-140, -(2.0**-126) / 3, 0.0, 255.9, -255.9])
+        return make_under_floats(kind, n, 3 * 256, np.resize(floats, (n, 3)))
     if kind in INTEGERS:
         halves = np.array([2.0**-24, -(2.0**-15), 0.0, 65504.0, -65504.0], dtype=np.float32)
         of_groups = np.resize(halves, (n, 3 * 256 // kind.block_size))
@@ -138,8 +169,27 @@ def values_of(matrix: StoredMatrix) -> NDArray[np.float32]:
         return to_float32(matrix.blocks.view(FLOAT_TYPES[matrix.type]))
     if matrix.type in INTEGERS:
         return _integer_values(matrix)
+    if matrix.type in FLOAT_FACTORS:
+        return _values_under_floats(matrix)
     values: NDArray[np.float32] = dequantize(matrix.blocks, GGMLQuantizationType(int(matrix.type)))
     return values[:, : matrix.shape[1]]
+
+
+def _values_under_floats(matrix: StoredMatrix) -> NDArray[np.float32]:
+    """A scale times a factor is rounded, and so is a number times that."""
+    blocks = matrix.blocks.reshape(-1, matrix.type.block_bytes)
+    factors = np.ascontiguousarray(blocks[:, :4]).view(np.float32)
+    start = 4 if matrix.type is Storage.NVFP4 else 20
+    end = start + matrix.type.block_size // 16
+    if matrix.type is Storage.NVFP4:
+        scales = to_float32(np.ascontiguousarray(blocks[:, start:end]).view(FLOAT8_E4M3)) * factors
+        book = 2 * FLOATS_OF_4_BITS[Storage.MXFP4] + np.float32(0)  # a whole number has no -0
+    else:
+        scales = blocks[:, start:end].view(np.int8) * factors
+        book = blocks[0, 4:20].view(np.int8).astype(np.float32)
+    codes = np.stack([blocks[:, end:] & 15, blocks[:, end:] >> 4], axis=-1)
+    values: NDArray[np.float32] = book[codes.reshape(*scales.shape, 16)] * scales[..., None]
+    return values.reshape(matrix.shape[0], -1)[:, : matrix.shape[1]]
 
 
 def _float_code_values(matrix: StoredMatrix) -> NDArray[np.float32]:

@@ -21,7 +21,8 @@ SB_INLINE int word_of(int part, int step) {
 #if defined(SB_HAS_PAIRS)
 // Adds the products of Bits bits of each code, those from bit `Low` on, times 2^Low.
 template <class Q, int Bits, int Low, int R, int NV>
-SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b, int part) {
+SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
+                        const uint8_t* book, int part) {
   constexpr int words = kGroupWords / Q::parts;
   constexpr int at_once = kPairsAtOnce<Bits> < words ? kPairsAtOnce<Bits> : words;
 #pragma GCC unroll 4
@@ -33,7 +34,7 @@ SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const
       VU codes[NV];
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        codes[v] = factors_word<Q>(b + v * W, i);
+        codes[v] = factors_word<Q>(book, b + v * W, i);
         if (Bits < Q::product_bits) codes[v] = (codes[v] >> Low) & ((1u << Bits) - 1) * 0x01010101u;
       }
 #pragma GCC unroll 16
@@ -57,22 +58,22 @@ SB_INLINE void dot_bits(VI (&dot)[R][NV], const char* a, int64_t a_stride, const
 // Adds a part of a group, exactly: dot[R, NV * W].
 template <class Q, int R, int NV>
 SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
-                         int part) {
-  if constexpr (Q::product_bits < 8) return dot_bits<Q, Q::product_bits, 0>(dot, a, a_stride, b, part);
-  dot_bits<Q, 4, 0>(dot, a, a_stride, b, part);
-  dot_bits<Q, 4, 4>(dot, a, a_stride, b, part);
+                         const uint8_t* book, int part) {
+  if constexpr (Q::product_bits < 8) return dot_bits<Q, Q::product_bits, 0>(dot, a, a_stride, b, book, part);
+  dot_bits<Q, 4, 0>(dot, a, a_stride, b, book, part);
+  dot_bits<Q, 4, 4>(dot, a, a_stride, b, book, part);
 }
 #else
 // Adds a part of a group, exactly: dot[R, NV * W].
 template <class Q, int R, int NV>
 SB_INLINE void dot_words(VI (&dot)[R][NV], const char* a, int64_t a_stride, const word* b,
-                         int part) {
+                         const uint8_t* book, int part) {
 #pragma GCC unroll 8
   for (int step = 0; step < kGroupWords / Q::parts; ++step) {
     const int i = word_of<Q>(part, step);
     VU codes[NV];
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) codes[v] = factors_word<Q>(b + v * W, i);
+    for (int v = 0; v < NV; ++v) codes[v] = factors_word<Q>(book, b + v * W, i);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       word four;
@@ -118,13 +119,13 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
     for (int v = 0; v < NV; ++v)
       dot[r][v] = (is_wide<G> ? 0 : start_of<Q>(*group(r), part)) + VI{};
   const word* codes = reinterpret_cast<const word*>(b + Q::at(g)) + column;
-  dot_words<Q>(dot, a, a_stride, codes, part);
+  dot_words<Q>(dot, a, a_stride, codes, book_of<Q>(b), part);
   if constexpr (is_wide<G>) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) dot[r][v] = (dot[r][v] << 8) + start_of<Q>(*group(r), part);
-    dot_words<Q>(dot, a + sizeof(CodedGroup), a_stride, codes, part);  // the low bytes
+    dot_words<Q>(dot, a + sizeof(CodedGroup), a_stride, codes, book_of<Q>(b), part);  // the low bytes
   }
   Scales<Q> scales[NV];
 #pragma GCC unroll 8

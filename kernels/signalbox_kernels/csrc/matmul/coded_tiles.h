@@ -25,16 +25,16 @@ SB_INLINE TileConfig coded_config() {
   return config;
 }
 
-// The codes of a group as bytes, [words, panel]: where they are in the weight, or in `unpacked`.
+// The codes of group g as bytes, [words, panel]: where they are in the weight, or in `unpacked`.
 template <class Q>
-SB_INLINE const word* codes_of(const char* b, word* unpacked) {
-  const auto* packed = reinterpret_cast<const word*>(b);
+SB_INLINE const word* codes_of(const char* b, int64_t g, word* unpacked) {
+  const auto* packed = reinterpret_cast<const word*>(b + Q::at(g));
   if (Q::Bits == 8) return packed;
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupWords; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < kPanel; j += W) {
-      const VU codes = factors_word<Q>(packed + j, i);
+      const VU codes = factors_word<Q>(book_of<Q>(b), packed + j, i);
       std::memcpy(unpacked + i * kPanel + j, &codes, sizeof codes);
     }
   return unpacked;
@@ -139,7 +139,7 @@ static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim, Finish f
       if (next && !at.part)
         for (int64_t line = g * Q::fetched; line < (g + 1) * Q::fetched; line += 64)
           prefetch_l2(next + line);
-      const word* codes = codes_of<Q>(b + Q::at(g), scratch.unpacked);
+      const word* codes = codes_of<Q>(b, g, scratch.unpacked);
       for (int part = 0; part < Q::parts; ++part) {
         const PartOfGroup<Q, G> group(a, a_stride, b, g, part);
         group.load_right(codes);

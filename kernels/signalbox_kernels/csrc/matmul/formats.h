@@ -7,7 +7,7 @@
 // its file, but for K scales of six bits, which are whole bytes here: at most 1.04 times as many.
 //
 // A code of 4 bits may be a place in a book of 16 whole numbers. It is looked up where it is read, and
-// multiplied as that number.
+// multiplied as that number. Such a book may lie in the weight, before the groups of each panel.
 //
 // Whole numbers in groups of 32, 64 or 128, as AWQ, GPTQ and compressed-tensors have them, lie in the
 // same groups of 32, with a line of scales before each group of theirs and a line of zero points
@@ -19,6 +19,8 @@
 // Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 or 16 bits and a
 // scale per group (llama.cpp's Q8 blocks have 8), so that a row's result depends on nothing but the row.
 #pragma once
+
+#include <type_traits>
 
 #include "program/step.h"
 
@@ -47,13 +49,18 @@ constexpr int64_t coded_group_bytes(int32_t code_bytes) {
   return static_cast<int64_t>(code_bytes == 2 ? sizeof(WideGroup) : sizeof(CodedGroup));
 }
 
-// The scales of blocks: a half for each group, or whole numbers under halves of 256 values. Those are a
-// byte for each part, or one that has the part's minimum in its upper half.
-enum class Scaling { kHalves, kBytes, kNibbles };
+// The scales of blocks: a half for each group, or a byte for each part under what 256 values share. The
+// byte is a whole number, perhaps with the part's minimum in its upper half, or an E4M3 that is no NaN.
+// What is shared is a half, or a float, of E4M3 times 2^120.
+enum class Scaling { kHalves, kBytes, kNibbles, kBytesOfFloats, kE4m3OfFloats };
 
 // Books of 16 signed numbers. With `zero` added they are unsigned, of `Bits` bits.
 struct NoBook {
   static constexpr int Bits = 0, zero = 0;
+};
+
+struct OwnBook {
+  static constexpr int Bits = 8, zero = 128;
 };
 
 struct Iq4Values {
@@ -62,16 +69,24 @@ struct Iq4Values {
                                         1,    13,   25,  38,  53,  69,  89,  113};
 };
 
+// E2M1, doubled.
+struct E2m1Values {
+  static constexpr int Bits = 5, zero = 12;
+  static constexpr int8_t values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+};
+
 // `Bits` per code; `Part` codes share a scale. With a minimum a weight is scale * code + minimum,
 // without one it is scale * (code - zero), where a code of a book is the number that it has there.
 template <int Bits_, int Part_, bool HasMinimum_, Scaling Scaling_, class Book_ = NoBook>
 struct Blocks {
   using Book = Book_;
+  static constexpr bool HasOwnBook = std::is_same_v<Book, OwnBook>;
   static constexpr int Bits = Bits_;
   static constexpr int Part = Part_;
   static constexpr bool HasMinimum = HasMinimum_;
   static constexpr Scaling scaling = Scaling_;
   static constexpr bool IsNested = Scaling_ != Scaling::kHalves;
+  static constexpr bool HasFloats = Scaling_ >= Scaling::kBytesOfFloats;
   static constexpr int parts = kGroup / Part;
   static_assert(parts == 1 || IsNested, "scales of parts are bytes");
   static_assert(parts == 1 || !HasMinimum || Scaling_ == Scaling::kNibbles, "a byte is a group's minimum");
@@ -87,16 +102,20 @@ struct Blocks {
   static constexpr int64_t minima = scales + parts * scale_bytes * kPanel;
   static constexpr bool has_minima = HasMinimum && Scaling_ != Scaling::kNibbles;
   static constexpr int64_t group_bytes = minima + (has_minima ? scale_bytes * kPanel : 0);
-  static constexpr int64_t groups = IsNested ? 8 : 1;  // that share halves, which follow them
-  static constexpr int64_t halves = groups * group_bytes;
-  static constexpr int64_t run_bytes = halves + (IsNested ? 2 * kPanel * (1 + HasMinimum) : 0);
+  static constexpr int64_t groups = IsNested ? 8 : 1;  // that share scales, which follow them
+  static constexpr int64_t shared_bytes = HasFloats ? 4 : 2;
+  static constexpr int64_t shared = groups * group_bytes;
+  static constexpr int64_t run_bytes = shared + (IsNested ? shared_bytes * kPanel * (1 + HasMinimum) : 0);
   static constexpr int64_t fetched = run_bytes / groups;  // a group
+  static constexpr int64_t head = HasOwnBook ? 64 : 0;    // of a panel: its book
 
-  // Where group g begins in its panel, and the halves that it shares.
-  static constexpr int64_t at(int64_t g) { return g / groups * run_bytes + g % groups * group_bytes; }
-  static constexpr int64_t halves_at(int64_t g) { return g / groups * run_bytes + halves; }
+  // Where group g begins in its panel, and the scales that it shares.
+  static constexpr int64_t at(int64_t g) {
+    return head + g / groups * run_bytes + g % groups * group_bytes;
+  }
+  static constexpr int64_t shared_at(int64_t g) { return head + g / groups * run_bytes + shared; }
   static constexpr int64_t panel_bytes(int64_t depth) {
-    return round_up(depth, groups * kGroup) / (groups * kGroup) * run_bytes;
+    return head + round_up(depth, groups * kGroup) / (groups * kGroup) * run_bytes;
   }
 };
 
@@ -170,6 +189,8 @@ using Q5_K = Blocks<5, 32, true, Scaling::kBytes>;
 using Q6_K = Blocks<6, 16, false, Scaling::kBytes>;
 using Iq4Nl = Blocks<4, 32, false, Scaling::kHalves, Iq4Values>;
 using Iq4Xs = Blocks<4, 32, false, Scaling::kBytes, Iq4Values>;
+using Codebook = Blocks<4, 16, false, Scaling::kBytesOfFloats, OwnBook>;
+using Nvfp4 = Blocks<4, 16, false, Scaling::kE4m3OfFloats, E2m1Values>;
 
 // Weights of `Size` bytes, `Pair` of a column beside each other.
 template <int Size_, int Pair_>
@@ -190,8 +211,8 @@ constexpr bool is_integers(int32_t storage) {
 }
 
 constexpr bool is_blocks(int32_t storage) {
-  const bool is_of_file = storage >= SB_STORED_Q4_0 && storage <= SB_STORED_IQ4_XS;
-  return is_of_file || is_integers(storage);
+  const bool is_listed = storage >= SB_STORED_Q4_0 && storage <= SB_STORED_LAST_CODEBOOK;
+  return (is_listed && storage != SB_STORED_BF16) || is_integers(storage);
 }
 
 // Calls f with the type of a storage that is whole numbers in groups.
@@ -228,7 +249,9 @@ __attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
     case SB_STORED_Q6_K: return f(Q6_K{});
     case SB_STORED_IQ4_NL: return f(Iq4Nl{});
     case SB_STORED_IQ4_XS: return f(Iq4Xs{});
-    default: return f(Q8_0{});
+    case SB_STORED_NVFP4: return f(Nvfp4{});
+    case SB_STORED_Q8_0: return f(Q8_0{});
+    default: return f(Codebook{});
   }
 }
 

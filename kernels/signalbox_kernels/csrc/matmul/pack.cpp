@@ -18,11 +18,20 @@ namespace {
 // A group of a row, which becomes a column of a packed group.
 struct Group {
   uint8_t codes[kGroup];
-  const uint8_t* scale;    // a half: of the group, or of 256 values
+  const uint8_t* scale;    // a half: of the group, or of 256 values, where it may be a float
   const uint8_t* minimum;  // likewise, or null
+  const uint8_t* book;     // 16 numbers, of weights that have their own
   uint8_t scales[2];       // of nested ones: of each part, perhaps with its minimum
   uint8_t low;             // of nested ones: of the minimum
 };
+
+// Multiplies a scale of E4M3 by 2^120, which decoding then saves.
+void raise_float(uint8_t* at) {
+  float x;
+  std::memcpy(&x, at, sizeof x);
+  x *= 0x1p120f;
+  std::memcpy(at, &x, sizeof x);
+}
 
 void nibbles(const uint8_t* bytes, uint8_t* codes) {
   for (int i = 0; i < 16; ++i) {
@@ -134,6 +143,25 @@ void read(Iq4Xs, const uint8_t* row, int64_t g, Group& out) {
   out.scale = block;
 }
 
+void pairs(const uint8_t* bytes, uint8_t* codes) {
+  for (int i = 0; i < kGroup; ++i) codes[i] = bytes[i / 2] >> i % 2 * 4 & 15;
+}
+
+// Blocks of 32: a float, which is that of all the row's, two scales, and codes in pairs.
+void read(Nvfp4, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g * 22;
+  std::memcpy(out.scales, out.scale + 4, 2);
+  pairs(out.scale + 6, out.codes);
+}
+
+// Blocks of 256: a float, the book, which is that of all of the matrix, scales, and codes in pairs.
+void read(Codebook, const uint8_t* row, int64_t g, Group& out) {
+  out.scale = row + g / 8 * 164;
+  out.book = out.scale + 4;
+  std::memcpy(out.scales, out.scale + 20 + g % 8 * 2, 2);
+  pairs(out.scale + 36 + g % 8 * 16, out.codes);
+}
+
 // Four codes at a time, as words of bytes. The low four bits of two words are one word, if a code has as
 // many; then come two bits of each word, four words in one, and then one bit of each.
 template <class Q>
@@ -174,11 +202,14 @@ void put_group(const Group& group, int64_t g, int column, uint8_t* panel) {
   } else {
     for (int part = 0; part < Q::parts; ++part)
       packed[Q::scales + part * kPanel + column] = group.scales[part];
-    uint8_t* halves = panel + Q::halves_at(g) + 2 * column;
-    std::memcpy(halves, group.scale, 2);
+    uint8_t* shared = panel + Q::shared_at(g) + Q::shared_bytes * column;
+    std::memcpy(shared, group.scale, Q::shared_bytes);
+    if (Q::scaling == Scaling::kE4m3OfFloats) raise_float(shared);
+    if (Q::HasOwnBook)
+      for (int i = 0; i < 16; ++i) panel[i] = group.book[i] ^ 0x80u;
     if (!Q::HasMinimum) return;
     if (Q::has_minima) packed[Q::minima + column] = group.low;
-    std::memcpy(halves + 2 * kPanel, group.minimum, 2);
+    std::memcpy(shared + 2 * kPanel, group.minimum, 2);
   }
 }
 
@@ -215,8 +246,7 @@ void pack_column(Integers<Bits, Size, IsBfloat>, const uint8_t* row, int64_t k, 
   }
 }
 
-// Blocks of a row are a scale and codes in order, as those of whole numbers. A scale of E4M3 is taken
-// times 2^120, which decoding then saves.
+// Blocks of a row are a scale and codes in order, as those of whole numbers.
 template <Code Code_, int Size, int ScaleBytes>
 void pack_column(FloatCodes<Code_, Size, ScaleBytes>, const uint8_t* row, int64_t k, int column,
                  uint8_t* panel) {
@@ -232,12 +262,7 @@ void pack_column(FloatCodes<Code_, Size, ScaleBytes>, const uint8_t* row, int64_
     if (g % Q::groups) continue;
     uint8_t* scale = panel + Q::scales_at(g) + ScaleBytes * column;
     std::memcpy(scale, block, ScaleBytes);
-    if constexpr (Code_ == Code::kE4m3) {
-      float x;
-      std::memcpy(&x, scale, sizeof x);
-      x *= 0x1p120f;
-      std::memcpy(scale, &x, sizeof x);
-    }
+    if (Code_ == Code::kE4m3) raise_float(scale);
   }
 }
 

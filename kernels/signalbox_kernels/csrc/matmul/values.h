@@ -49,14 +49,28 @@ struct UnsignedBook {
 template <class Book>
 constexpr UnsignedBook<Book> kUnsignedBook{};
 
+// The book of a panel's codes, with its zero added; null without one.
+template <class Q>
+SB_INLINE const uint8_t* book_of(const char* panel) {
+  if constexpr (std::is_same_v<typename Q::Book, sb::OwnBook>)
+    return reinterpret_cast<const uint8_t*>(panel);
+  else if constexpr (Q::Book::Bits)
+    return kUnsignedBook<typename Q::Book>.values;
+  else
+    return nullptr;
+}
+
 // The unsigned bytes that are multiplied for those codes.
 template <class Q>
-SB_INLINE VU factors_word(const word* at, int i) {
+SB_INLINE VU factors_word(const uint8_t* book, const word* at, int i) {
   const VU codes = coded_word<Q>(at, i);
-  if constexpr (!Q::Book::Bits)
-    return codes;
-  else
-    return look_up_bytes(kUnsignedBook<typename Q::Book>.values, codes);
+  return Q::Book::Bits ? look_up_bytes(book, codes) : codes;
+}
+
+// E4M3 as floats, by 2^-120: the exponent of a float32 in place of that of E4M3, so that subnormal ones
+// are subnormal, too. The codes are the upper bytes.
+SB_INLINE V scaled_e4m3(VU codes) {
+  return from_bits(reinterpret_cast<VU>(reinterpret_cast<VI>(codes) >> 4) & 0x87f00000u);
 }
 
 // Scales and minima of W columns, for a part of a group.
@@ -67,13 +81,16 @@ struct Scales {
   SB_INLINE Scales of(const char* panel, int64_t g, int part, int column) {
     const char* group = panel + Q::at(g);
     if constexpr (Q::IsNested) {
-      const char* halves = panel + Q::halves_at(g) + 2 * column;
+      const char* shared = panel + Q::shared_at(g) + Q::shared_bytes * column;
       const VI bytes = widen_bytes(group + Q::scales + part * kPanel + column);
       constexpr bool is_both = Q::scaling == sb::Scaling::kNibbles;
-      const V scale = to_floats(is_both ? bytes & 15 : bytes) * load_halves(halves);
+      const V factor = Q::HasFloats ? load(reinterpret_cast<const float*>(shared)) : load_halves(shared);
+      if (Q::scaling == sb::Scaling::kE4m3OfFloats)
+        return {scaled_e4m3(reinterpret_cast<VU>(bytes) << 24) * factor, V{}};
+      const V scale = to_floats(is_both ? bytes & 15 : bytes) * factor;
       if (!Q::HasMinimum) return {scale, V{}};
       const V low = is_both ? to_floats((bytes >> 4) & 15) : load_bytes(group + Q::minima + column);
-      return {scale, -(low * load_halves(halves + 2 * kPanel))};
+      return {scale, -(low * load_halves(shared + 2 * kPanel))};
     }
     return {load_halves(group + Q::scales + 2 * column),
             Q::HasMinimum ? load_halves(group + Q::minima + 2 * column) : V{}};
@@ -109,7 +126,7 @@ SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
 #pragma GCC unroll 8
   for (int i = 0; i < kGroupWords; ++i) {
     if (i == kGroupWords / Q::parts) scales = Scales<Q>::of(panel, g, 1, column);
-    const VU four = factors_word<Q>(codes, i);
+    const VU four = factors_word<Q>(book_of<Q>(panel), codes, i);
 #pragma GCC unroll 4
     for (int t = 0; t < 4; ++t) {
       const V x = to_floats(reinterpret_cast<VI>((four >> (8 * t)) & 255u) - Q::zero);
@@ -137,12 +154,11 @@ constexpr const float* table_of() {
   return C == sb::Code::kNf4 ? kNf4 : C == sb::Code::kFp4 ? kFp4 : kE2m1;
 }
 
-// What codes stand for; byte `t` of each word is one. Of E4M3 it is times 2^-120, with the exponent of
-// a float32 in place of that of E4M3, so that subnormal ones are subnormal, too.
+// What codes stand for; byte `t` of each word is one. Of E4M3 it is times 2^-120.
 template <class Q>
 SB_INLINE V meaning_of(VU four, int t) {
   if constexpr (Q::code == sb::Code::kE4m3)
-    return from_bits(reinterpret_cast<VU>(reinterpret_cast<VI>(four << (24 - 8 * t)) >> 4) & 0x87f00000u);
+    return scaled_e4m3(four << (24 - 8 * t));
   else if constexpr (Q::code == sb::Code::kInt8)
     return to_floats(reinterpret_cast<VI>(four << (24 - 8 * t)) >> 24);
   else
@@ -195,7 +211,7 @@ SB_INLINE void widen(sb::Bfloat16, const char* panel, int64_t g, int column, Tak
   }
 }
 
-// One code of a packed group, or what it stands for with the book's zero: place `i` along the sum.
+// One code of a packed group: place `i` along the sum.
 template <class Q>
 SB_INLINE int code_of(const char* group, int column, int i) {
   const auto byte = [&](int w) SB_LAMBDA {
@@ -206,31 +222,10 @@ SB_INLINE int code_of(const char* group, int column, int i) {
   int code = four ? byte(w % half) >> (w / half * 4) & 15 : 0;
   if (Q::Bits & 2) code |= (byte(four + w / half) >> (w % half * 2) & 3) << four;
   if (Q::Bits & 1) code |= (byte(Q::Bits - 1) >> w & 1) << (Q::Bits - 1);
-  if constexpr (!Q::Book::Bits)
-    return code;
-  else
-    return kUnsignedBook<typename Q::Book>.values[code];
+  return code;
 }
 
 // The value of that place.
-template <class Q>
-SB_INLINE float value_of(Q, const char* panel, int64_t g, int column, int i) {
-  const char* group = panel + Q::at(g);
-  const auto x = static_cast<float>(code_of<Q>(group, column, i) - Q::zero);
-  if constexpr (!Q::IsNested) {
-    const float scaled = x * sb::from_half(group + Q::scales + 2 * column);
-    return Q::HasMinimum ? scaled + sb::from_half(group + Q::minima + 2 * column) : scaled;
-  } else {
-    const char* halves = panel + Q::halves_at(g) + 2 * column;
-    const int byte = static_cast<int8_t>(group[Q::scales + i / Q::Part * kPanel + column]);
-    constexpr bool is_both = Q::scaling == sb::Scaling::kNibbles;
-    const float scaled = x * (sb::from_half(halves) * static_cast<float>(is_both ? byte & 15 : byte));
-    if (!Q::HasMinimum) return scaled;
-    const int low = is_both ? byte >> 4 & 15 : static_cast<int8_t>(group[Q::minima + column]);
-    return scaled - sb::from_half(halves + 2 * kPanel) * static_cast<float>(low);
-  }
-}
-
 template <int Bits, int Size, bool IsBfloat>
 SB_INLINE float value_of(sb::Integers<Bits, Size, IsBfloat>, const char* panel, int64_t g,
                          int column, int i) {
@@ -264,13 +259,35 @@ SB_INLINE float value_of(sb::Floats<Size, Pair>, const char* panel, int64_t g, i
   return x;
 }
 
+// The values of a column in group g.
+template <class S>
+SB_INLINE void read_group(S storage, const char* panel, int64_t g, int column, float* out) {
+  for (int i = 0; i < kGroup; ++i) out[i] = value_of(storage, panel, g, column, i);
+}
+
+template <int Bits, int Part, bool HasMinimum, sb::Scaling S, class Book>
+SB_INLINE void read_group(sb::Blocks<Bits, Part, HasMinimum, S, Book>, const char* panel, int64_t g, int column,
+                          float* out) {
+  using Q = sb::Blocks<Bits, Part, HasMinimum, S, Book>;
+  const int first = column / W * W;  // of the vector that it is in
+  const uint8_t* book = book_of<Q>(panel);
+  for (int part = 0; part < Q::parts; ++part) {
+    const Scales<Q> scales = Scales<Q>::of(panel, g, part, first);
+    const float scale = scales.scale[column - first], minimum = scales.minimum[column - first];
+    for (int i = part * Part; i < (part + 1) * Part; ++i) {
+      const int code = code_of<Q>(panel + Q::at(g), column, i);
+      const float scaled = static_cast<float>((Book::Bits ? book[code] : code) - Q::zero) * scale;
+      out[i] = HasMinimum ? scaled + minimum : scaled;
+    }
+  }
+}
+
 // Row `row` of a packed matrix, with zeros up to `depth`.
 template <class S>
 static void read_row(const char* packed, int64_t row, int64_t depth, float* out) {
   const char* panel = packed + row / kPanel * S::panel_bytes(depth);
   for (int64_t g = 0; g < depth / kGroup; ++g)
-    for (int i = 0; i < kGroup; ++i)
-      out[g * kGroup + i] = value_of(S{}, panel, g, static_cast<int>(row % kPanel), i);
+    read_group(S{}, panel, g, static_cast<int>(row % kPanel), out + g * kGroup);
 }
 
 }  // namespace SB_NS

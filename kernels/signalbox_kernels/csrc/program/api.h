@@ -34,6 +34,11 @@ enum SbStorage : int32_t {
   SB_STORED_IQ4_NL = 20,
   SB_STORED_IQ4_XS = 23,
   SB_STORED_BF16 = 30,
+  // Our own: codes under E4M3 scales of 16 and a float; and places in a book that the weight has, of which
+  // each of four numbers from the second on is another one.
+  SB_STORED_NVFP4 = 0x80,
+  SB_STORED_CODEBOOK = 0x84,
+  SB_STORED_LAST_CODEBOOK = 0x87,
   // Whole numbers in groups: this, plus one of each of the parts below.
   SB_STORED_INTEGERS = 0x100,
   // Codes of floats, which are multiplied as floats.
