@@ -24,10 +24,12 @@ from signalbox_kernels.structs import (
     PANEL,
     TO_FLOATS,
     TO_SUM,
+    UNNORMED,
     Activation,
     Element,
     Epilogue,
     Index,
+    KeysAndValues,
     OpKind,
     OpRounding,
     Pairs,
@@ -68,6 +70,17 @@ class Routing(NamedTuple):
     num_chosen_groups: int = 1
     has_common: bool = False
     scale: float = 1.0
+
+
+class Heads(NamedTuple):
+    """Heads of a layer that has others than the program's shape.
+
+    Its K and V lie at a layer of the shape, and perhaps in the room of the layers behind it.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
 
 
 class Experts(NamedTuple):
@@ -159,6 +172,8 @@ class ProgramBuilder(ProgramParts):
         of_rows: bool = False,
         to_floats: bool = False,
         to_sum: bool = False,
+        scale: float = 1.0,
+        is_normed: bool = True,
         for_adapters: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
@@ -168,6 +183,8 @@ class ProgramBuilder(ProgramParts):
             is_centred: makes it LayerNorm, which alone has a bias and no `to_sum`.
             to_floats: writes a buffer of floats, which may be src.
             to_sum: adds the result to `dst`, a buffer of floats.
+            scale: factor of that sum.
+            is_normed: False multiplies with the weight alone.
             rounding: what `dst` has of the result: the rounded elements, or the codes.
             for_adapters: leaves it out for batches without adapters.
         """
@@ -176,25 +193,61 @@ class ProgramBuilder(ProgramParts):
             mode=(CENTRED if is_centred else 0)
             | (OF_ROWS if of_rows else 0)
             | (TO_FLOATS if to_floats else 0)
-            | (TO_FLOATS | TO_SUM if to_sum else 0),
+            | (TO_FLOATS | TO_SUM if to_sum else 0)
+            | (0 if is_normed else UNNORMED),
             src=src,
             dst=dst,
             weight=self._floats(weight),
             bias=None if bias is None else self._floats(bias),
             eps=eps,
             adapter=int(for_adapters),
-            **_rounding_fields(rounding),
+            **({"scale": scale} if to_sum else _rounding_fields(rounding)),
         )
 
-    def norm_columns(self, buffer: int, weight: AnyArray, *, column: int, eps: float) -> None:
-        """Adds RMSNorm of some columns of a buffer of floats, a multiple of 16, where they are."""
-        address = self._floats(weight)
-        fields = {"n": len(weight), "column": column, "eps": eps, "weight": address}
-        self._add(OpKind.NORM, src=buffer, dst=buffer, **fields)
+    def norm_columns(
+        self,
+        buffer: int,
+        weight: AnyArray,
+        *,
+        column: int,
+        eps: float,
+        num_runs: int = 1,
+        added_to: int | None = None,
+    ) -> None:
+        """Adds RMSNorm of runs of columns of a buffer of floats, each a multiple of 16, where they
+        are.
 
-    def route(self, src: int, routing: Routing, bias: AnyArray | None = None) -> None:
-        """Adds the choice of each token's experts by their scores, for what follows."""
-        struct = SbRouting(*routing, bias=None if bias is None else self._floats(bias))
+        Args:
+            added_to: buffer of floats, as wide, that the results are added to instead.
+        """
+        self._add(
+            OpKind.NORM,
+            mode=0 if added_to is None else TO_FLOATS | TO_SUM,
+            src=buffer,
+            dst=buffer if added_to is None else added_to,
+            n=len(weight),
+            column=column,
+            eps=eps,
+            weight=self._floats(weight),
+            scale=1.0,
+            group=num_runs,
+        )
+
+    def route(
+        self,
+        src: int,
+        routing: Routing,
+        bias: AnyArray | None = None,
+        scales: AnyArray | None = None,
+    ) -> None:
+        """Adds the choice of each token's experts by their scores, for what follows.
+
+        Args:
+            scales: of each expert, a factor of its share.
+        """
+        vectors = {"bias": bias, "scales": scales}
+        addresses = {name: self._floats(v) for name, v in vectors.items() if v is not None}
+        struct = SbRouting(*routing, **addresses)
         kept = self.arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
         self._add(OpKind.ROUTE, src=src, weight=kept)
 
@@ -243,10 +296,11 @@ class ProgramBuilder(ProgramParts):
             src: a buffer of elements, or of codes for a quantised weight.
             weight: for gathered rows that of each expert.
             bias: [rows], or [experts, rows].
-            activation: of GATED, GATE and ACTIVATE.
+            activation: of GATED, GATE, ACTIVATE and MODULATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
-            gate: buffer of floats that GATE multiplies the product with.
+            gate: buffer of floats that GATE multiplies the product with, and whose columns from
+                `column` on are the factors of MODULATE.
             adapted: what adapters may add to it.
         """
         if adapted is not None:
@@ -298,6 +352,8 @@ class ProgramBuilder(ProgramParts):
         rotary: NDArray[np.float32] | None = None,
         num_rotated: int | None = None,
         pairs: Pairs = Pairs.HALVES,
+        heads: Heads | None = None,
+        keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
         cache.
@@ -307,6 +363,8 @@ class ProgramBuilder(ProgramParts):
             rotary: as `build` takes it, of layers that have another one.
             num_rotated: first elements of each head that rotate, an even number; None is all.
             pairs: elements of these that are turned together.
+            heads: those of the layer; None is those of the shape.
+            keys_and_values: what else is done, or not done, with K and V.
         """
         query, key = (None, None) if norms is None else map(self._floats, norms)
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
@@ -318,8 +376,10 @@ class ProgramBuilder(ProgramParts):
             src=src,
             dst=dst,
             layer=layer,
-            n=self.shape.head_size if num_rotated is None else num_rotated,
+            n=(heads or self.shape).head_size if num_rotated is None else num_rotated,
             weight=table,
+            keys_and_values=keys_and_values,
+            **({} if heads is None else heads._asdict()),
             **norm,
             **scales,
         )
@@ -335,8 +395,9 @@ class ProgramBuilder(ProgramParts):
         cap: float | None = None,
         kv_scales: tuple[float, float] = (1.0, 1.0),
         sinks: AnyArray | None = None,
+        heads: Heads | None = None,
     ) -> None:
-        """Adds attention over the cache; `rotate` explains the scales.
+        """Adds attention over the cache; `rotate` explains the scales and the heads.
 
         Args:
             window: a token sees those less than so many positions away; None sees all.
@@ -354,6 +415,7 @@ class ProgramBuilder(ProgramParts):
             window=window or 0,
             bias=None if sinks is None else self._floats(sinks),
             cap=cap or 0.0,
+            **({} if heads is None else heads._asdict()),
             **scales,
         )
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
 from signalbox_kernels.filters import Filters
@@ -63,6 +63,7 @@ class Epilogue(IntEnum):
     GATED = 2
     GATE = 3
     ACTIVATE = 4
+    MODULATE = 5
 
 
 class Activation(IntEnum):
@@ -85,7 +86,7 @@ class Index(IntEnum):
 
 ADDED = 4
 """Bit of an embedding's mode: its rows are added."""
-OF_ROWS, CENTRED, TO_FLOATS, TO_SUM = 1, 2, 4, 8
+OF_ROWS, CENTRED, TO_FLOATS, TO_SUM, UNNORMED = 1, 2, 4, 8, 16
 """Bits of a norm's mode."""
 
 
@@ -100,6 +101,15 @@ class Pairs(IntEnum):
 
     HALVES = 0
     NEIGHBOURS = 1
+
+
+class KeysAndValues(IntFlag):
+    """What a rotation does with K and V, beside rotating K and writing both to the cache."""
+
+    PLAIN = 0
+    NO_KEYS = 1
+    VALUES_OF_KEYS = 2
+    NORMED_VALUES = 4
 
 
 class Scores(IntEnum):
@@ -132,6 +142,10 @@ class SbOp(ctypes.Structure):
         ("bias", c_void_p),
         ("norm_q", c_void_p),
         ("norm_k", c_void_p),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_size", c_int32),
+        ("keys_and_values", c_int32),
         ("storage", c_int32),
         ("column", c_int32),
         ("gate", c_int32),
@@ -175,6 +189,7 @@ class SbRouting(ctypes.Structure):
         ("has_common", c_int32),
         ("scale", c_float),
         ("bias", c_void_p),
+        ("scales", c_void_p),
     )
 
 

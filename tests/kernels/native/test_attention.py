@@ -14,8 +14,9 @@ from signalbox_kernels.floats import (
     to_float32,
 )
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.program import Program
-from signalbox_kernels.structs import Pairs, Row, StepArrays
+from signalbox_kernels.program import Program, ProgramShape
+from signalbox_kernels.program_builder import Heads
+from signalbox_kernels.structs import KeysAndValues, Pairs, Row, StepArrays
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32, make_floats
@@ -41,6 +42,7 @@ CACHES = [
 """Instruction sets, each with the dtypes that it computes in and those of K and V."""
 CODED = (INT8, FLOAT8_E4M3)
 KV_SCALES = (0.25, 3.0)  # of E4M3
+OF_KEYS = KeysAndValues.VALUES_OF_KEYS | KeysAndValues.NORMED_VALUES
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Cached:
     """Rotation, cache and attention of one layer, natively and in plain NumPy."""
 
     program: Program
+    shape: ProgramShape
     buffers: tuple[int, int, int]
     dtype: Dtype
     kv_dtype: Dtype
@@ -58,6 +61,7 @@ class Cached:
     is_causal: bool
     sinks: AnyArray | None
     cap: float | None
+    keys_and_values: KeysAndValues
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Doubles
@@ -69,7 +73,7 @@ class Cached:
         assert_near(self.run(arrays, heads), self._expected(arrays, heads), rounds_apart)
 
     def run(self, arrays: StepArrays, heads: AnyArray) -> AnyArray:
-        shape, count = self.program.shape, len(heads)
+        shape, count = self.shape, len(heads)
         source, _, out = self.buffers
         width = heads.shape[1] * shape.head_size
         most = max(count, 200)
@@ -81,9 +85,13 @@ class Cached:
         return actual[:count, :width].reshape(count, shape.num_heads, -1).copy()
 
     def _expected(self, arrays: StepArrays, heads: AnyArray) -> Doubles:
-        shape, at = self.program.shape, arrays.attention
+        shape, at = self.shape, arrays.attention
         end = shape.num_heads + shape.num_kv_heads
         queries, keys, values = np.split(heads, [shape.num_heads, end], axis=1)
+        if self.keys_and_values & KeysAndValues.VALUES_OF_KEYS:
+            values = keys
+        if self.keys_and_values & KeysAndValues.NORMED_VALUES:
+            values = reference.rms_norm(values, np.ones(shape.head_size), eps=1e-6)
         if self.norms is not None:
             queries, keys = (
                 reference.rms_norm(heads, norm, eps=1e-6)
@@ -111,7 +119,7 @@ class Cached:
 
     def decoded(self, part: int) -> Doubles:
         """Returns the K or V that the pool's codes mean, [num_blocks, block_size, heads, size]."""
-        shape = self.program.shape
+        shape = self.shape
         size, block_size = shape.head_size, shape.block_size
         heads = self.pool.reshape(len(self.pool), 2, shape.num_kv_heads, -1)[:, 1]
         codes = heads[..., part * size * block_size :][..., : size * block_size]
@@ -148,10 +156,19 @@ def make_cached(
     num_passed: int = 0,
     pairs: Pairs = Pairs.HALVES,
     cap: float | None = None,
+    keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
+    is_in_units: bool = False,
     **shape: int,
 ) -> Cached:
+    """Args: is_in_units: makes the program's shape that of single heads of 16, as layers with other
+    heads have it."""
     builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
-    sizes = builder.shape
+    sizes, layer, own = builder.shape, 1, None
+    if is_in_units:
+        layer = sizes.num_kv_heads * sizes.head_size // 16
+        units = shape | {"num_layers": 2 * layer, "num_kv_heads": 1, "head_size": 16}
+        builder = make_builder(dtype, kv_dtype=kv_dtype, **units)
+        own = Heads(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
     both = sizes.num_heads + 2 * sizes.num_kv_heads
     buffers = (
         builder.buffer(both * sizes.head_size, row=Row.FLOATS),
@@ -165,30 +182,34 @@ def make_cached(
     builder.rotate(
         buffers[0],
         buffers[1],
-        layer=1,
+        layer=layer,
         norms=used,
         eps=1e-6,
         kv_scales=scales,
-        rotary=angles(num_rotated) if num_passed else None,
+        rotary=angles(num_rotated) if num_passed or is_in_units else None,
         num_rotated=num_rotated if num_passed else None,
         pairs=pairs,
+        heads=own,
+        keys_and_values=keys_and_values,
     )
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
     seen = {"window": window, "is_causal": is_causal, "cap": cap}
-    builder.attend(buffers[1], buffers[2], layer=1, kv_scales=scales, sinks=sinks, **seen)
+    builder.attend(
+        buffers[1], buffers[2], layer=layer, kv_scales=scales, sinks=sinks, heads=own, **seen
+    )
     program = make_program(builder, isa)
-    pool = np.full((60, sizes.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
+    pool = np.full((60, program.shape.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    rules = (used, num_rotated, pairs, window, is_causal, sinks, cap)
-    return Cached(program, buffers, dtype, kv_dtype, *rules, pool, cache)
+    rules = (used, num_rotated, pairs, window, is_causal, sinks, cap, keys_and_values)
+    return Cached(program, sizes, buffers, dtype, kv_dtype, *rules, pool, cache)
 
 
 def make_step(
     cached: Cached, contexts: Sequence[int], queries: Sequence[int], seed: int
 ) -> tuple[StepArrays, AnyArray]:
     """Sequence i has contexts[i] tokens after the step, of which it computes queries[i]."""
-    shape = cached.program.shape
+    shape = cached.shape
     size, width = shape.block_size, 60 // len(contexts)
     tables = np.random.default_rng(7).permutation(60)[: width * len(contexts)]
     tables = tables.reshape(-1, width).astype(np.int32)
@@ -225,7 +246,7 @@ SHAPES = [
         {"qk_norm": True, "pairs": Pairs.NEIGHBOURS, "num_passed": 6},
         {"window": 21, "num_passed": 6},
         {"qk_norm": True, "num_passed": 999, "cap": 2.0},
-        {"has_sinks": True, "window": 9},
+        {"has_sinks": True, "window": 9, "keys_and_values": OF_KEYS},
     ],
     ids=str,
 )
@@ -270,6 +291,31 @@ def test_attention_both_ways_equals_the_reference(
     cached = make_cached(dtype, kv_dtype, isa=isa, window=window, is_causal=False, **shape)
     for i, contexts in enumerate(([300, 1, 17], [1, 1, 1], [9, 270, 31])):
         cached.check_step(*make_step(cached, contexts, contexts, seed=i))
+
+
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+def test_heads_of_a_layer_are_computed_as_those_of_a_shape(
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype
+) -> None:
+    """Bit for bit, in a cache of smaller heads; and by queries that find K and V in it."""
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 48}
+    plain, own, reading = (
+        make_cached(dtype, kv_dtype, isa=isa, window=30, keys_and_values=bits, **shape, **units)
+        for bits, units in (
+            (KeysAndValues.NORMED_VALUES, {}),
+            (KeysAndValues.NORMED_VALUES, {"is_in_units": True}),
+            (KeysAndValues.NO_KEYS, {"is_in_units": True}),
+        )
+    )
+    reading.program.bind(own.pool)
+    for i, (contexts, queries) in enumerate([([45, 300], [45, 300]), ([46, 301], [1, 1])]):
+        arrays, heads = make_step(plain, contexts, queries, seed=i)
+        expected = plain.run(arrays, heads)
+        assert_same_bits(own.run(arrays, heads), expected)
+        before = own.pool.copy()
+        heads[:, shape["num_heads"] :] = np.nan
+        assert_same_bits(reading.run(arrays, heads), expected)
+        assert_same_bits(own.pool, before)
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)

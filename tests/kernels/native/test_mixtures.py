@@ -76,12 +76,13 @@ def test_tokens_choose_by_their_scores(name: str, biased: bool) -> None:
     routing = ROUTINGS[name]
     n, k = routing.num_experts, routing.num_chosen
     bias = make_floats(n, seed=9) if biased else None
+    scales = np.arange(1, n + 1, dtype=np.float32) if biased else None
     builder = make_builder(FLOAT32, hidden_size=n + 1)
     scores, out, common = (builder.buffer(n + 1, row=Row.FLOATS) for _ in range(3))
     ones = builder.buffer(1)
     gathered, rows = builder.buffer(1, copies=k), builder.buffer(n + 1, row=Row.FLOATS, copies=k)
     units = np.eye(n, n + 1, dtype=np.float32)[:, :, None]
-    builder.route(scores, routing, bias)
+    builder.route(scores, routing, bias, scales)
     builder.gather(ones, gathered)
     builder.linear(gathered, rows, as_experts(list(units)), None, Epilogue.STORE)
     builder.mix(rows, out, adds=False, common=common if routing.has_common else None)
@@ -95,6 +96,7 @@ def test_tokens_choose_by_their_scores(name: str, biased: bool) -> None:
         program.run(make_arrays(count))
         actual = program.view(out, width=n + 1, num_tokens=count, dtype=FLOAT32)[:, : n + 1]
         expected = shares_of(given, routing, bias)
+        expected[:, :n] *= 1.0 if scales is None else scales
         assert ((actual != 0) == (expected != 0)).all()
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-7)
 

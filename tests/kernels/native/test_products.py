@@ -111,7 +111,7 @@ def test_a_normed_product_is_added_to_the_residual(isa: Isa, dtype: Dtype) -> No
     builder = make_builder(dtype, hidden_size=50)
     residual, result = (builder.buffer(50, row=Row.FLOATS) for _ in range(2))
     weight = make_floats(50, dtype=dtype, seed=2)
-    builder.norm(result, residual, weight, eps=1e-5, to_sum=True)
+    builder.norm(result, residual, weight, eps=1e-5, to_sum=True, scale=0.25)
     program, rows, before = (
         make_program(builder, isa),
         make_floats(40, 50),
@@ -121,8 +121,37 @@ def test_a_normed_product_is_added_to_the_residual(isa: Isa, dtype: Dtype) -> No
     program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)[:, :50] = before
     program.run(make_arrays(40))
     actual = program.view(residual, width=50, num_tokens=40, dtype=FLOAT32)
-    assert_near(actual[:, :50], before + reference.rms_norm(rows, weight, eps=1e-5), FLOAT32)
+    added = reference.rms_norm(rows, weight, eps=1e-5)
+    assert_near(actual[:, :50], 0.25 * (before + added), FLOAT32)
     assert not actual[:, 50:].any()  # padding stays zero
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_a_product_has_factors_of_normed_columns(isa: Isa, dtype: Dtype) -> None:
+    """Three runs of 48 columns are normed, and added to others; the second has the factors."""
+    builder = make_builder(dtype)
+    hidden, context, factors = (builder.buffer(n, row=Row.FLOATS) for n in (50, 144, 144))
+    x, out = builder.buffer(50), builder.buffer(48)
+    weight, scale = make_floats(48, 50, dtype=dtype), np.full(50, 0.5, dtype=np.float32)
+    norm = make_floats(48, seed=3)
+    builder.norm_columns(context, norm, column=0, eps=1e-5, num_runs=3, added_to=factors)
+    builder.norm(hidden, x, scale, eps=0.0, is_normed=False)
+    function = {"activation": Activation.GELU_TANH, "gate": factors, "column": 48}
+    builder.linear(x, out, weight, None, Epilogue.MODULATE, **function)
+    program = make_program(builder, isa)
+    given = [make_floats(7, width, seed=width) for width in (50, 144, 145)]
+    for buffer, values in zip((hidden, context, factors), given, strict=True):
+        width = min(144, values.shape[1])
+        view = program.view(buffer, width=width, num_tokens=7, dtype=FLOAT32)
+        view[:, :width] = values[:, :width]
+    program.run(make_arrays(7))
+    runs = [reference.rms_norm(run, norm, eps=1e-5) for run in np.split(given[1], 3, axis=1)]
+    expected = given[2][:, :144] + np.concatenate(runs, axis=1)
+    actual = program.view(factors, width=144, num_tokens=7, dtype=FLOAT32)[:, :144]
+    assert_near(actual, expected, FLOAT32)
+    product = linear(to_dtype(given[0] * scale, dtype), weight)
+    actual = program.view(out, width=48, num_tokens=7, dtype=dtype)[:, :48]
+    assert_near(actual, reference.gelu_tanh(product) * expected[:, 48:96], dtype)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)

@@ -34,10 +34,9 @@ struct Attend {
     Keys(const sb::Phase& p, int32_t tile) {
       const SbShape& shape = *p.shape;
       const sb::AttendTask& task = p.tasks[tile / shape.num_kv_heads];
-      const int64_t head = static_cast<int64_t>(p.op->layer) * shape.num_kv_heads +
-                           tile % shape.num_kv_heads;
+      const int64_t head = tile % shape.num_kv_heads;
       const int64_t first = p.batch->positions[task.first], window = p.op->window;
-      heads = p.pool + head * head_bytes<E>(shape);
+      heads = p.pool + p.place + head * head_bytes<E>(shape);
       const SbAttention& attention = p.batch->attention;
       table = attention.block_tables + static_cast<int64_t>(task.seq) * attention.table_stride;
       start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;

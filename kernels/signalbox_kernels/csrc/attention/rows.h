@@ -156,13 +156,15 @@ static void rms_norm_row(const sb::Phase& phase, int64_t row, const float* x) {
   V squares{};
   for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
   const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
-  const V factor = splat(1.0f / std::sqrt(mean + phase.op->eps));
+  const bool is_normed = !(phase.op->mode & SB_UNNORMED);
+  const V factor = splat(is_normed ? 1.0f / std::sqrt(mean + phase.op->eps) : 1.0f);
   const float* before = nullptr;
   if (phase.op->mode & SB_TO_SUM)
     before = static_cast<const float*>(phase.dst.data) + row * phase.dst.stride;
+  const float scale = phase.op->scale;
   put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA {
     const V normed = load(x + i) * factor * load(weight + i);
-    return before ? load(before + i) + normed : normed;
+    return before ? (load(before + i) + normed) * scale : normed;
   });
 }
 
@@ -189,15 +191,21 @@ static void layer_norm_row(const sb::Phase& phase, int64_t row, const float* x) 
   });
 }
 
-// Norms some columns of float32, a multiple of 16, where they are.
+// Norms runs of some columns of float32, a multiple of 16.
 static void norm_columns(const sb::Phase& phase, int64_t row) {
   const SbOp& op = *phase.op;
   const auto* weight = static_cast<const float*>(op.weight);
-  float* x = static_cast<float*>(phase.dst.data) + row * phase.dst.stride + op.column;
-  V squares{};
-  for (int64_t i = 0; i < op.n; i += W) squares = fused(load(x + i), load(x + i), squares);
-  const V factor = splat(1.0f / std::sqrt(sum(squares) / static_cast<float>(op.n) + op.eps));
-  for (int64_t i = 0; i < op.n; i += W) store(x + i, load(x + i) * factor * load(weight + i));
+  const float* x = static_cast<const float*>(phase.src.data) + row * phase.src.stride + op.column;
+  float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride + op.column;
+  for (int32_t run = 0; run < op.group; ++run, x += op.n, out += op.n) {
+    V squares{};
+    for (int64_t i = 0; i < op.n; i += W) squares = fused(load(x + i), load(x + i), squares);
+    const V factor = splat(1.0f / std::sqrt(sum(squares) / static_cast<float>(op.n) + op.eps));
+    for (int64_t i = 0; i < op.n; i += W) {
+      const V normed = load(x + i) * factor * load(weight + i);
+      store(out + i, op.mode & SB_TO_SUM ? (load(out + i) + normed) * op.scale : normed);
+    }
+  }
 }
 
 template <class E>
@@ -223,7 +231,7 @@ SB_INLINE void norm_head(float* head, const float* weight, int size, float eps) 
   float squares = 0.0f;
   for (int i = 0; i < size; ++i) squares += head[i] * head[i];
   const float factor = 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
-  for (int i = 0; i < size; ++i) head[i] = head[i] * factor * weight[i];
+  for (int i = 0; i < size; ++i) head[i] = head[i] * factor * (weight ? weight[i] : 1.0f);
 }
 
 // Rotates the pairs (2 i, 2 i + 1) of a head's first elements.
@@ -272,9 +280,8 @@ struct CacheSlot {
         offset(slot % block_size) {}
 
   scalar* keys(int head) const {
-    const int64_t at = static_cast<int64_t>(phase.op->layer) * phase.shape->num_kv_heads + head;
-    char* block = phase.pool + slot / block_size * phase.block_bytes;
-    return reinterpret_cast<scalar*>(block + at * head_bytes<E>(*phase.shape));
+    char* block = phase.pool + slot / block_size * phase.block_bytes + phase.place;
+    return reinterpret_cast<scalar*>(block + head * head_bytes<E>(*phase.shape));
   }
 
   scalar* values(int head) const {
@@ -347,8 +354,14 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
     rotate_halves(head, angles, rotated);
   };
   float* key = heads + (shape.num_heads + kv_head) * size;
-  turn(key, phase.op->norm_k);
-  if (phase.batch->attention.slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+  const int32_t bits = phase.op->keys_and_values;
+  if (!(bits & SB_NO_KEYS)) {
+    float* value = key + shape.num_kv_heads * size;
+    if (bits & SB_VALUES_OF_KEYS) std::memcpy(value, key, sizeof(float) * static_cast<size_t>(size));
+    if (bits & SB_NORMED_VALUES) norm_head(value, nullptr, size, phase.op->eps);
+    turn(key, phase.op->norm_k);
+    if (phase.batch->attention.slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+  }
   float* query = heads + kv_head * group * size;
   for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
   auto* out = static_cast<typename A::scalar*>(phase.dst.data) + row * phase.dst.stride +
@@ -365,7 +378,7 @@ SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head
 template <class E>
 static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
   const int64_t slot = phase.batch->attention.slots[row];
-  if (slot < 0) return;
+  if (slot < 0 || phase.op->keys_and_values & SB_NO_KEYS) return;
   const bool is_last = row + 1 == phase.rows || phase.batch->attention.slots[row + 1] != slot + 1;
   CacheSlot<E>(phase, row).put_value(kv_head, value_of(phase, row, kv_head), is_last);
 }
@@ -373,6 +386,7 @@ static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
 // Tokens that share words of V are written together, unless another tile holds one of them.
 template <class E>
 static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
+  if (phase.op->keys_and_values & SB_NO_KEYS) return;
   const auto* slots = phase.batch->attention.slots;
   const auto pairs = [=](int64_t row) {  // with the one behind it
     return E::G == 2 && row >= range.first && row + 1 < range.end && slots[row] >= 0 &&

@@ -83,6 +83,17 @@ SB_INLINE void put_gated(const sb::Phase& phase, const Spot& at, const float* c)
     }
 }
 
+// The function of a product times factors that are not of products.
+template <class E>
+SB_INLINE void put_modulated(const sb::Phase& phase, const Spot& at, const float* c) {
+  auto* out = static_cast<typename E::scalar*>(phase.dst.data) + at.row * phase.dst.stride + at.panel * kPanel;
+  const auto* factors = static_cast<const float*>(phase.gate.data) + at.row * phase.gate.stride +
+                        phase.op->column + at.panel * kPanel;
+  for (int r = 0; r < at.rows; ++r, out += phase.dst.stride, factors += phase.gate.stride)
+    for (int j = 0; j < kPanel; j += W)
+      E::store(out + j, activated<E>(phase, biased(phase, at.panel, j, load(c + r * kPanel + j))) * load(factors + j));
+}
+
 // The best of one row's logits in this panel, whose padding is zero; a suppressed token is passed over.
 static void update_best(const sb::Phase& phase, int64_t row, int64_t first, int count,
                         const float* c, sb::Best* best) {
@@ -140,6 +151,7 @@ static void finish_sums(const sb::Phase& phase, const Spot& at, const float* c) 
   if (phase.op->mode == SB_GATED) return put_interleaved<E>(phase, at, c);
   if (phase.op->mode == SB_GATE) return put_gated<E>(phase, at, c);
   if (phase.op->mode == SB_ACTIVATE) return put_activated<E>(phase, at, c);
+  if (phase.op->mode == SB_MODULATE) return put_modulated<E>(phase, at, c);
   put<false>(phase, at, c);
 }
 

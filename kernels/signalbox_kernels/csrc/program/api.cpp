@@ -50,10 +50,21 @@ bool is_valid_routing(const SbOp& op, const SbBuffer* buffers, const SbRouting* 
   return dst.copies == copies && (is_product || op.kind == SB_CODE);
 }
 
+// Whether an op's own heads can be computed, and lie in a block.
+bool has_valid_heads(const SbOp& op, const SbShape& shape) {
+  if (op.kind != SB_ROTATE && op.kind != SB_ATTEND) return true;
+  const bool is_own = op.head_size != 0;
+  const int32_t size = is_own ? op.head_size : shape.head_size;
+  if (op.kind == SB_ROTATE && (op.n < 0 || op.n > size || op.n % 2)) return false;
+  const int64_t layer = int64_t{shape.num_kv_heads} * shape.head_size, kv_heads = is_own ? op.num_kv_heads : shape.num_kv_heads;
+  if (op.layer < 0 || op.layer * layer + kv_heads * size > shape.num_layers * layer) return false;
+  return !is_own || (size > 0 && size % 16 == 0 && op.num_kv_heads > 0 && op.num_heads % op.num_kv_heads == 0);
+}
+
 // Whether the op is valid by itself: its numbers are in range, and it computes with its weight's storage.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!is_valid_rounding(op, buffers)) return false;
-  if (op.kind == SB_ROTATE) return op.n >= 0 && op.n <= shape.head_size && op.n % 2 == 0;
+  if (!has_valid_heads(op, shape)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;

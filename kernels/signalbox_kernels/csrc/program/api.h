@@ -87,6 +87,7 @@ enum SbEpilogue : int32_t {
   SB_GATED = 2,   // dst (elements) = f(gate + bias) * (up + bias); weight packed interleaved
   SB_GATE = 3,    // dst (elements) = f(gate) * (product + bias), of a gate in float32
   SB_ACTIVATE = 4,  // dst (elements) = f(product + bias)
+  SB_MODULATE = 5,  // dst (elements) = f(product + bias) * a factor in float32: gate, from `column` on
 };
 
 // The function f of a product. SB_CLAMPED is of SB_GATED and SB_GATE alone: the gate is at most `limit`, the
@@ -104,7 +105,15 @@ enum SbNorms : int32_t {
   SB_OF_ROWS = 1,   // of logit rows only
   SB_CENTRED = 2,   // LayerNorm: less the mean, and plus the bias, if there is one
   SB_TO_FLOATS = 4,  // dst is float32, and may be src
-  SB_TO_SUM = 8,     // beside SB_TO_FLOATS, of RMSNorm: the result is added to dst
+  SB_TO_SUM = 8,     // beside SB_TO_FLOATS, of RMSNorm: the result is added to dst, and the sum times `scale`
+  SB_UNNORMED = 16,  // no norm: the rows times the weight
+};
+
+// Bits of what SB_ROTATE does with K and V.
+enum SbKeysAndValues : int32_t {
+  SB_NO_KEYS = 1,         // Q alone is rotated, and the cache is left as it is
+  SB_VALUES_OF_KEYS = 2,  // V is what K is before its norm
+  SB_NORMED_VALUES = 4,   // V passes an RMSNorm without a weight
 };
 
 // Bits of SB_MIX's mode.
@@ -128,6 +137,7 @@ struct SbRouting {
   int32_t has_common;    // column num_experts of the scores is of an expert of all tokens: its share is the sigmoid
   float scale;           // factor of the shares of those that are chosen
   const float* bias;     // [num_experts] or null
+  const float* scales;   // [num_experts] factors of their shares when they are chosen, or null
 };
 #define SB_MOST_EXPERTS 1024
 
@@ -146,10 +156,10 @@ struct SbOp {
   int32_t mode;
   int32_t src;  // buffer
   int32_t dst;  // buffer
-  int32_t layer;
+  int32_t layer;   // of SB_ROTATE and SB_ATTEND: where K and V lie, counted in a shape's layers
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
   int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table; of SB_NORM as many
-                   // columns of dst (float32), which RMSNorm changes where they are, or 0; of SB_ROTATE the
+                   // columns, which RMSNorm takes from src to dst (float32, perhaps src), or 0; of SB_ROTATE the
                    // first elements of each head, even, which alone are turned
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
@@ -159,6 +169,11 @@ struct SbOp {
                         // those of its tokens. Or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
+  // Of SB_ROTATE and SB_ATTEND whose heads are others than the shape's; 0 is those.
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_size;
+  int32_t keys_and_values;  // of SB_ROTATE: bits of SbKeysAndValues
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
   int32_t column;   // of dst where SB_STORE, which writes whole panels so that padding may follow, or those begin
   int32_t gate;     // buffer that SB_GATE reads
@@ -172,10 +187,12 @@ struct SbOp {
   float k_scale;
   float v_scale;
   float cap;             // of SB_ATTEND and SB_HEAD: scores, or logits, become cap * tanh(x / cap); 0 leaves them
-  float scale;           // of SB_EMBED: the factor of its rows; of a rounding: a static one, or 0; of SB_CLAMPED
+  float scale;           // of SB_EMBED: the factor of its rows; of SB_TO_SUM that of the sum; of a rounding: a static
+                         // one, or 0; of SB_CLAMPED
   int32_t activation;    // of a product with a function: an SbActivation
   int32_t rounding;      // an SbRounding
-  int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all
+  int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all; of SB_NORM with n how
+                         // many runs of n columns, one behind the other, are normed each by itself
   float zero;            // the zero point that goes with a static scale
   float limit;           // of SB_CLAMPED
 };

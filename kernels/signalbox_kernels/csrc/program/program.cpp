@@ -69,6 +69,15 @@ Stretch weight_of_share(const Phase& phase, int32_t first, int32_t end) {
   return {weight, weight + std::min(bytes, kFetchedAhead)};
 }
 
+// The shape that an op of attention computes by.
+SbShape with_heads(SbShape shape, const SbOp& op) {
+  if (!op.head_size) return shape;
+  shape.num_heads = op.num_heads;
+  shape.num_kv_heads = op.num_kv_heads;
+  shape.head_size = op.head_size;
+  return shape;
+}
+
 int64_t stride(const SbBuffer& buffer) {
   const int64_t padded = round_up(buffer.width, kPanel);
   const int32_t bytes = code_bytes(buffer.row);
@@ -104,11 +113,16 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
       tiles_(ops_.size()),
       after_(ops_.size() * static_cast<size_t>(num_threads)),
       routing_of_(ops_.size(), -1),
-      task_rows_(std::max(kTaskRows, shape.num_heads / shape.num_kv_heads)),
       pool_(num_threads, std::max<int32_t>(1, static_cast<int32_t>(ops_.size())), kernels.rest) {
   int32_t last = -1;
   for (size_t i = 0; i < ops_.size(); ++i) routing_of_[i] = last += ops_[i].kind == SB_ROUTE;
   routings_.reset(new Routing[static_cast<size_t>(last + 1)]);
+  for (const SbOp& op : ops_) {
+    const SbShape& own = shapes_.emplace_back(with_heads(shape_, op));
+    most_group_ = std::max(most_group_, own.num_heads / own.num_kv_heads);
+    most_head_ = std::max(most_head_, own.head_size);
+  }
+  task_rows_ = std::max(kTaskRows, most_group_);
 }
 
 void Program::bind(char* pool, int64_t block_bytes) {
@@ -136,7 +150,7 @@ bool Program::reserve(int64_t num_rows) {
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
   for (Memory& scratch : scratch_)
-    if (!scratch.reserve(scratch_bytes(task_rows_, shape_.head_size, pairs_bytes()))) return false;
+    if (!scratch.reserve(scratch_bytes(task_rows_, most_head_, pairs_bytes()))) return false;
   return true;
 }
 
@@ -349,7 +363,7 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   const SbOp& op = ops_[index];
   Phase phase{};
   phase.op = &op;
-  phase.shape = &shape_;
+  phase.shape = &shapes_[index];
   phase.batch = &batch;
   phase.src = view(op.src);
   phase.dst = view(op.dst);
@@ -361,6 +375,7 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
                                      : phase.src.stride;
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
+  phase.place = place_of(op);
   phase.tasks = tasks_.data();
   if (op.adapter) plan_adapter(phase);
   if (op.kind == SB_SUM) plan_sum(phase);
@@ -374,7 +389,7 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   } else if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
-    phase.tiles = static_cast<int32_t>(tasks_.size()) * shape_.num_kv_heads;
+    phase.tiles = static_cast<int32_t>(tasks_.size()) * phase.shape->num_kv_heads;
   } else {
     phase.rows_per_tile = static_cast<int32_t>(
         std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
@@ -408,6 +423,14 @@ static void plan_panels(Phase& phase, int64_t wanted, bool is_shared) {
   if (is_shared) panels = std::min(panels, kSharedBytes / phase.panel_bytes);
   phase.panels_per_tile = static_cast<int32_t>(std::max<int64_t>(1, panels));
   phase.panel_tiles = static_cast<int32_t>(ceil_div(phase.panels, phase.panels_per_tile));
+}
+
+// Bytes of a block before the K and V of an op.
+int64_t Program::place_of(const SbOp& op) const {
+  constexpr int64_t bytes[SB_NUM_ELEMENTS] = {4, 2, 1, 1};
+  const int64_t scale = shape_.kv_element == SB_INT8 ? kFloatBytes : 0;
+  const int64_t head = 2 * (bytes[shape_.kv_element] * shape_.head_size + scale) * shape_.block_size;
+  return op.layer * shape_.num_kv_heads * head;
 }
 
 // Leaves the number of tiles to SB_ROUTE.
@@ -470,7 +493,7 @@ void Program::plan_sum(Phase& phase) {
 
 void Program::plan_attention(const SbBatch& batch) {
   tasks_.clear();
-  const int32_t at_once = std::max(1, task_rows_ / (shape_.num_heads / shape_.num_kv_heads));
+  const int32_t at_once = std::max(1, task_rows_ / most_group_);
   for (int32_t seq = 0; seq < batch.attention.num_seqs; ++seq) {
     const auto end = static_cast<int32_t>(batch.attention.query_start[seq + 1]);
     for (auto first = static_cast<int32_t>(batch.attention.query_start[seq]); first < end; first += at_once)

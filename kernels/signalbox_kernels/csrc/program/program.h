@@ -63,6 +63,7 @@ class Program final : public Pool::Work {
   bool compute(int32_t phase, const Claim& claim) const;
   int64_t pairs_bytes() const;
   void plan_attention(const SbBatch& batch);
+  int64_t place_of(const SbOp& op) const;
   void plan_adapters(const SbBatch& batch);
   void plan_adapter(Phase& phase) const;
   int32_t code_bytes_of(int32_t buffer) const;
@@ -77,6 +78,7 @@ class Program final : public Pool::Work {
   bool gather_logits(const SbBatch& batch);
 
   const SbShape shape_;
+  std::vector<SbShape> shapes_;  // of each op, with its own heads
   const std::vector<SbOp> ops_;
   const std::vector<SbBuffer> buffers_;
   const int32_t num_threads_;
@@ -99,6 +101,7 @@ class Program final : public Pool::Work {
   Memory written_;  // see Phase
   uint32_t step_ = 0;
   int32_t task_rows_;
+  int32_t most_group_ = 1, most_head_ = 0;  // heads of any op that share K and V, and their size
   char* pool_memory_ = nullptr;
   int64_t block_bytes_ = 0;
   int64_t* profile_ns_ = nullptr;  // [num_threads, SB_NUM_KINDS], or null

@@ -103,7 +103,10 @@ void Routing::choose(int64_t token, const float* scores) {
     own[j] = shares[best];
     sum += own[j];
   }
-  for (int32_t j = 0; j < k; ++j) own[j] = (how_->renormalises ? own[j] / sum : own[j]) * how_->scale;
+  for (int32_t j = 0; j < k; ++j) {
+    own[j] = (how_->renormalises ? own[j] / sum : own[j]) * how_->scale;
+    if (how_->scales) own[j] *= how_->scales[experts_[static_cast<size_t>(token * k + j)]];
+  }
   if (how_->has_common) own[k] = sigmoid(scores[n]);
 }
 

@@ -55,7 +55,7 @@ struct View {
 // One op of one step, ready to be computed tile by tile.
 struct Phase {
   const SbOp* op;
-  const SbShape* shape;
+  const SbShape* shape;  // with the op's own heads
   const SbBatch* batch;
   View src, dst, gate;
   int32_t src_code_bytes;  // of each code; 0 where src is no codes
@@ -70,6 +70,7 @@ struct Phase {
   int32_t rows_per_tile;
   char* pool;
   int64_t block_bytes;
+  int64_t place;  // bytes of a block before the op's K and V
   const AttendTask* tasks;
   const SbAdapter* adapters;      // the op's of the first adapter; or null where it adds nothing
   int32_t adapter_stride;         // to that of the next one
