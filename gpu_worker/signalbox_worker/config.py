@@ -89,6 +89,13 @@ class ModelConfig(NameSettings):
         Literal["auto", "dummy"],
         BeforeValidator(renamed({"safetensors": "auto", "gguf": "auto"})),
     ] = Field("auto", description="dummy makes random weights, for a MODEL of config.json alone")
+    packed_weights: str = Field(
+        "auto",
+        min_length=1,
+        description="where a CPU's packed weights are kept, so that later starts neither read nor"
+        " pack the model: auto is a folder of the user's cache, for weights of 1 GiB and more; off;"
+        " or a folder. At most 20 GiB, the least recently used first removed",
+    )
     model_plugin: str | None = Field(
         None, description="Python modules that register models, separated by commas"
     )

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,14 +37,48 @@ class Packed(NamedTuple):
     type: Storage
 
 
+class PackedForm(NamedTuple):
+    """What was packed one behind the other."""
+
+    type: Storage
+    num_rows: int
+    num_columns: int
+    interleaved: bool
+    num_matrices: int
+
+
+class PackedRun(NamedTuple):
+    """Matrices of one form in memory, one behind the other."""
+
+    form: PackedForm
+    address: int
+    num_bytes: int
+
+
+class PackedMismatch(ValueError):
+    """Packed matrices are not those that are asked for; the message says what is wrong."""
+
+
+class PackedBefore(Protocol):
+    """Matrices that an earlier arena packed."""
+
+    def address_of(self, index: int, form: PackedForm) -> int:
+        """Returns where the matrices are that were packed as the `index`th. Raises
+        PackedMismatch."""
+        ...
+
+
 class Arena:
     """Allocates zeroed memory that lives as long as the arena.
 
     With several threads, matrices are packed when `finish` returns.
     """
 
-    def __init__(self, *, num_threads: int = 1) -> None:
-        self._num_threads = num_threads
+    def __init__(self, *, num_threads: int = 1, before: PackedBefore | None = None) -> None:
+        """Args: before: has all matrices, in their order; none is read or packed then."""
+        self._num_threads, self._before = num_threads, before
+        self.packed: list[PackedRun] = []
+        """All matrices, in the order in which they were packed."""
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: deque[Future[None]] = deque()
         self._regions: list[mmap.mmap] = []
@@ -95,11 +129,22 @@ class Arena:
                 size = lib.sb_packed_bytes(matrix.type, rows, columns, interleaved)
                 self._types[matrix.type.name] += count
                 self._num_bytes += count * size
-                packed = Packed(self.allocate(count * size), rows, matrix.type)
+                form = PackedForm(matrix.type, rows, columns, interleaved, count)
+                packed = Packed(self._place(form, count * size), rows, matrix.type)
             assert (rows, matrix.type) == packed[1:], "matrices of one shape and type"
-            self._pack_parts(matrix, packed.address + index * size, size, interleaved)
+            if self._before is None:
+                self._pack_parts(matrix, packed.address + index * size, size, interleaved)
         assert packed is not None and index == count - 1
         return packed
+
+    def _place(self, form: PackedForm, num_bytes: int) -> int:
+        """Returns where matrices are, or are to be packed."""
+        if self._before is None:
+            address = self.allocate(num_bytes)
+        else:
+            address = self._before.address_of(len(self.packed), form)
+        self.packed.append(PackedRun(form, address, num_bytes))
+        return address
 
     def _pack_parts(self, matrix: StoredMatrix, address: int, size: int, interleaved: bool) -> None:
         """Packs panels in parts. What cannot be read in parts is read here, and gone afterwards."""

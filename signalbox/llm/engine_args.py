@@ -110,6 +110,7 @@ class EngineArgs(VllmOptions):
     max_steps_in_flight: int | None = option("max_steps_in_flight")
     log_stats_interval: float = option("log_stats_interval")
     load_format: str = "auto"
+    packed_weights: str = option("packed_weights")
     model_plugin: str | None = option("model_plugin")
     model_impl: str = option("model_impl")
     cpu_backend: str = option("cpu_backend")

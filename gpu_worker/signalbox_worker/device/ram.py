@@ -6,11 +6,16 @@ from pathlib import Path
 from signalbox_worker.device import cgroups
 
 _MEMORY = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
 
 
 def available_ram() -> int:
-    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less."""
-    free, left = _machine_available(), cgroups.memory_left()
+    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less.
+
+    Pages of files that this process has mapped, as packed weights may be, are in use.
+    """
+    mapped, left = procfs_bytes("RssFile", _STATUS), cgroups.memory_left()
+    free = max(0, _machine_available() - mapped)
     return free if left is None else min(free, left)
 
 

@@ -13,7 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
+from signalbox_kernels.own_folder import UnusableFolder
+from signalbox_kernels.triton.kernel_cache import usable_folder
 
 _COMPILERS = ("gcc", "clang")
 _LIMIT_S = 60.0

@@ -10,16 +10,12 @@ from functools import cache
 from pathlib import Path
 
 from signalbox_kernels.build import BuildError, cache_folder
+from signalbox_kernels.own_folder import UnusableFolder, own_folder
 
 logger = logging.getLogger(__name__)
 
 _VARIABLE = "TRITON_CACHE_DIR"
 _NAME = "triton"
-_OTHERS_MAY_WRITE = 0o022
-
-
-class UnusableFolder(Exception):
-    """Kernels cannot be kept in a folder; the message says why."""
 
 
 def use_kernel_cache(wanted: Path | None) -> Path:
@@ -44,21 +40,8 @@ def usable_folder(wanted: Path | None) -> Path:
 
     Raises UnusableFolder.
     """
-    folder = _chosen(wanted)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        state = folder.stat()
-        is_noexec = os.statvfs(folder).f_flag & os.ST_NOEXEC
-    except OSError as error:
-        raise UnusableFolder(f"{folder}: {error.strerror}") from None
-    if state.st_uid != os.geteuid():
-        raise UnusableFolder(f"{folder} belongs to another user (uid {state.st_uid})")
-    if state.st_mode & _OTHERS_MAY_WRITE:
-        raise UnusableFolder(f"{folder} can be written by other users; chmod go-w {folder}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UnusableFolder(f"{folder} cannot be written")
-    if is_noexec:
+    folder = own_folder(_chosen(wanted))
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise UnusableFolder(f"{folder} is on a file system that is mounted noexec")
     return folder
 

@@ -64,3 +64,12 @@ def test_without_limits_the_machine_counts(mount: Path, tmp_path: Path) -> None:
     (tmp_path / "own").unlink()
     assert cgroups.cpu_quota() is cgroups.memory_limit() is None
     assert ram.available_ram() > 1 << 20
+
+
+def test_files_that_this_process_has_mapped_are_in_use(
+    mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, line in (("_MEMORY", "MemAvailable: 100 kB\n"), ("_STATUS", "RssFile: 30 kB\n")):
+        (tmp_path / name).write_text(line)
+        monkeypatch.setattr(ram, name, tmp_path / name)
+    assert ram.available_ram() == 70 * 1024

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder, use_kernel_cache
+from signalbox_kernels.own_folder import UnusableFolder
+from signalbox_kernels.triton.kernel_cache import usable_folder, use_kernel_cache
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,8 @@ import torch
 
 from signalbox_kernels import build
 from signalbox_kernels.build import only_builder
-from signalbox_kernels.triton.kernel_cache import UnusableFolder, usable_folder
+from signalbox_kernels.own_folder import UnusableFolder
+from signalbox_kernels.triton.kernel_cache import usable_folder
 from signalbox_worker.device.trials.trial import Trial, Verdict
 from signalbox_worker.device.trials.trial_runner import run_trials
 

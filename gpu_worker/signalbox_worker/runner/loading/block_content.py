@@ -55,14 +55,14 @@ class BlockContent:
         as workers of one cluster have one model already; empty if it exchanges no blocks."""
         if not capacity.num_cpu_blocks:
             return ""
-        told = _own_sources() + json.dumps([self.fingerprint, self.description]).encode()
+        told = own_sources() + json.dumps([self.fingerprint, self.description]).encode()
         return hashlib.sha256(told).hexdigest()[:32]
 
     def identity(self, digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
         """Returns a digest of all of it; raises FilesChanged. For a thread of its own."""
         yield_to_others()
         content = content_digest(self.files, digests, is_called_off=is_called_off)
-        return hashlib.sha256(content + _own_sources() + self.description.encode()).digest()
+        return hashlib.sha256(content + own_sources() + self.description.encode()).digest()
 
 
 def describe(
@@ -135,7 +135,7 @@ def _loaded_code() -> list[Path]:
 
 
 @cache
-def _own_sources() -> bytes:
+def own_sources() -> bytes:
     """Returns a digest of the sources as they were when the model was loaded: a package may be
     replaced while it runs."""
     digest = hashlib.sha256()

@@ -58,6 +58,7 @@ def compile_decoder(
     weights: Weights,
     kv: KVForm,
     *,
+    arena: Arena,
     max_model_len: int,
     num_threads: int,
     factors: Row,
@@ -70,6 +71,7 @@ def compile_decoder(
     float32.
 
     Args:
+        arena: what packs them.
         factors: rows that blocks are multiplied with: codes, wide ones, or elements.
         max_lora_rank: largest r of an adapter that will be set; 0 takes none.
         group: tensor-parallel ranks, of one of which the weights are; None is one rank.
@@ -83,7 +85,7 @@ def compile_decoder(
         num_layers=len(weights.stage),
         kv_dtype=kv.dtype,
     )
-    builder = ProgramBuilder(shape, Arena(num_threads=num_threads))
+    builder = ProgramBuilder(shape, arena)
     compiler = _Compiler(
         builder,
         weights,

@@ -10,13 +10,14 @@ import numpy as np
 
 from signalbox_contract.model import ModelInfo, Numerics
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
+from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import DTYPES, AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa, multiplies_bfloat16
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Row
 from signalbox_worker.batch.arrays import FloatArray
-from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE, ModelError
+from signalbox_worker.config import INT16, USUAL_BLOCK_SIZE, ModelConfig, ModelError
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.files.checkpoints.kv_scales import KVScales, check_kv_scheme, read_kv_scales
@@ -35,7 +36,9 @@ from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
+from signalbox_worker.runner.native.known_tensors import KnownTensors
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
+from signalbox_worker.runner.native.packed_weights import packed_weights
 from signalbox_worker.runner.native.random_weights import random_tensors
 from signalbox_worker.runner.native.tensor_share import tensor_share
 from signalbox_worker.runner.native.threads import default_num_threads
@@ -113,59 +116,88 @@ def load_natively(
         layers: those of the shard's stage.
         group: what shards of the stage sum in; None if there is one.
     """
-    model_config, cache_config = settings.model, settings.cache
+    config, model_config = opened.config, settings.model
+    assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
     num_threads = settings.device.num_threads or default_num_threads()
-    quantization = choose_quantization(model_config, opened.source, None)
-    sizes, rounds = opened.source.sizes, model_config.quantization != "none"
-    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
-    config = opened.config
-    assert isinstance(config, DecoderConfig), "of a family that is Llama's"
-    stored, kv_dtype = _stored(opened.source, config, progress), cache_config.kv_cache_dtype
-    check_kv_scheme(opened.source.config, kv_dtype)
-    kv_scales: KVScales = ((1.0, 1.0),) * config.num_layers
-    if kv_dtype == "fp8":
-        kv_scales = read_kv_scales(stored, config.num_layers)
+    form = _weight_form(opened, model_config, dtype)
+    stored = _stored(opened.source, config, progress)
+    kv = _kv_form(opened, settings, stored)
     share = tensor_share(config, settings.parallel, stored)
-    weights = Weights(
-        stored,
-        share,
-        layers,
-        WeightForm(DTYPES[dtype], quantization, rounds),
-        on_taken=partial(report_taken, progress),
-    )
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
-    program = compile_decoder(
-        weights,
-        KVForm(
-            block_size=cache_config.block_size or USUAL_BLOCK_SIZE, dtype=kv_dtype, scales=kv_scales
-        ),
-        max_model_len=info.max_model_len,
+
+    def compiled(arena: Arena, known: KnownTensors) -> tuple[Program, NativePooling | None]:
+        taken = partial(report_taken, progress)
+        weights = Weights(stored, share, layers, form, known=known, on_taken=taken)
+        program = compile_decoder(
+            weights,
+            kv,
+            arena=arena,
+            max_model_len=info.max_model_len,
+            num_threads=num_threads,
+            factors=_factors(model_config.dtype, form.quantization),
+            max_lora_rank=opener.max_rank(given),
+            group=group,
+        )
+        return program, _pooling(opened, weights)
+
+    program, pooling = packed_weights(
+        model_config.packed_weights,
+        info.name,
+        (info.fingerprint, share, form, layers),
+        [] if isinstance(opened.source, DummySource) else opened.source.files(),
         num_threads=num_threads,
-        factors=_factors(model_config.dtype, quantization),
-        max_lora_rank=opener.max_rank(given),
-        group=group,
-    )
-    activations = sizes.activations if sizes is not None and rounds else ""
+    ).load(compiled)
     sampler = CpuSampler(program=program, num_threads=num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, module_rows(config), share.pair)
-    info = replace(info, numerics=numerics_of(program, activations), adapters=adapters.slots.loaded)
-    pooling = None
-    if opened.pooling is not None:
-        norm = FinalNorm(
-            weights.norm(f"{NORM}.weight"),
-            weights.vector_if_any(f"{NORM}.bias"),
-            config.rms_norm_eps,
-            config.norm_is_centred,
-        )
-        pooling = NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
+    numerics = numerics_of(program, _activations(opened.source, form))
+    info = replace(info, numerics=numerics, adapters=adapters.slots.loaded)
     return NativeModel(
         info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
     )
+
+
+def _weight_form(opened: OpenedModel, model_config: ModelConfig, dtype: str) -> WeightForm:
+    """Chooses the form of the weights, and logs it."""
+    quantization = choose_quantization(model_config, opened.source, None)
+    rounds, sizes = model_config.quantization != "none", opened.source.sizes
+    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
+    return WeightForm(DTYPES[dtype], quantization, rounds)
+
+
+def _activations(source: ModelSource, form: WeightForm) -> str:
+    """Returns the type of codes that the checkpoint rounds activations to, or nothing."""
+    sizes = source.sizes
+    return "" if sizes is None or not form.rounds_activations else sizes.activations
+
+
+def _kv_form(
+    opened: OpenedModel, settings: RunnerConfig, stored: Mapping[str, StoredTensor]
+) -> KVForm:
+    cache, num_layers = settings.cache, opened.config.num_layers
+    check_kv_scheme(opened.source.config, cache.kv_cache_dtype)
+    scales: KVScales = ((1.0, 1.0),) * num_layers
+    if cache.kv_cache_dtype == "fp8":
+        scales = read_kv_scales(stored, num_layers)
+    block_size = cache.block_size or USUAL_BLOCK_SIZE
+    return KVForm(block_size=block_size, dtype=cache.kv_cache_dtype, scales=scales)
+
+
+def _pooling(opened: OpenedModel, weights: Weights) -> NativePooling | None:
+    if opened.pooling is None:
+        return None
+    config = weights.share.whole
+    norm = FinalNorm(
+        weights.norm(f"{NORM}.weight"),
+        weights.vector_if_any(f"{NORM}.bias"),
+        config.rms_norm_eps,
+        config.norm_is_centred,
+    )
+    return NativePooling(norm=norm, pooler=opened.pooling.outputs.make_pooler(opened.source))
 
 
 def describe_steps(program: Program) -> None:

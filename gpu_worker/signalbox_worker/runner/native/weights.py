@@ -5,6 +5,7 @@ So a model is never in memory twice: a tensor is read from its file, packed, and
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from signalbox_worker.files.checkpoints.coded_matrices import stored_codes
 from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import check_shape, matched
+from signalbox_worker.runner.native.known_tensors import KnownTensors
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
@@ -56,6 +58,7 @@ class Weights:
         stage: StageLayers,
         form: WeightForm,
         *,
+        known: KnownTensors | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
         """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
@@ -63,11 +66,12 @@ class Weights:
         Args:
             share: what this process has of them.
             stage: whose tensors are taken.
+            known: what need not be read of them; what is read is added.
             on_taken: called after each tensor with the number taken so far and that of all.
         """
         config = share.whole
         self.share, self.stage, self.dtype = share, stage, form.dtype
-        self._form, self._on_taken = form, on_taken
+        self._form, self._on_taken, self._known = form, on_taken, known or KnownTensors()
         self._shapes = weight_shapes(config)
         self._stored = matched(
             self._shapes,
@@ -84,13 +88,15 @@ class Weights:
         Where `dtype` is float32, which computes with every type, it is as it is stored. Blocks that
         the part would cut are decoded.
         """
-        tensor = self._take(name)
-        matrix = self._matrix(name, tensor)
+        return self._known.matrix(name, partial(self._matrix, name, self._take(name)))
+
+    def _matrix(self, name: str, tensor: StoredTensor) -> Matrix:
+        matrix = self._unrounded(name, tensor)
         if not self._form.rounds_activations or tensor.rounding is None:
             return matrix
         return replace(stored(matrix), rounding=tensor.rounding)
 
-    def _matrix(self, name: str, tensor: StoredTensor) -> Matrix:
+    def _unrounded(self, name: str, tensor: StoredTensor) -> Matrix:
         rows, columns = self.share.rows(name), self.share.columns(name)
         form, as_stored = self._form.quantization, self.dtype == np.float32
         keeps_blocks = as_stored if form is None else form.keeps_blocks
@@ -130,8 +136,12 @@ class Weights:
             is_rounded: rounds it to `dtype` before.
         """
         tensor, rows = self._take(name), self.share.rows(name)
-        values = tensor.read()[rows.start : rows.stop]
-        return to_float32(to_dtype(values, self.dtype) if is_rounded else values)
+
+        def read() -> AnyArray:
+            values = tensor.read()[rows.start : rows.stop]
+            return to_float32(to_dtype(values, self.dtype) if is_rounded else values)
+
+        return self._known.vector(name, read)
 
     def norm(self, name: str) -> AnyArray:
         """Returns the weight of a norm as float32, with what the model adds to it; ones if it has

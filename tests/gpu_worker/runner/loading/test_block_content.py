@@ -41,12 +41,12 @@ def test_blocks_belong_to_the_sources_that_were_there_when_the_model_was_loaded(
     for text in ("old", "new"):  # the package is replaced while a worker runs
         (tmp_path / "module.py").write_text("old")
         monkeypatch.setattr(block_content, "_SOURCES", (tmp_path,))
-        block_content._own_sources.cache_clear()
+        block_content.own_sources.cache_clear()
         CONTENT.format_of(CAPACITY)
         (tmp_path / "module.py").write_text(text)
         with ThreadPoolExecutor() as thread:  # whose priority it lowers
             identities.append(thread.submit(CONTENT.identity, {}, lambda: False).result())
-    block_content._own_sources.cache_clear()
+    block_content.own_sources.cache_clear()
     assert identities[0] == identities[1]
 
 

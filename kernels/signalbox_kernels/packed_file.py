@@ -1,0 +1,175 @@
+"""Files of packed matrices, which later starts map: what is in memory then is the page cache's.
+
+A file is the matrices as they lie in memory, then arrays that describe them, then a trailer with
+digests. A file appears under its name in one atomic step, so a cut one is another program's work
+or a disk's; it is noticed by its length, the digest of the description, and that of samples.
+"""
+
+import ctypes
+import hashlib
+import io
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from signalbox_kernels.arena import Arena, PackedForm, PackedMismatch
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.pages import map_pages
+
+_MAGIC = b"signalbox packed"
+_TRAILER = struct.Struct("<16sQQ32s32s")
+"""Magic, bytes of the matrices and of the description, their digests."""
+_FORMS = "forms"
+PART = ".part"
+"""End of the name of a file that is being written."""
+_SAMPLES, _SAMPLE_BYTES = 512, 4 << 10
+_CHUNK = 8 << 20
+_POPULATE_READ = 22
+"""MADV_POPULATE_READ, since Linux 5.14, which Python does not name."""
+_SMAPS = Path("/proc/self/smaps")
+
+
+def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> None:
+    """Writes the packed matrices of an arena with some arrays about them. Raises OSError, and
+    leaves nothing then."""
+    offsets, end = list[int](), 0
+    for one in arena.packed:
+        offsets.append(end)
+        end += -(-one.num_bytes // 64) * 64
+    forms = [(*one.form, at) for one, at in zip(arena.packed, offsets, strict=True)]
+    described = io.BytesIO()
+    np.savez(described, allow_pickle=False, **about, **{_FORMS: np.array(forms, dtype=np.int64)})
+    fd, name = tempfile.mkstemp(suffix=PART, dir=path.parent)  # of mode 600
+    part = Path(name)
+    try:
+        with os.fdopen(fd, "wb", buffering=0) as file:
+            for one, at in zip(arena.packed, offsets, strict=True):
+                file.seek(at)
+                _write(file, memoryview((ctypes.c_char * one.num_bytes).from_address(one.address)))
+            file.seek(end)
+            _write(file, described.getbuffer())
+            digests = _digest_of_samples(part, end), hashlib.sha256(described.getbuffer()).digest()
+            _write(file, memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests)))
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink()
+        raise
+    with suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def _write(file: io.FileIO, content: memoryview) -> None:
+    content = content.cast("B")
+    while len(content):
+        content = content[file.write(content[:_CHUNK]) :]
+
+
+def _digest_of_samples(path: Path, num_bytes: int) -> bytes:
+    digest, stride = hashlib.sha256(), max(_SAMPLE_BYTES, num_bytes // _SAMPLES)
+    with path.open("rb", buffering=0) as file:
+        for offset in range(0, num_bytes, stride):
+            digest.update(os.pread(file.fileno(), min(_SAMPLE_BYTES, num_bytes - offset), offset))
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFile:
+    """Matrices of a file in memory, in the order in which they were packed."""
+
+    forms: tuple[tuple[int, ...], ...]
+    about: Mapping[str, AnyArray]
+    memory: mmap.mmap
+    num_bytes: int
+    is_mapped: bool
+    """False if it has been read into memory of its own."""
+
+    def address_of(self, index: int, form: PackedForm) -> int:
+        """Returns where matrices are. Raises PackedMismatch if others are there."""
+        if index >= len(self.forms) or self.forms[index][:-1] != tuple(map(int, form)):
+            raise PackedMismatch(f"its matrices {index} are not {form}")
+        return _address(self.memory) + self.forms[index][-1]
+
+
+def open_packed(path: Path, *, num_threads: int, may_copy: bool = True) -> PackedFile:
+    """Maps a file, or reads it by threads where the system gives it no huge pages: a step reads
+    small pages more slowly.
+
+    Args: may_copy: False maps it in any case, and leaves on the disk what no step has read.
+
+    Raises OSError, or PackedMismatch for a file that is damaged.
+    """
+    with path.open("rb", buffering=0) as file:
+        end, about = _described(path, file.fileno())
+        forms = tuple(tuple(map(int, form)) for form in about.pop(_FORMS))
+        memory = mmap.mmap(file.fileno(), max(end, 1), access=mmap.ACCESS_READ)
+        is_mapped = not may_copy or _is_on_huge_pages(memory)
+        if not is_mapped:
+            memory = _read(file.fileno(), end, num_threads)
+    return PackedFile(forms=forms, about=about, memory=memory, num_bytes=end, is_mapped=is_mapped)
+
+
+def _described(path: Path, fd: int) -> tuple[int, dict[str, AnyArray]]:
+    size = os.fstat(fd).st_size
+    trailer = os.pread(fd, _TRAILER.size, max(0, size - _TRAILER.size))
+    if len(trailer) < _TRAILER.size:
+        raise PackedMismatch("it is cut off")
+    magic, end, length, of_samples, of_description = _TRAILER.unpack(trailer)
+    if magic != _MAGIC or end + length + _TRAILER.size != size:
+        raise PackedMismatch("it is cut off")
+    described = os.pread(fd, length, end)
+    if hashlib.sha256(described).digest() != of_description:
+        raise PackedMismatch("its description is damaged")
+    if _digest_of_samples(path, end) != of_samples:
+        raise PackedMismatch("its matrices are damaged")
+    with np.load(io.BytesIO(described), allow_pickle=False) as arrays:
+        return end, dict(arrays)
+
+
+def _address(memory: mmap.mmap) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
+
+
+def _is_on_huge_pages(memory: mmap.mmap) -> bool:
+    """Brings all of a mapped file into memory; says whether most of it is on huge pages there."""
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(_POPULATE_READ)
+        lines = iter(_SMAPS.read_text().splitlines())
+    except (OSError, AttributeError):
+        return False
+    begin = f"{_address(memory):x}-"
+    for line in lines:
+        if line.startswith(begin):
+            found = next((one for one in lines if one.startswith("FilePmdMapped:")), "0 0")
+            return int(found.split()[1]) * 1024 * 2 > len(memory)
+    return False
+
+
+def _read(fd: int, num_bytes: int, num_threads: int) -> mmap.mmap:
+    memory = map_pages(max(num_bytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    into = memoryview(memory)
+
+    def fill(start: int) -> None:
+        end = min(start + _CHUNK, num_bytes)
+        while start < end:
+            count = os.preadv(fd, [into[start:end]], start)
+            if not count:
+                raise PackedMismatch("it is cut off")
+            start += count
+
+    with ThreadPoolExecutor(num_threads, "read") as pool:
+        list(pool.map(fill, range(0, num_bytes, _CHUNK)))
+    return memory

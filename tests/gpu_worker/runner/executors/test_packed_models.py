@@ -1,0 +1,79 @@
+"""A start with weights that were packed before reads no matrix of the model, of any form and part;
+`runner.native.test_packed_weights` is about the file."""
+
+import threading
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.files.checkpoints import safetensors_file
+from signalbox_worker.files.checkpoints.file_pages import read_pages
+from signalbox_worker.files.checkpoints.gguf import reader
+from signalbox_worker.runner.ranks.rank_shard import load_shard
+from signalbox_worker.runner.ranks.service.rank_messages import Start
+from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
+from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.model_runners import make_prompts
+from tests.gpu_worker.quantised_models import SHAPE, in_gptq, save_quantised
+from tests.gpu_worker.runner.loading.gguf_files import make_gguf
+from tests.gpu_worker.tiny_models import make_model
+from tests.native_kernels import skip_without_native_kernels
+
+skip_without_native_kernels()
+
+SMALL = 2048
+"""Bytes of scales, which are read before the matrices are opened, and of an adapter's matrices."""
+
+
+def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **options: Any) -> bytes:
+    model = ModelConfig(model=str(path), packed_weights=str(folder), **options)
+    device = DeviceConfig(device="cpu", cpu_backend="native")
+    runner = load_shard(Start(model=model, cache=CacheConfig(), parallel=parallel, device=device))
+    for thread in threading.enumerate():
+        if thread.name == "keep packed weights":
+            thread.join()
+    runner.init_cache_engine(num_gpu_blocks=8, num_cpu_blocks=0)
+    (prompt,) = make_prompts(9)
+    batch = make_batch([(make_sequence(prompt, [1]), 9)], block_size=16)
+    output = runner.execute(batch)
+    assert isinstance(output.hidden, np.ndarray) == (parallel.pipeline_parallel_size > 1)
+    return (output.token_ids if output.hidden is None else output.hidden).tobytes()
+
+
+@pytest.mark.parametrize(
+    "form", ["qwen2-moe", "granite-moe", "qwen3-moe of GGUF", "tied", "gptq", "stage", "lora"]
+)
+def test_no_matrix_is_read_again(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parallel, options = tmp_path, ParallelConfig(), dict[str, Any]()
+    family = "llama3" if form in ("tied", "gptq", "stage", "lora") else form.partition(" ")[0]
+    if form == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+        save_quantised(path, family, partial(in_gptq, group_size=32, is_reordered=True), config)
+    else:
+        reference = make_model(path, family, **SHAPE, tie_word_embeddings=form == "tied")
+    if form == "stage":
+        parallel = ParallelConfig(rank=1, pipeline_parallel_size=2)
+    elif form == "lora":
+        options["lora"] = make_adapters(reference, tmp_path / "adapters")
+    elif form.endswith("GGUF"):
+        path = tmp_path / "m.gguf"
+        make_gguf(path, reference, "qwen3moe", kind_of=lambda _: "Q8_0")
+    folder = tmp_path / "packed"
+    expected = hidden_or_tokens(path, folder, parallel, **options)
+
+    def of_vectors(file: FileIO, offset: int, num_bytes: int) -> Any:
+        assert num_bytes <= SMALL or "adapters" in str(file.name), "a matrix is read"
+        return read_pages(file, offset, num_bytes)
+
+    for module in (safetensors_file, reader):
+        monkeypatch.setattr(module, "read_pages", of_vectors)
+    assert hidden_or_tokens(path, folder, parallel, **options) == expected
+    assert len([*folder.glob("*.packed")]) == 1
