@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL
 from signalbox_worker.files.checkpoints.text_part import SERVED, TABLE
 from signalbox_worker.models import ModelSpec, architectures, model_spec
@@ -30,6 +31,8 @@ MARK = "compares"
 NATIVELY, IN_PYTORCH, THROUGH = "natively", "in PyTorch", "through transformers"
 """Ways to compute a model; marks of tests begin with them."""
 _CAUSAL = "ForCausalLM"
+_USUAL = {"head_dim": 128, "num_experts_per_tok": 2}
+"""Fields that are added where the defaults of transformers describe no model that is served."""
 _HEAD = """\
 # Families of models
 
@@ -126,11 +129,7 @@ def _named(of: Callable[[str], str] | Iterable[str], test: Any) -> Iterator[str]
 
 
 def families() -> list[Family]:
-    """Returns the registered architectures by the function that reads their config.json.
-
-    Shapes are the defaults of a family's class in transformers but for the size of a head, which
-    some classes give as what no model of theirs has.
-    """
+    """Returns the registered architectures by the function that reads their config.json."""
     groups: dict[Any, list[ModelSpec]] = {}
     for name in sorted(architectures()):
         spec = model_spec({"architectures": [name]})
@@ -138,10 +137,19 @@ def families() -> list[Family]:
     return [
         Family(
             tuple(sorted(specs, key=lambda spec: (not spec.generates, len(spec.architecture)))),
-            specs[0].read_config({"architectures": [specs[0].architecture], "head_dim": 64}),
+            _usual_config(specs[0]),
         )
         for specs in groups.values()
     ]
+
+
+def _usual_config(spec: ModelSpec) -> Any:
+    """Returns a configuration of the defaults of transformers, with `_USUAL` if need be."""
+    given = {"architectures": [spec.architecture]}
+    try:
+        return spec.read_config(given)
+    except ModelError:
+        return spec.read_config(given | _USUAL)
 
 
 def gguf_architectures() -> dict[str, list[str]]:
