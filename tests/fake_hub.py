@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +21,13 @@ COMMIT = "c0ffee" + "0" * 34
 GATED, TOKEN = "some-org/Gated", "hf_secret"
 
 
-def write_gguf(path: Path, num_bytes: int, architecture: str = "llama") -> None:
+def write_gguf(
+    path: Path, num_bytes: int, architecture: str = "llama", tokens: Sequence[str] = ()
+) -> None:
     """Writes so many bytes, which begin with the head of a model."""
     writer = gguf.GGUFWriter(path, architecture)
+    if tokens:
+        writer.add_token_list(tokens)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
     writer.add_block_count(1)
@@ -59,6 +63,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
         """Of the next downloads: bytes after which the connection breaks."""
         self.num_sent = 0
         """Bytes of files that downloads asked for."""
+        self.ignores_ranges = False
+        """True if it sends whole files where it is asked for parts."""
         self.stall_after: int | None = None
         """Bytes of the next longer download after which the hub waits for `go_on`."""
         self.go_on = threading.Event()
@@ -163,7 +169,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _send_file(self, data: bytes) -> None:
         etag = hashlib.sha256(data).hexdigest()
-        asked = self.headers["Range"]
+        asked = None if self.server.ignores_ranges else self.headers["Range"]
         first, _, last = (asked or "bytes=0-").removeprefix("bytes=").partition("-")
         start, end = int(first), min(int(last or len(data)), len(data) - 1)
         headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes"}

@@ -12,10 +12,13 @@ import pytest
 
 from signalbox.stack import machine_info, model_check
 from signalbox.stack.model_check import WORKER_BYTES, check_model
+from signalbox_contract.startup import ignore_progress
 from signalbox_kernels import native
 from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_worker.config import GIB, ModelError
+from signalbox_worker.files.hub.download import download
 from signalbox_worker.service.worker_settings import WorkerSettings
+from tests.fake_hub import point_at, running_hub
 
 MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -288,8 +291,27 @@ def test_an_adapter_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
             check_model(settings)
 
 
-def test_a_model_on_the_hub_is_for_the_worker_to_judge() -> None:
-    check_model(WorkerSettings(model="some-org/some-model"))
+def test_a_model_on_the_hub_must_fit_before_it_is_fetched(
+    tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
+) -> None:
+    """Nor is the hub asked where the cache has it; one that does not answer is for the worker."""
+    settings = WorkerSettings(model="some-org/some-model")
+    machine_with_bf16.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    have_free(machine_with_bf16, 64)
+    with running_hub(tmp_path / "served") as hub:
+        point_at(machine_with_bf16, hub.url)
+        make_directory(hub.repository("some-org/some-model"), num_values=1 << 20)
+        with pytest.raises(MemoryError, match=r"some-org/some-model takes 2 MiB in bfloat16"):
+            check_model(settings)
+        assert 0 < hub.num_sent < 1 << 20
+        have_free(machine_with_bf16, GIB)
+        download(settings.model, None, ignore_progress)
+        have_free(machine_with_bf16, 64)
+        hub.asked.clear()
+        with pytest.raises(MemoryError, match=r"some-org/some-model takes 2 MiB in bfloat16"):
+            check_model(settings)
+        assert hub.asked == []
+    check_model(WorkerSettings(model="some-org/another"))
 
 
 @pytest.mark.model

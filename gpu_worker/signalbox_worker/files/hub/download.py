@@ -65,7 +65,7 @@ def download(
 
     Raises ModelError, in one line, for what cannot be had.
     """
-    with _speaking_of(model, revision) as name:
+    with speaking_of(model, revision) as name:
         of_revision = f", revision {revision}" if revision else ""
         logger.info("fetching %s from the hub%s", name, of_revision)
         progress(StartupProgress(StartupPhase.FETCH))
@@ -73,18 +73,25 @@ def download(
         return found if isinstance(found, Path) else found.fetch(progress, check)
 
 
+def find_cached(model: str, revision: str | None) -> Path | None:
+    """Returns the whole copy of a model in the cache, without asking the hub; None if there is
+    none."""
+    name = parse_hub_name(model)
+    return None if name is None else _find_cached(name, revision, with_weights=True)
+
+
 def find_on_hub(model: str, revision: str | None) -> HubModel | Path:
     """Returns what `download` would fetch; its result, if the hub does not answer.
 
     Raises ModelError, as `download` does.
     """
-    with _speaking_of(model, revision) as name:
+    with speaking_of(model, revision) as name:
         return _find(name, revision, with_weights=True)
 
 
 @contextmanager
-def _speaking_of(model: str, revision: str | None) -> Iterator[HubName]:
-    """Yields a model's name, and makes errors of the hub's one line."""
+def speaking_of(model: str, revision: str | None) -> Iterator[HubName]:
+    """Yields a model's name, and makes errors of the hub a ModelError of one line."""
     from huggingface_hub.utils.logging import get_logger
 
     get_logger().handlers.clear()  # with the library's own, each line comes twice

@@ -10,13 +10,14 @@ from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.files.checkpoints.gguf.names import FAMILIES
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
-from signalbox_worker.files.hub.download import download
+from signalbox_worker.files.hub.download import download, find_cached, find_on_hub
 from signalbox_worker.files.hub.gguf_file_names import find_variants, format_bytes, gguf_name
 from signalbox_worker.files.hub.hub_model import Check, fetch_any
 from signalbox_worker.files.hub.model_name import parse_hub_name
 from signalbox_worker.files.hub.weight_file_names import choose_weight_files
 from signalbox_worker.models import has_native_program
 from signalbox_worker.models.pooling.sentence_transformers import transformer_folder
+from signalbox_worker.runner.loading.unfetched_model import with_holes
 
 
 class ModelSource(Protocol):
@@ -191,13 +192,27 @@ def _open_file(path: Path, *, name: str) -> ModelSource:
 
 
 def weight_sizes(config: ModelConfig) -> WeightSizes | None:
-    """Returns None for what cannot be known yet: a model on the hub, or one without weights.
+    """Returns None for what cannot be known yet: a model on a hub that does not say, or one without
+    weights.
 
     Raises ModelError or FileNotFoundError for a model that is not there, or is broken.
     """
-    path = find_model(config)
-    if path is None:
+    path, is_dummy = find_model(config), config.load_format == "dummy"
+    if path is None and is_dummy:
         return None
+    if path is not None or (path := find_cached(config.model, config.revision)):
+        return _sizes_at(path, is_dummy=is_dummy)
+    try:
+        found = find_on_hub(config.model, config.revision)
+    except ModelError:  # the worker tries again, and says what is wrong
+        return None
+    if isinstance(found, Path):
+        return _sizes_at(found)
+    with with_holes(found) as unfetched:
+        return _sizes_at(unfetched)
+
+
+def _sizes_at(path: Path, *, is_dummy: bool = False) -> WeightSizes | None:
     if path.is_file():
         # These need a package that services lack.
         from signalbox_worker.files.checkpoints.gguf.reader import read_gguf
@@ -210,4 +225,4 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
     from signalbox_worker.runner.loading.hf_directory import DirectorySource
 
     source = DirectorySource(transformer_folder(path), name=path.name)
-    return None if config.load_format == "dummy" else source.sizes
+    return None if is_dummy else source.sizes

@@ -16,6 +16,7 @@ from signalbox_rpc.lifetime.private_folder import PrivateFolder
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints import safetensors_file
 from signalbox_worker.files.checkpoints.safetensors_file import MAX_HEADER_BYTES
+from signalbox_worker.files.hub.download import speaking_of
 from signalbox_worker.files.hub.hub_model import HubModel
 
 HeadLength = Callable[[bytes], int | None]
@@ -29,11 +30,13 @@ _MAX_CONNECTIONS = 4
 @contextmanager
 def without_weights(model: HubModel) -> Iterator[Path]:
     """Yields the folder of a model without files of weights, or its first GGUF file with holes."""
-    if model.gguf is None:
-        yield model.fetch_texts(ignore_progress)
-    else:
+    if model.gguf is not None:
         with with_holes(model) as path:
             yield path
+        return
+    with speaking_of(model.repository, model.revision):
+        folder = model.fetch_texts(ignore_progress)
+    yield folder
 
 
 @contextmanager
@@ -43,18 +46,23 @@ def with_holes(model: HubModel) -> Iterator[Path]:
     A hole is also what a file in PyTorch's own format is, whose tensors nothing tells of.
     """
     private = PrivateFolder("heads")
+    folder = private.path / model.name
     try:
-        folder = private.path / model.name
-        if model.gguf is None:
-            shutil.copytree(model.fetch_texts(ignore_progress), folder, copy_function=_link)
-        with ThreadPoolExecutor(_MAX_CONNECTIONS, "heads") as pool:
-            for _ in pool.map(partial(_add_file, model, folder), model.weight_files().items()):
-                pass
+        with speaking_of(model.repository, model.revision):
+            _lay_out(model, folder)
         yield folder if model.gguf is None else folder / model.gguf
     except ModelError as error:
         raise ModelError(str(error).replace(f"{folder}", model.repository)) from None
     finally:
         private.close()
+
+
+def _lay_out(model: HubModel, folder: Path) -> None:
+    if model.gguf is None:
+        shutil.copytree(model.fetch_texts(ignore_progress), folder, copy_function=_link)
+    with ThreadPoolExecutor(_MAX_CONNECTIONS, "heads") as pool:
+        for _ in pool.map(partial(_add_file, model, folder), model.weight_files().items()):
+            pass
 
 
 def _link(file: str, link: str) -> None:
