@@ -70,7 +70,7 @@ class YarnScaling:
             first, last = math.floor(first), math.ceil(last)
         low, high = max(first, 0), min(last, size - 1)
         indices = np.arange(len(inv_freq), dtype=np.float32)
-        divided = np.clip((indices - low) / max(high - low, 1e-3), 0, 1)
+        divided = np.clip((indices - low) / ((high - low) or 1e-3), 0, 1)
         mixed: FloatArray = inv_freq / self.factor * divided + inv_freq * (1 - divided)
         return mixed
 

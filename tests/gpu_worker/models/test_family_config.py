@@ -282,6 +282,8 @@ ROTATIONS: list[dict[str, Any]] = [
     {"rope_theta": 300.0, "rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
     {"rope_theta": 300.0, "rope_parameters": YARN, "rope_scaling": {}},
     {"rope_parameters": YARN, "original_max_position_embeddings": 32},
+    {"rope_parameters": YARN | {"truncate": False}},
+    {"rope_parameters": YARN | {"beta_fast": 1.0, "beta_slow": 32.0}},
     {"rope_parameters": YARN, "rope_scaling": {"type": "linear", "factor": 3.0}},
     {"rope_scaling": {"type": "yarn", "factor": 4.0}},
     {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
