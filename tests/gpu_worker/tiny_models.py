@@ -331,6 +331,8 @@ def make_model(path: Path, family: str = "llama3", **overrides: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.3)
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(path, max_shard_size="60KB")
     make_tokenizer(path)
     return model

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.family_config import (
@@ -34,6 +34,17 @@ FUSED_PROJECTIONS = {
 
 GATES = ("silu", "gelu_pytorch_tanh")
 """Functions of the gate of a layer, by their names in config.json."""
+
+
+class LayerHeads(NamedTuple):
+    """Heads of a layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    size: int
+    projections: str = "qkv"
+    """Which of Q, K and V have a matrix: without one of V it is K before its norm, and without one
+    of K both are those of another layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +95,8 @@ class DecoderConfig:
     """True if all norms but those of Q and K are LayerNorms, which subtract the mean."""
     norm_parts: tuple[str, ...] = ("weight",)
     """Tensors of each such norm in a checkpoint: a weight, perhaps a bias, or none."""
+    norms_values: bool = False
+    """True if V passes an RMSNorm without a weight."""
     has_inner_norms: bool = False
     """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
     inner_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -122,6 +135,22 @@ class DecoderConfig:
     def usual_length(self) -> int:
         """Window in tokens, unless a longer one is configured."""
         return min(self.max_position, self.rope.original_length or self.max_position)
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        return LayerHeads(self.num_heads, self.num_kv_heads, self.head_size)
+
+    def kv_layer(self, layer: int) -> int:
+        """Returns the layer whose K and V a layer reads."""
+        return layer
+
+    def inner_size(self, layer: int) -> int:
+        """Returns the inner columns of a layer's feed-forward."""
+        return self.intermediate_size
+
+    @property
+    def rope_head_size(self) -> int:
+        """Size of the heads that `rope` turns."""
+        return self.head_size
 
     @property
     def scale(self) -> float:

@@ -16,7 +16,7 @@ from signalbox_worker.models.decoder_config import (
 from signalbox_worker.models.family_config import counted, family, flag, positive
 from signalbox_worker.models.rope_config import read_layer_rotations
 
-_GELU = "gelu_pytorch_tanh"
+GELU_TANH = "gelu_pytorch_tanh"
 _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 """Names of Gemma 3's bases at the top level."""
 
@@ -25,7 +25,7 @@ _THETAS = {FULL: "rope_theta", SLIDING: "rope_local_base_freq"}
 def gemma_config(config: HfConfig) -> DecoderConfig:
     activation = config["hidden_act"]
     if activation == "gelu":  # in the first configurations it means the approximation
-        activation = _GELU
+        activation = GELU_TANH
     check_no_windows(config)
     return _gemma_config(
         config,
@@ -40,7 +40,7 @@ def gemma2_config(config: HfConfig) -> DecoderConfig:
         config,
         **decoder_shapes(config),
         **_gemma2_fields(config),
-        attention_soft_cap=_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
+        attention_soft_cap=soft_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
         sliding_windows=_windows(config, 2, config["sliding_window"]),
     )
 
@@ -70,19 +70,20 @@ def _gemma2_fields(config: HfConfig) -> dict[str, Any]:
         "activation": ("hidden_activation", config["hidden_activation"]),
         "has_inner_norms": True,
         "attention_scale": positive(config, "query_pre_attn_scalar") ** -0.5,
-        "logit_soft_cap": _cap(config, "final_logit_softcapping"),
+        "logit_soft_cap": soft_cap(config, "final_logit_softcapping"),
     }
 
 
-def _cap(config: HfConfig, key: str) -> float | None:
+def soft_cap(config: HfConfig, key: str) -> float | None:
+    """Returns a cap of scores or logits, if there is one."""
     return None if config[key] is None else positive(config, key)
 
 
 def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) -> DecoderConfig:
     """Args: activation: name of the field, and what it says."""
     (key, value), architecture = activation, config["architectures"][0]
-    if value != _GELU:
-        raise ModelError(f"{architecture} with {key} {value!r} is not supported; use {_GELU}")
+    if value != GELU_TANH:
+        raise ModelError(f"{architecture} with {key} {value!r} is not supported; use {GELU_TANH}")
     if fields["is_bidirectional"] and fields.get("attention_soft_cap") is not None:
         raise ModelError(
             f"{architecture} with attn_logit_softcapping and is_causal false is not supported; "
@@ -92,7 +93,7 @@ def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) 
     return DecoderConfig(
         **fields,
         architecture=architecture,
-        activation=_GELU,
+        activation=GELU_TANH,
         qkv_bias=bias,
         o_bias=bias,
         norm_offset=1.0,

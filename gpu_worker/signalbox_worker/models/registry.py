@@ -31,6 +31,7 @@ from signalbox_worker.models.encoder_config import (
     xlm_roberta_config,
 )
 from signalbox_worker.models.family_config import UnsoundConfig
+from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.gpt_oss_config import gpt_oss_config
@@ -243,6 +244,15 @@ for _name, _reader in (
             is_native_only=True,
         )
     )
+register_model(
+    ModelSpec(
+        "Gemma4ForCausalLM",
+        gemma4_config,
+        _build_transformers_model,
+        is_llama=True,
+        is_native_only=True,
+    )
+)
 for _family, _reader in (
     ("Llama", llama_config),
     ("Mistral", mistral_config),

@@ -5,7 +5,7 @@ Hugging Face's checkpoints.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -16,12 +16,16 @@ from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa
 from signalbox_kernels.program import Program
-from signalbox_kernels.program_builder import Adapted, ProgramBuilder
+from signalbox_kernels.program_builder import Adapted, Heads, ProgramBuilder
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import PANEL, Epilogue, Pairs, Row
+from signalbox_kernels.structs import PANEL, Epilogue, KeysAndValues, Pairs, Row
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
+from signalbox_worker.models.decoder_config import LayerHeads
+from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.runner.native.kv_places import KVPlaces, kv_places
+from signalbox_worker.runner.native.layer_inputs import LayerInputs
 from signalbox_worker.runner.native.matrices import joined
 from signalbox_worker.runner.native.mixture_compiler import MixtureCompiler
 from signalbox_worker.runner.native.product_rows import ProductRows
@@ -34,6 +38,7 @@ from signalbox_worker.runner.native.program_parts import (
 from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
     HEAD,
+    LAYER_SCALE,
     NORM,
     SINKS,
     feed_norm,
@@ -77,18 +82,21 @@ def compile_decoder(
         group: tensor-parallel ranks, of one of which the weights are; None is one rank.
     """
     isa, config = best_isa(), weights.share.config
+    places = kv_places(config, weights.stage)
     shape = program_shape(
         config,
         weights.dtype,
         isa=isa,
         block_size=kv.block_size,
-        num_layers=len(weights.stage),
+        num_layers=places.num_layers,
         kv_dtype=kv.dtype,
     )
+    shape = replace(shape, num_kv_heads=places.num_kv_heads, head_size=places.head_size)
     builder = ProgramBuilder(shape, arena)
     compiler = _Compiler(
         builder,
         weights,
+        places,
         factors=factors,
         kv_scales=kv.scales,
         max_model_len=max_model_len,
@@ -96,7 +104,7 @@ def compile_decoder(
         is_divided=group is not None,
     )
     compiler.add()
-    rotary = rotary_table(config.rope, config.head_size, max_model_len)
+    rotary = rotary_table(config.rope, config.rope_head_size, max_model_len)
     return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
 
 
@@ -107,6 +115,7 @@ class _Compiler:
         self,
         builder: ProgramBuilder,
         weights: Weights,
+        places: KVPlaces,
         *,
         factors: Row,
         kv_scales: KVScales,
@@ -115,8 +124,8 @@ class _Compiler:
         is_divided: bool,
     ) -> None:
         config = weights.share.config
-        heads = config.num_heads * config.head_size
-        keys = config.num_kv_heads * config.head_size
+        heads = [config.heads_of(index) for index in weights.stage.indices]
+        self._places = places
         self._builder, self._config, self._weights = builder, config, weights
         self._stage, self._factors = weights.stage, factors
         self._kv_scales = kv_scales
@@ -125,16 +134,20 @@ class _Compiler:
         self._first_token = weights.share.tokens.start
         self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
         self._normed = ProductRows(builder, config.hidden_size, factors=factors)
-        whole_panels = -(-keys // PANEL) * PANEL  # of V, if it is a matrix of its own
-        self._qkv = builder.buffer(heads + keys + whole_panels, row=Row.FLOATS)
-        self._query = builder.buffer(heads)
-        self._attended = ProductRows(builder, heads, factors=factors)
+        # What comes last is stored in whole panels, if it is a matrix of its own.
+        width = max((one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads)
+        self._qkv = builder.buffer(width + PANEL, row=Row.FLOATS)
+        self._query = builder.buffer(max(one.num_heads * one.size for one in heads))
+        self._rows: dict[tuple[str, int], ProductRows] = {}
         sliding, size = config.sliding_rope, config.head_size
         self._sliding_rotary = (
             None if sliding is None else rotary_table(sliding, size, max_model_len)
         )
         # Of Q, K and V together, each padded to an even r.
         self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
+        self._inputs = None
+        if isinstance(config, Gemma4Config) and config.layer_input_size:
+            self._inputs = LayerInputs(builder, config, weights, self._add_copy, factors=factors)
 
     def add(self) -> None:
         head = self._add_ends()
@@ -144,6 +157,8 @@ class _Compiler:
                 self._add_mixture(index)
             else:
                 self._add_feed_forward(index)
+            if self._inputs is not None:
+                self._inputs.add_to(index, self._normed, self._result, self._layer_scale(index))
         if head is not None:
             packed, matrix = head
             norm = self._norm(NORM, divisor=self._config.logit_divisor)
@@ -167,6 +182,8 @@ class _Compiler:
             build.embed(out, packed, first_token=self._first_token, scale=scale)
             if self._shared is not None:
                 build.sum(self._shared, self._residual, adds=False)
+            if self._inputs is not None:
+                self._inputs.add(self._normed)
         if not self._stage.is_last or not self._config.has_head:
             return None
         if is_tied and packed is not None:
@@ -184,7 +201,8 @@ class _Compiler:
     def _add_attention(self, index: int) -> None:
         build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
         prefix = f"{layer_prefix(index)}self_attn."
-        names = [f"{prefix}{part}_proj" for part in "qkv"]
+        heads = self._config.heads_of(index)
+        names = [f"{prefix}{part}_proj" for part in heads.projections]
         parts = [weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
         self._add_norm(f"{layer_prefix(index)}input_layernorm", matrices)
@@ -207,16 +225,18 @@ class _Compiler:
             column = end
         norms = None
         if self._config.qk_norm:
-            norms = (
-                weights.norm(f"{prefix}q_norm.weight"),
-                weights.norm(f"{prefix}k_norm.weight"),
-            )
+            query = weights.norm(f"{prefix}q_norm.weight")
+            has_keys = "k" in heads.projections
+            norms = (query, weights.norm(f"{prefix}k_norm.weight") if has_keys else query)
         if norms is not None and self._config.qk_norm_is_whole:
             for column, weight in zip((0, len(norms[0])), norms, strict=True):
                 build.norm_columns(self._qkv, weight, column=column, eps=eps)
             norms = None
-        cached = index - self._stage.start
-        scales = self._kv_scales[index]
+        owner = self._config.kv_layer(index)
+        cached, scales = self._places.first[owner], self._kv_scales[owner]
+        own = None
+        if (heads.num_kv_heads, heads.size) != (build.shape.num_kv_heads, build.shape.head_size):
+            own = Heads(heads.num_heads, heads.num_kv_heads, heads.size)
         windows = self._config.sliding_windows
         window = windows[index] if windows else None
         rotary, num_rotated = self._rotation(index, window)
@@ -230,18 +250,28 @@ class _Compiler:
             rotary=rotary,
             num_rotated=num_rotated,
             pairs=Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES,
+            heads=own,
+            keys_and_values=self._keys_and_values(heads),
         )
+        attended = self._product_rows("attended", heads.num_heads * heads.size)
         build.attend(
             self._query,
-            self._attended.elements,
+            attended.elements,
             layer=cached,
             window=window,
             is_causal=not self._config.is_bidirectional,
             cap=self._config.attention_soft_cap,
             kv_scales=scales,
             sinks=weights.vector_if_any(f"{layer_prefix(index)}{SINKS}"),
+            heads=own,
         )
-        self._add_down(self._attended, f"{prefix}o_proj", self._config.inner_norms[0], index)
+        self._add_down(attended, f"{prefix}o_proj", self._config.inner_norms[0], index)
+
+    def _keys_and_values(self, heads: LayerHeads) -> KeysAndValues:
+        bits = KeysAndValues.PLAIN if "k" in heads.projections else KeysAndValues.NO_KEYS
+        if self._config.norms_values:
+            bits |= KeysAndValues.NORMED_VALUES
+        return bits if "v" in heads.projections else bits | KeysAndValues.VALUES_OF_KEYS
 
     def _rotation(self, index: int, window: int | None) -> tuple[FloatArray | None, int]:
         """Returns the table of a layer's own, if it has one, and how much of each head it turns."""
@@ -249,12 +279,19 @@ class _Compiler:
         if index in config.unrotated_layers:
             return None, 0
         rope = config.rope if own is None or config.sliding_rope is None else config.sliding_rope
-        return own, rope.rotated(config.head_size)
+        return own, rope.rotated(config.heads_of(index).size)
 
-    @cached_property
-    def _activated(self) -> ProductRows:
-        size = self._config.intermediate_size
-        return ProductRows(self._builder, size, factors=self._factors)
+    def _product_rows(self, kind: str, width: int) -> ProductRows:
+        """Returns the rows of a kind that layers of a width share."""
+        if (kind, width) not in self._rows:
+            rows = ProductRows(self._builder, width, factors=self._factors)
+            self._rows[kind, width] = rows
+        return self._rows[kind, width]
+
+    def _layer_scale(self, index: int) -> float:
+        """Returns the factor of the hidden states behind a layer."""
+        scale = self._weights.vector_if_any(f"{layer_prefix(index)}{LAYER_SCALE}")
+        return 1.0 if scale is None else float(scale[0])
 
     @cached_property
     def _mixture(self) -> MixtureCompiler:
@@ -286,15 +323,24 @@ class _Compiler:
         matrices, bias = joined(parts), self._bias(names)
         self._add_feed_norm(index, matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
+        activated = self._product_rows("activated", parts[0].shape[0])
         if len(matrices) == 1:
             adapted = self._adapted(self._normed, rows, is_interleaved=True)
-            self._add_gated(matrices[0], bias, Epilogue.GATED, adapted)
+            self._add_gated(activated, matrices[0], bias, Epilogue.GATED, adapted)
         else:
-            self._add_gate_and_up(matrices[0], matrices[1], bias, rows)
-        self._add_down(self._activated, f"{prefix}down_proj", self._config.inner_norms[1], index)
+            self._add_gate_and_up(activated, matrices[0], matrices[1], bias, rows)
+        scale = self._layer_scale(index) if self._inputs is None else 1.0
+        self._add_down(
+            activated, f"{prefix}down_proj", self._config.inner_norms[1], index, scale=scale
+        )
 
     def _add_gate_and_up(
-        self, gate: Matrix, up: Matrix, bias: AnyArray | None, rows: dict[str, int]
+        self,
+        activated: ProductRows,
+        gate: Matrix,
+        up: Matrix,
+        bias: AnyArray | None,
+        rows: dict[str, int],
     ) -> None:
         """Adds two products for matrices that are stored apart."""
         num = gate.shape[0]
@@ -303,10 +349,11 @@ class _Compiler:
         adapted = self._adapted(self._normed, _taken(rows, num))
         self._builder.linear(source, self._gate, gate, of_gate, Epilogue.STORE, adapted=adapted)
         adapted = self._adapted(self._normed, rows)
-        self._add_gated(up, of_up, Epilogue.GATE, adapted, gate=self._gate)
+        self._add_gated(activated, up, of_up, Epilogue.GATE, adapted, gate=self._gate)
 
     def _add_gated(
         self,
+        activated: ProductRows,
         matrix: Matrix,
         bias: AnyArray | None,
         epilogue: Epilogue,
@@ -316,7 +363,7 @@ class _Compiler:
     ) -> None:
         self._builder.linear(
             self._normed.read(matrix),
-            self._activated.elements,
+            activated.elements,
             matrix,
             bias,
             epilogue,
@@ -327,7 +374,8 @@ class _Compiler:
 
     @cached_property
     def _gate(self) -> int:
-        return self._builder.buffer(self._config.intermediate_size, row=Row.FLOATS)
+        width = max(self._config.inner_size(index) for index in self._stage.indices)
+        return self._builder.buffer(width, row=Row.FLOATS)
 
     @cached_property
     def _result(self) -> int:
@@ -348,6 +396,13 @@ class _Compiler:
         if self._shrunk is not None and all(out != elements for out, _ in outs):
             norm(self._residual, elements, for_adapters=True)
 
+    def _add_copy(self, readers: list[Matrix]) -> None:
+        """Writes the residual as it is for products with some matrices."""
+        ones = np.ones(self._config.hidden_size, dtype=np.float32)
+        for out, rounding in self._normed.begin(readers):
+            build = self._builder
+            build.norm(self._residual, out, ones, eps=0.0, is_normed=False, rounding=rounding)
+
     def _norm(self, name: str, *, divisor: float = 1.0) -> Callable[..., None]:
         """Returns `ProgramBuilder.norm` with the weights of a norm, whose result is divided."""
         bias = self._weights.vector_if_any(f"{name}.bias")
@@ -359,9 +414,15 @@ class _Compiler:
             is_centred=self._config.norm_is_centred,
         )
 
-    def _add_down(self, rows: ProductRows, name: str, inner_norm: str, index: int) -> None:
+    def _add_down(
+        self, rows: ProductRows, name: str, inner_norm: str, index: int, *, scale: float = 1.0
+    ) -> None:
         """Adds a product whose result, summed over the group and perhaps normed, is added to the
-        residual."""
+        residual.
+
+        Args:
+            scale: factor of the sum behind a norm.
+        """
         matrix = self._weights.matrix(f"{name}.weight")
         source = rows.read_elements(matrix)
         bias = self._weights.vector_if_any(f"{name}.bias")
@@ -374,7 +435,8 @@ class _Compiler:
         if self._shared is not None:
             self._builder.sum(self._shared, out, adds=not is_normed)
         if is_normed:
-            self._norm(f"{layer_prefix(index)}{inner_norm}")(out, self._residual, to_sum=True)
+            norm = self._norm(f"{layer_prefix(index)}{inner_norm}")
+            norm(out, self._residual, to_sum=True, scale=scale)
 
     def _adapted(
         self, rows: ProductRows, num_rows: dict[str, int], *, is_interleaved: bool = False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox_kernels.native import NativeUnavailable, best_isa
-from signalbox_kernels.structs import MOST_EXPERTS
+from signalbox_kernels.structs import MOST_EXPERTS, PANEL
 from signalbox_worker.config import (
     USUAL_BLOCK_SIZE,
     CacheConfig,
@@ -21,6 +21,7 @@ from signalbox_worker.config import (
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
+from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.opened_model import OpenedModel
@@ -151,10 +152,21 @@ def _why_no_program(
         return f"it has no program for {opened.spec.architecture}"
     elif opened.config.has_inner_norms and opened.config.norm_is_centred:
         return "it adds no results of LayerNorms to hidden states"
-    elif (reason := _why_no_mixture(opened)) is not None:
+    elif (reason := _why_no_mixture(opened) or _why_no_layers(opened.config)) is not None:
         return reason
     if shape.head_size % _GRAIN:
         return f"head size {shape.head_size} is no multiple of {_GRAIN}"
+    return None
+
+
+def _why_no_layers(config: Any) -> str | None:
+    """Says which sizes of layers that differ from each other are not computed; None if all are."""
+    if not isinstance(config, Gemma4Config):
+        return None
+    if config.full_head_size % _GRAIN:
+        return f"head size {config.full_head_size} is no multiple of {_GRAIN}"
+    if config.layer_input_size % PANEL:
+        return f"hidden_size_per_layer_input {config.layer_input_size} is no multiple of {PANEL}"
     return None
 
 

@@ -18,6 +18,7 @@ from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.coded_matrices import code_block_size
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.weight_shapes import (
     SINKS,
@@ -65,6 +66,8 @@ class TensorShare:
     def rows(self, name: str) -> range:
         """Returns the rows of a tensor that the rank has."""
         num_rows = weight_shapes(self.whole)[name][0]
+        if self.size == 1:
+            return range(num_rows)
         if name in TABLES:
             return self.tokens
         if name.endswith(f".{SINKS}"):
@@ -79,6 +82,8 @@ class TensorShare:
 
     def columns(self, name: str) -> range:
         num_columns = weight_shapes(self.whole)[name][1]
+        if self.size == 1:
+            return range(num_columns)
         match _module(name):
             case "o_proj":
                 return self._heads("q")
@@ -138,6 +143,8 @@ def why_not_divided(config: DecoderConfig, size: int) -> str | None:
     for name, inner in _inner_sizes(config).items():
         if -(-inner // LEAST_BLOCK) < size:
             return f"{name} {inner} has fewer than {size} blocks"
+    if isinstance(config, Gemma4Config):
+        return "its layers have heads of several sizes"
     if config.qk_norm_is_whole:
         return "its norms of Q and K are of all heads together"
     if any(not TensorShare(whole=config, rank=rank, size=size).tokens for rank in range(size)):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 
 Shape = tuple[int, ...]
@@ -25,7 +26,17 @@ SINKS = "self_attn.sinks"
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
-TABLES = (EMBEDDING, HEAD)
+INPUT_TABLE = "model.embed_tokens_per_layer.weight"
+"""Rows of tokens in the inputs that layers have of their own."""
+INPUT_PROJECTION = "model.per_layer_model_projection.weight"
+INPUT_NORM = "model.per_layer_projection_norm.weight"
+"""What makes the rest of them of the embedded token: a matrix of all layers, and a norm of one."""
+INPUT_GATE, INPUT_DOWN = "per_layer_input_gate.weight", "per_layer_projection.weight"
+AFTER_INPUT = "post_per_layer_input_norm"
+"""What adds a layer's own input to its hidden states."""
+LAYER_SCALE = "layer_scalar"
+"""Factor of the hidden states behind a layer."""
+TABLES = (EMBEDDING, HEAD, INPUT_TABLE)
 """Matrices with a row for each token of the vocabulary, or more, which are not used."""
 
 
@@ -36,12 +47,12 @@ def weight_shapes(config: DecoderConfig) -> Mapping[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: table} | _norm(config, NORM)
     if config.has_head and not config.tie_embeddings:
         shapes[HEAD] = table
-    attention = _attention(config)
-    dense, mixture = attention | _feed_forward(config), attention
-    if isinstance(config, MoeConfig):
-        mixture = attention | _mixture(config)
+    if isinstance(config, Gemma4Config):
+        shapes |= _input_shapes(config)
+    mixture = _mixture(config) if isinstance(config, MoeConfig) else {}
     for index in range(config.num_layers):
-        of_layer = mixture if has_experts(config, index) else dense
+        of_layer = _attention(config, index)
+        of_layer |= mixture if has_experts(config, index) else _feed_forward(config, index)
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
     return MappingProxyType(shapes)
 
@@ -60,6 +71,8 @@ def names_of_stage(config: DecoderConfig, stage: StageLayers) -> set[str]:
     }
     if stage.is_first:
         names.add(EMBEDDING)
+        if isinstance(config, Gemma4Config):
+            names.update(_input_shapes(config))
     if stage.is_last:
         names.update(_norm(config, NORM))
     if stage.is_last and config.has_head:
@@ -123,9 +136,9 @@ def is_ignored(name: str, config: DecoderConfig) -> bool:
         return config.tie_embeddings or not config.has_head
     if name == CLASSIFIER:
         return not config.has_head
-    return (
-        is_behind(name, config) or name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
-    )
+    if is_behind(name, config) or _is_of_shared_keys(name, config):
+        return True
+    return name.endswith(".rotary_emb.inv_freq") or is_attention_scale(name)
 
 
 def is_behind(name: str, config: DecoderConfig) -> bool:
@@ -134,11 +147,42 @@ def is_behind(name: str, config: DecoderConfig) -> bool:
     return layer is not None and int(layer[1]) >= config.num_layers
 
 
-def _attention(config: DecoderConfig) -> dict[str, Shape]:
-    hidden, head_size = config.hidden_size, config.head_size
-    query, key = config.num_heads * head_size, config.num_kv_heads * head_size
+def _is_of_shared_keys(name: str, config: DecoderConfig) -> bool:
+    """Says whether a tensor makes K or V in a layer that reads those of another."""
+    start, _, rest = name.partition(".self_attn.")
+    index = start.removeprefix("model.layers.")
+    if rest[:6] not in ("k_proj", "v_proj", "k_norm", "v_norm") or not index.isdecimal():
+        return False
+    return int(index) < config.num_layers and config.kv_layer(int(index)) != int(index)
+
+
+def _input_shapes(config: Gemma4Config) -> dict[str, Shape]:
+    width, size = config.num_layers * config.layer_input_size, config.layer_input_size
+    if not width:
+        return {}
+    return {
+        INPUT_TABLE: (config.vocab_size, width),
+        INPUT_PROJECTION: (width, config.hidden_size),
+        INPUT_NORM: (size,),
+    }
+
+
+def _of_gemma4(config: Gemma4Config) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {LAYER_SCALE: (1,)}
+    if size := config.layer_input_size:
+        shapes[INPUT_GATE] = (size, config.hidden_size)
+        shapes[INPUT_DOWN] = (config.hidden_size, size)
+        shapes |= _norm(config, AFTER_INPUT)
+    return shapes
+
+
+def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
+    heads = config.heads_of(index)
+    hidden, head_size = config.hidden_size, heads.size
+    query, key = heads.num_heads * head_size, heads.num_kv_heads * head_size
     shapes = _norm(config, "input_layernorm")
-    for name, rows in (("q", query), ("k", key), ("v", key)):
+    for name in heads.projections:
+        rows = query if name == "q" else key
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
     shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
     if config.has_sinks:
@@ -146,15 +190,21 @@ def _attention(config: DecoderConfig) -> dict[str, Shape]:
     if config.qk_norm:
         whole = config.qk_norm_is_whole
         widths = {"q": query if whole else head_size, "k": key if whole else head_size}
-        shapes |= {f"self_attn.{name}_norm.weight": (width,) for name, width in widths.items()}
+        shapes |= {
+            f"self_attn.{name}_norm.weight": (width,)
+            for name, width in widths.items()
+            if name in heads.projections
+        }
     return shapes
 
 
-def _feed_forward(config: DecoderConfig) -> dict[str, Shape]:
+def _feed_forward(config: DecoderConfig, index: int) -> dict[str, Shape]:
     shapes = _norm(
         config, feed_norm(config), *(config.inner_norms if config.has_inner_norms else ())
     )
-    return shapes | _gated("mlp", config, config.intermediate_size, has_bias=config.mlp_bias)
+    if isinstance(config, Gemma4Config):
+        shapes |= _of_gemma4(config)
+    return shapes | _gated("mlp", config, config.inner_size(index), has_bias=config.mlp_bias)
 
 
 def _mixture(config: MoeConfig) -> dict[str, Shape]:

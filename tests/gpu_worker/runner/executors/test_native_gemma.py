@@ -19,6 +19,7 @@ from tests.gpu_worker.model_runners import (
     make_prompts,
     make_runner,
 )
+from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("gemma", "gemma2", "gemma3")
+FAMILIES = ("gemma", "gemma2", "gemma3", "gemma4")
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_GEMMAS", "2"))
 
 
@@ -51,12 +52,64 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     if family == "gemma":
         return fields
     kinds = ["sliding_attention", "full_attention"]
+    if family == "gemma4":
+        return fields | _of_gemma4(rng, kinds)
     return fields | {
         "query_pre_attn_scalar": rng.choice([16, 100]),
         "sliding_window": rng.choice([1, 13, 40]),
         "layer_types": rng.choices(kinds, k=num_layers),
         "final_logit_softcapping": rng.choice([None, 2.0, 30.0]),
         **({"attn_logit_softcapping": rng.choice([None, 1.0])} if family == "gemma2" else {}),
+    }
+
+
+def _of_gemma4(rng: random.Random, kinds: list[str]) -> dict[str, Any]:
+    """Heads of two sizes, K that is V, K and V of other layers, inputs of each layer."""
+    num_shared = rng.choice([0, 0, 2, 3])
+    layer_types = [*rng.choices(kinds, k=rng.choice([0, 1, 2])), *kinds]
+    layer_types += [*rng.choices(kinds, k=max(0, num_shared - 1)), kinds[1]]
+    return {
+        "num_hidden_layers": len(layer_types),
+        "layer_types": layer_types,
+        "num_kv_shared_layers": num_shared,
+        "sliding_window": rng.choice([1, 13, 40]),
+        "global_head_dim": rng.choice([16, 32, 96]),
+        "num_global_key_value_heads": rng.choice([None, 1]),
+        "attention_k_eq_v": rng.random() < 0.5,
+        "use_double_wide_mlp": rng.random() < 0.5,
+        "hidden_size_per_layer_input": rng.choice([0, 32, 64]),
+        "vocab_size_per_layer_input": 97,
+        "final_logit_softcapping": rng.choice([None, 30.0]),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": rng.choice([0.25, 0.5]),
+                "rope_theta": 5000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+
+
+def gguf_fields(config: Any) -> dict[str, Any]:
+    """Fields of a file of Gemma 4 that say what differs from layer to layer."""
+    config.allow_global_per_layer_attribute_access = True  # the writer reads those of the window
+    layers, sliding = config.per_layer_config, config.rope_parameters["sliding_attention"]
+    full, first_shared = layers["full_attention"].head_dim, len(config.layer_types)
+    first_shared -= config.num_kv_shared_layers
+    widths = [
+        config.intermediate_size * (2 if config.use_double_wide_mlp and i >= first_shared else 1)
+        for i in range(len(config.layer_types))
+    ]
+    of_heads = {"attention.key_length": full, "attention.value_length": full}
+    of_heads |= {f"{name}_swa": config.head_dim for name in of_heads}
+    return of_heads | {
+        "attention.head_count_kv": [one.num_key_value_heads for one in layers],
+        "attention.sliding_window_pattern": ["sliding" in one for one in config.layer_types],
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "feed_forward_length": widths,
+        "rope.freq_base_swa": sliding["rope_theta"],
     }
 
 
@@ -74,3 +127,22 @@ def test_random_gemmas_equal_transformers(family: str, seed: int, tmp_path: Path
         logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
     expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
     torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_files_of_gemma4_run_in_their_blocks(seed: int, tmp_path: Path) -> None:
+    fields = random_fields("gemma4", seed) | {"hidden_size_per_layer_input": 32 * seed}
+    fields |= {"hidden_size": 96, "intermediate_size": 64, "tie_word_embeddings": True}
+    fields |= {"head_dim": 32, "global_head_dim": 64}  # whole blocks
+    reference = make_model(tmp_path / "hf", "gemma4", **fields)
+    extra = gguf_fields(reference.config)
+    exact = make_gguf(tmp_path / "exact.gguf", reference, "gemma4", extra=extra)
+    assert_greedy(make_native(exact), reference, make_prompts(17, 40), 6, chunks=(WHOLE, 7))
+    blocks = make_gguf(
+        tmp_path / "blocks.gguf", reference, "gemma4", extra=extra, kind_of=lambda _: "Q8_0"
+    )
+    decoded = make_runner(blocks, cpu_backend="torch")
+    expected = log_probabilities(decoded)
+    torch.testing.assert_close(
+        log_probabilities(make_native(blocks)), expected, rtol=0, atol=LOGITS
+    )

@@ -125,13 +125,17 @@ def _add_config(writer: gguf.GGUFWriter, reference: Any) -> None:
         if getattr(config, name, None):  # no window is 0 in some configurations
             getattr(writer, add)(getattr(config, name))
     names = ("num_experts", "num_local_experts")
-    if counts := [getattr(config, name) for name in names if hasattr(config, name)]:
+    if counts := [getattr(config, name) for name in names if getattr(config, name, None)]:
         writer.add_expert_count(counts[0])
     kind = rope["rope_type"]
     if kind == "llama3":  # as divisors of the frequencies
         inv_freq = reference.model.rotary_emb.inv_freq
         plain = rope["rope_theta"] ** -(torch.arange(len(inv_freq)) / len(inv_freq))
         writer.add_tensor("rope_freqs.weight", (plain / inv_freq).numpy())
+    elif kind == "proportional":  # likewise, of those that do not turn
+        half = config.per_layer_config["full_attention"].head_dim // 2
+        is_turned = np.arange(half) < int(rope["partial_rotary_factor"] * half)
+        writer.add_tensor("rope_freqs.weight", np.where(is_turned, 1, 1e30).astype(np.float32))
     elif kind != "default":
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         of_yarn = "yarn_" if kind == "yarn" else ""
@@ -172,16 +176,19 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         values = tensor.float().numpy()
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if "gemma" in architecture and "norm" in name:
+        if "gemma" in architecture and architecture != "gemma4" and "norm" in name:
             values = values + 1
         if architecture == "granitemoe":  # whose checkpoints have other names
             name = name.replace("moe.router", "moe.gate").replace("block_sparse_moe.e", "mlp.e")
-        part = name.split(".")[-2]
+        part = name.rpartition(".")[0].rpartition(".")[2]
         if (
             architecture in ("llama", "granite", "granitemoe") and part in heads
         ):  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
+        if name.endswith(".layer_scalar"):
+            yield f"{names.get_name(name)}.weight", values
+            continue
         if ".experts." not in name:  # the converter squeezes
             yield str(names.get_name(name, (".weight", ".bias"))), values.squeeze()
             continue
