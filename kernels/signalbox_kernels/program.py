@@ -52,11 +52,13 @@ class ProgramShape:
     hidden_size: int
     vocab_size: int
     scale: float
+    value_size: int = 0
+    """Of latents: size of V, with which the one vector of a token in the cache ends."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of the cache: all layers, K and V, with the scales of codes."""
-        heads = 2 * self.num_layers * self.num_kv_heads
+        heads = (1 if self.value_size else 2) * self.num_layers * self.num_kv_heads
         head = self.head_size * _ELEMENT_BYTES[self.kv_element]
         if self.kv_element is Element.INT8:
             head += _SCALE_BYTES

@@ -1,6 +1,6 @@
 """Builds a native program: one method adds one op, and the last one makes the program."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -68,6 +68,8 @@ class Routing(NamedTuple):
     renormalises: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_summed: int = 2
+    """Experts of a group whose shares decide whether it counts."""
     has_common: bool = False
     scale: float = 1.0
 
@@ -97,6 +99,16 @@ class Clamped(NamedTuple):
     scale: float
     """Factor within the sigmoid."""
     limit: float
+
+
+class HeadMatrices(NamedTuple):
+    """A matrix of each head, all of one shape and type, whose rows are a multiple of `PANEL`."""
+
+    matrices: Sequence[Matrix]
+    src_step: int
+    """Columns of the source that each head reads, one head after the other; 0 lets all read all."""
+    dst_step: int
+    """Columns from the first that a head writes to that of the next."""
 
 
 class Adapted(NamedTuple):
@@ -168,6 +180,7 @@ class ProgramBuilder(ProgramParts):
         bias: AnyArray | None = None,
         *,
         eps: float,
+        width: int | None = None,
         is_centred: bool = False,
         of_rows: bool = False,
         to_floats: bool = False,
@@ -180,6 +193,7 @@ class ProgramBuilder(ProgramParts):
         """Adds RMSNorm of every token, or only of the tokens with logits.
 
         Args:
+            width: columns of `src`, of RMSNorm; None is the hidden size.
             is_centred: makes it LayerNorm, which alone has a bias and no `to_sum`.
             to_floats: writes a buffer of floats, which may be src.
             to_sum: adds the result to `dst`, a buffer of floats.
@@ -197,6 +211,7 @@ class ProgramBuilder(ProgramParts):
             | (0 if is_normed else UNNORMED),
             src=src,
             dst=dst,
+            n=width or 0,
             weight=self._floats(weight),
             bias=None if bias is None else self._floats(bias),
             eps=eps,
@@ -281,7 +296,7 @@ class ProgramBuilder(ProgramParts):
         self,
         src: int,
         dst: int,
-        weight: Matrix | Experts,
+        weight: Matrix | Experts | HeadMatrices,
         bias: AnyArray | None,
         epilogue: Epilogue,
         *,
@@ -294,7 +309,7 @@ class ProgramBuilder(ProgramParts):
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
-            weight: for gathered rows that of each expert.
+            weight: for gathered rows that of each expert; that of each head has STORE or ACTIVATE.
             bias: [rows], or [experts, rows].
             activation: of GATED, GATE, ACTIVATE and MODULATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
@@ -305,10 +320,14 @@ class ProgramBuilder(ProgramParts):
         """
         if adapted is not None:
             self._shrink(adapted)
-        interleaved = epilogue is Epilogue.GATED
+        interleaved, heads = epilogue is Epilogue.GATED, dict[str, int]()
         if isinstance(weight, Experts):
             every = chain([weight.first], weight.others)
             packed = self.arena.pack_all(every, weight.num_experts, interleaved=interleaved)
+        elif isinstance(weight, HeadMatrices):
+            matrices, src_step, dst_step = weight
+            packed = self.arena.pack_all(matrices, len(matrices))
+            heads = {"num_matrices": len(matrices), "src_step": src_step, "dst_step": dst_step}
         else:
             packed = self.arena.pack(weight, interleaved=interleaved)
         if isinstance(activation, Clamped):
@@ -328,6 +347,7 @@ class ProgramBuilder(ProgramParts):
             gate=gate,
             **function,
             **({} if adapted is None else self._adapter_fields(adapted)),
+            **heads,
         )
 
     def _shrink(self, adapted: Adapted) -> None:

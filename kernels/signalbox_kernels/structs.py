@@ -74,6 +74,7 @@ class Activation(IntEnum):
     GELU_TANH = 2
     RELU = 3
     CLAMPED = 4
+    IDENTITY = 5
 
 
 class Index(IntEnum):
@@ -162,6 +163,9 @@ class SbOp(ctypes.Structure):
         ("group", c_int32),
         ("zero", c_float),
         ("limit", c_float),
+        ("num_matrices", c_int32),
+        ("src_step", c_int32),
+        ("dst_step", c_int32),
     )
 
 
@@ -186,6 +190,7 @@ class SbRouting(ctypes.Structure):
         ("renormalises", c_int32),
         ("num_groups", c_int32),
         ("num_chosen_groups", c_int32),
+        ("num_summed", c_int32),
         ("has_common", c_int32),
         ("scale", c_float),
         ("bias", c_void_p),
@@ -201,6 +206,7 @@ class SbShape(ctypes.Structure):
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_size", c_int32),
+        ("value_size", c_int32),
         ("block_size", c_int32),
         ("hidden_size", c_int32),
         ("vocab_size", c_int32),

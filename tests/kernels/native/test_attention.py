@@ -41,6 +41,17 @@ CACHES = [
 ]
 """Instruction sets, each with the dtypes that it computes in and those of K and V."""
 CODED = (INT8, FLOAT8_E4M3)
+WITH_LATENTS = [
+    pytest.param(*cache.values, shape, id=f"{cache.id}-{kind}")
+    for cache in CACHES
+    for kind, shape in (
+        ("heads", {"num_heads": 6, "num_kv_heads": 2, "head_size": 64}),
+        ("sinks", {"num_heads": 6, "num_kv_heads": 2, "has_sinks": True, "window": 90}),
+        ("latents", {"num_heads": 12, "head_size": 80, "value_size": 64}),
+    )
+    if kind != "latents" or cache.values[2] not in CODED
+]
+"""`CACHES`, each with shapes of its heads."""
 KV_SCALES = (0.25, 3.0)  # of E4M3
 OF_KEYS = KeysAndValues.VALUES_OF_KEYS | KeysAndValues.NORMED_VALUES
 
@@ -65,7 +76,7 @@ class Cached:
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
     cache: Doubles
-    """[num_blocks, 2, block_size, num_kv_heads, head_size], of the reference."""
+    """[num_blocks, 2, block_size, num_kv_heads, head_size], of the reference; latents are both."""
 
     def check_step(self, arrays: StepArrays, heads: AnyArray) -> None:
         """Compares what the program and the reference make of [num_tokens, all heads, size]."""
@@ -80,7 +91,7 @@ class Cached:
         view = self.program.view(source, width=width, num_tokens=most, dtype=FLOAT32)
         view[:count, :width] = heads.reshape(count, -1)
         self.program.run(arrays)
-        width = shape.num_heads * shape.head_size
+        width = shape.num_heads * (shape.value_size or shape.head_size)
         actual = self.program.view(out, width=width, num_tokens=most, dtype=self.dtype)
         return actual[:count, :width].reshape(count, shape.num_heads, -1).copy()
 
@@ -98,16 +109,17 @@ class Cached:
                 for heads, norm in zip((queries, keys), self.norms, strict=True)
             )
         turns = angles(self.num_rotated)[arrays.positions]
+        queries, keys = (reference.rotate(one, turns, self.pairs) for one in (queries, keys))
         blocks, offsets = np.divmod(at.slots, shape.block_size)
-        for part, entries in enumerate((reference.rotate(keys, turns, self.pairs), values)):
+        for part, entries in enumerate((keys, keys if shape.value_size else values)):
             if self.kv_dtype in CODED:
                 self.cache[blocks, part, offsets] = self.decoded(part)[blocks, offsets]
                 errors = np.abs(self.cache[blocks, part, offsets] - entries)
                 assert (errors <= self._half_a_unit(part, entries)).all()
             else:
                 self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
-        return reference.paged_attention(
-            reference.rounded(reference.rotate(queries, turns, self.pairs), self.dtype),
+        attended = reference.paged_attention(
+            reference.rounded(queries, self.dtype),
             self.cache,
             at,
             scale=shape.scale,
@@ -116,6 +128,7 @@ class Cached:
             sinks=self.sinks,
             cap=self.cap,
         )
+        return attended[..., -shape.value_size :]
 
     def decoded(self, part: int) -> Doubles:
         """Returns the K or V that the pool's codes mean, [num_blocks, block_size, heads, size]."""
@@ -169,11 +182,11 @@ def make_cached(
         units = shape | {"num_layers": 2 * layer, "num_kv_heads": 1, "head_size": 16}
         builder = make_builder(dtype, kv_dtype=kv_dtype, **units)
         own = Heads(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
-    both = sizes.num_heads + 2 * sizes.num_kv_heads
+    both = sizes.num_heads + (1 if sizes.value_size else 2 * sizes.num_kv_heads)
     buffers = (
         builder.buffer(both * sizes.head_size, row=Row.FLOATS),
         builder.buffer(sizes.num_heads * sizes.head_size),
-        builder.buffer(sizes.num_heads * sizes.head_size),
+        builder.buffer(sizes.num_heads * (sizes.value_size or sizes.head_size)),
     )
     norms = (make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3))
     used = norms if qk_norm else None
@@ -222,7 +235,7 @@ def make_step(
     arrays.attention.query_start = np.cumsum([0, *queries])
     arrays.attention.context_lens = np.array(contexts, dtype=np.int64)
     arrays.attention.block_tables = tables
-    count = shape.num_heads + 2 * shape.num_kv_heads
+    count = shape.num_heads + (1 if shape.value_size else 2 * shape.num_kv_heads)
     return arrays, make_floats(len(positions), count, shape.head_size, seed=seed)
 
 
@@ -235,10 +248,14 @@ SHAPES = [
     {"head_size": 16, "num_heads": 51, "num_kv_heads": 1},
     {"head_size": 48, "num_heads": 2, "num_kv_heads": 1, "block_size": 512},
 ]
+LATENTS = [
+    {"head_size": 80, "value_size": 64, "num_heads": 5},
+    {"head_size": 320, "value_size": 288, "num_heads": 24, "block_size": 32},
+]
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES + LATENTS, ids=str)
 @pytest.mark.parametrize(
     "variant",
     [
@@ -257,6 +274,10 @@ def test_attention_over_blocks_equals_the_reference(
     shape: dict[str, int],
     variant: dict[str, int],
 ) -> None:
+    if kv_dtype in CODED and "value_size" in shape:
+        with pytest.raises(NativeUnavailable, match="no native program"):
+            make_cached(dtype, kv_dtype, isa=isa, **shape)
+        return
     cached = make_cached(dtype, kv_dtype, isa=isa, **shape, **variant)  # type: ignore[arg-type]
     steps = [([15, 31, 1, 60], [15, 31, 1, 60]), ([16, 32, 2, 63], [1, 1, 1, 3])]
     steps += [([17, 61, 3, 64], [1, 29, 1, 1]), ([18, 62, 20, 65], [1, 1, 17, 1])]
@@ -318,15 +339,15 @@ def test_heads_of_a_layer_are_computed_as_those_of_a_shape(
         assert_same_bits(own.pool, before)
 
 
-@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype", "shape"), WITH_LATENTS)
 @pytest.mark.parametrize("pairs", Pairs)
 def test_a_row_does_not_depend_on_the_rows_beside_it(
-    pairs: Pairs, isa: Isa, dtype: Dtype, kv_dtype: Dtype
+    pairs: Pairs, isa: Isa, dtype: Dtype, kv_dtype: Dtype, shape: dict[str, int]
 ) -> None:
     """Bit for bit: alone or in a batch, in one piece or token by token."""
-    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64, "num_passed": 6 * pairs}
     whole, piecewise = (
-        make_cached(dtype, kv_dtype, isa=isa, pairs=pairs, **shape) for _ in range(2)
+        make_cached(dtype, kv_dtype, isa=isa, pairs=pairs, num_passed=6 * pairs, **shape)
+        for _ in range(2)
     )
     arrays, heads = make_step(whole, [45], [45], seed=0)
     expected = whole.run(arrays, heads)
@@ -340,36 +361,34 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 def test_widened_k_and_v_give_the_bits_of_float32_that_holds_rounded_values(isa: Isa) -> None:
     shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 48}
     narrow = make_cached(FLOAT32, BFLOAT16, isa=isa, **shape)
-    wide = make_cached(FLOAT32, FLOAT32, isa=isa, **shape)
-    assert 2 * narrow.pool.shape[1] == wide.pool.shape[1]
+    floats = make_cached(FLOAT32, FLOAT32, isa=isa, **shape)
+    assert 2 * narrow.pool.shape[1] == floats.pool.shape[1]
     steps = [([150, 31], [150, 31]), ([280, 60], [130, 29]), ([281, 61], [1, 1])]
     for i, (contexts, queries) in enumerate(steps):
         arrays, heads = make_step(narrow, contexts, queries, seed=i)
         actual = narrow.run(arrays, heads)
-        wide.run(arrays, heads)
-        values = wide.pool.view(FLOAT32)
+        floats.run(arrays, heads)
+        values = floats.pool.view(FLOAT32)
         values[:] = to_float32(to_bfloat16(values))
         arrays.attention.slots[:] = -1  # attention alone, over the rounded values
-        assert_same_bits(actual, wide.run(arrays, heads))
+        assert_same_bits(actual, floats.run(arrays, heads))
 
 
-@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
-@pytest.mark.parametrize("variant", [{}, {"has_sinks": True, "window": 90}], ids=str)
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype", "shape"), WITH_LATENTS)
 def test_a_row_does_not_depend_on_how_a_long_prompt_was_cut(
-    isa: Isa, dtype: Dtype, kv_dtype: Dtype, variant: dict[str, int]
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype, shape: dict[str, int]
 ) -> None:
     """Bit for bit, with chunks of the running softmax that begin and end inside of steps."""
-    shape: dict[str, int] = {"num_heads": 6, "num_kv_heads": 2} | variant
 
     def computed(ends: Sequence[int]) -> tuple[AnyArray, AnyArray]:
-        cached = make_cached(dtype, kv_dtype, isa=isa, **shape)  # type: ignore[arg-type]
+        cached = make_cached(dtype, kv_dtype, isa=isa, **shape)
         outputs = []
         for start, end in zip([0, *ends], ends, strict=False):
             arrays, _ = make_step(cached, [end], [end - start], seed=0)
             outputs.append(cached.run(arrays, rows[start:end]))
         return np.concatenate(outputs), cached.pool
 
-    rows = make_floats(560, 10, 16, seed=0)
+    rows = make_step(make_cached(dtype, kv_dtype, isa=isa, **shape), [560], [560], seed=0)[1]
     expected = computed([190, 380, 560])
     for ends in ([7, 190, 255, 256, 257, 400, 560], [150, 300, 450, 559, 560]):
         for actual, array in zip(computed(ends), expected, strict=True):

@@ -32,6 +32,7 @@ ROUTINGS = {
     "common": Routing(8, 3, has_common=True),
     "sigmoid": Routing(8, 3, Scores.SIGMOID, renormalises=True, scale=1.5),
     "groups": Routing(12, 3, Scores.SIGMOID, num_groups=4, num_chosen_groups=2),
+    "best-of-groups": Routing(12, 3, num_groups=4, num_chosen_groups=2, num_summed=1, scale=16.0),
 }
 
 
@@ -46,7 +47,7 @@ def shares_of(scores: AnyArray, routing: Routing, bias: AnyArray | None) -> Doub
     ranks = shares if bias is None else shares + bias
     if routing.num_groups > 1:
         groups = ranks.reshape(len(x), routing.num_groups, -1)
-        best = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+        best = np.sort(groups, axis=2)[:, :, -routing.num_summed :].sum(axis=2)
         left = np.argsort(-best, axis=1, kind="stable")[:, routing.num_chosen_groups :]
         np.put_along_axis(groups, left[:, :, None], -np.inf, axis=1)
         ranks = groups.reshape(x.shape)

@@ -7,6 +7,7 @@ from signalbox_kernels import native
 from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
+from signalbox_kernels.program_builder import HeadMatrices
 from signalbox_kernels.structs import Activation, Epilogue, Index, Row
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
@@ -78,6 +79,7 @@ FUNCTIONS = {
     Activation.GELU_TANH: reference.gelu_tanh,
     Activation.RELU: lambda x: np.maximum(x, 0),
     Activation.SILU: lambda x: x / (1 + np.exp(-x)),
+    Activation.IDENTITY: lambda x: x,
 }
 
 
@@ -104,6 +106,42 @@ def test_activations_of_products(isa: Isa, dtype: Dtype, activation: Activation)
     assert_near(actual, expected, dtype)
     actual = program.view(gated, width=size, num_tokens=7, dtype=dtype)[:, :size]
     assert_near(actual, expected[:, :size] * product[:, size:], dtype)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+@pytest.mark.parametrize("num_tokens", [1, 45])
+@pytest.mark.parametrize("src_step", [0, 64])
+def test_heads_multiply_columns_of_their_own(
+    isa: Isa, dtype: Dtype, num_tokens: int, src_step: int
+) -> None:
+    """Of normed rows of a width of their own; each head writes its columns behind those before."""
+    num_heads, width, n = 5, 5 * 64, 32
+    weights = [make_floats(n, src_step or width, dtype=dtype, seed=i) for i in range(num_heads)]
+    builder = make_builder(dtype)
+    given, out = builder.buffer(width, row=Row.FLOATS), builder.buffer(width, row=Row.FLOATS)
+    normed, elements = builder.buffer(width), builder.buffer(num_heads * n)
+    norm = make_floats(width)
+    builder.norm(given, normed, norm, eps=1e-5, width=width)
+    builder.linear(
+        normed, out, HeadMatrices(weights, src_step, 64), None, Epilogue.STORE, column=32
+    )
+    one = HeadMatrices(weights, src_step, n)
+    activation = Activation.IDENTITY
+    builder.linear(normed, elements, one, None, Epilogue.ACTIVATE, activation=activation)
+    program, rows = make_program(builder, isa), make_floats(num_tokens, width)
+    sizes = {"width": width, "num_tokens": num_tokens, "dtype": FLOAT32}
+    program.view(given, **sizes)[:] = rows
+    program.view(out, **sizes)[:] = 7
+    program.run(make_arrays(num_tokens))
+    x = reference.rms_norm(rows, norm, eps=1e-5).reshape(num_tokens, num_heads, 64)
+    heads = [x[:, i] if src_step else x.reshape(num_tokens, -1) for i in range(num_heads)]
+    expected = np.stack([linear(a, b) for a, b in zip(heads, weights, strict=True)], axis=1)
+    columns = program.view(out, **sizes).reshape(num_tokens, num_heads, 64)
+    assert (columns[:, :, :32] == 7).all()
+    size = np.abs(expected).max()
+    assert_near(columns[:, :, 32:] / size, expected / size, dtype)
+    actual = program.view(elements, width=num_heads * n, num_tokens=num_tokens, dtype=dtype)
+    assert_near(wide(actual).reshape(expected.shape) / size, expected / size, dtype)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)

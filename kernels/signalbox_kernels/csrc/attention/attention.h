@@ -4,6 +4,8 @@
 // need no horizontal sums. A unit is a word, or the byte that a code is. Keys come in chunks of 256 from position 0; after each chunk the running
 // softmax is corrected (Milakov and Gimelshein, 2018). The order of all sums depends on positions
 // alone, not on how a prompt was cut into steps.
+//
+// Latents (latents.h) are rows that K and V share, which several tiles of a task read.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +35,9 @@ struct Attend {
 
     Keys(const sb::Phase& p, int32_t tile) {
       const SbShape& shape = *p.shape;
-      const sb::AttendTask& task = p.tasks[tile / shape.num_kv_heads];
-      const int64_t head = tile % shape.num_kv_heads;
+      const int32_t tiles = shape.num_heads / p.heads_of_tile;
+      const sb::AttendTask& task = p.tasks[tile / tiles];
+      const int64_t head = E::kIsLatent ? 0 : tile % tiles;
       const int64_t first = p.batch->positions[task.first], window = p.op->window;
       heads = p.pool + p.place + head * head_bytes<E>(shape);
       const SbAttention& attention = p.batch->attention;
@@ -47,12 +50,13 @@ struct Attend {
     }
 
     const unit* keys(const sb::Phase& p, int64_t token) const {
-      const int64_t size = p.shape->block_size;
+      const int64_t size = p.shape->block_size, step = E::kIsLatent ? p.shape->head_size : 1;
       return reinterpret_cast<const unit*>(heads + table[token / size] * p.block_bytes) +
-             token % size;
+             token % size * step;
     }
 
     const unit* values(const sb::Phase& p, int64_t token) const {
+      if constexpr (E::kIsLatent) return keys(p, token) + p.shape->head_size - p.shape->value_size;
       const int64_t size = p.shape->head_size, offset = token % p.shape->block_size;
       return keys(p, token - offset) + size / E::G * p.shape->block_size + offset / E::G * size;
     }
@@ -66,11 +70,12 @@ struct Attend {
   const sb::Phase& phase;
   const SbShape& shape;
   const sb::AttendTask& task;
-  int head;   // of K and V
   int group;  // heads that share K and V
+  int head;   // of K and V, or of as many latents
   int rows;   // task.count * group; row r is query r / group, head r % group
   int stored;  // rows that there is memory for
   int size, block_size;
+  int width;  // of V
   int query_words;
   int64_t first_position;
   Keys lie;
@@ -78,7 +83,7 @@ struct Attend {
   word* query;        // [rows, query_words] of factors
   float* scores;      // [rows, kKeyChunk]
   word* weights;      // [rows, chunk_words] of factors
-  float* out;         // [rows, size]
+  float* out;         // [rows, width]
   float *top, *total, *factor;  // [rows]
   float *k_scales, *v_scales;   // [kKeyChunk], of a chunk's tokens
   float score_scale, value_scale;
@@ -86,20 +91,21 @@ struct Attend {
   Attend(const sb::Phase& p, int32_t tile, char* scratch)
       : phase(p),
         shape(*p.shape),
-        task(p.tasks[tile / p.shape->num_kv_heads]),
-        head(tile % shape.num_kv_heads),
-        group(shape.num_heads / shape.num_kv_heads),
+        task(p.tasks[tile / (p.shape->num_heads / p.heads_of_tile)]),
+        group(p.heads_of_tile),
+        head(tile % (shape.num_heads / group)),
         rows(task.count * group),
         stored(static_cast<int>(sb::round_up(rows, 16))),
         size(shape.head_size),
         block_size(shape.block_size),
+        width(E::kIsLatent ? shape.value_size : size),
         query_words(size / Factors::G),
         first_position(p.batch->positions[task.first]),
         lie(p, tile),
         next(p, tile + 1 < p.tiles ? tile + 1 : tile) {
     if (tile + 1 == p.tiles) next.end = 0;
     out = reinterpret_cast<float*>(scratch);
-    scores = out + stored * size;
+    scores = out + stored * width;
     top = scores + stored * kKeyChunk;
     total = top + stored;
     factor = total + stored;
@@ -139,7 +145,7 @@ struct Attend {
       top[r] = phase.op->bias ? phase.op->bias[head * group + r % group] : -INFINITY;
       total[r] = top[r] == -INFINITY ? 0.0f : 1.0f;
     }
-    std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * size));
+    std::memset(out, 0, sizeof(float) * static_cast<size_t>(rows * width));
   }
 
   const unit* keys(int64_t token) const { return lie.keys(phase, token); }
@@ -299,7 +305,7 @@ struct Attend {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v)
-        acc[r][v] = load(out + (r0 + r) * size + d + v * W) * splat(factor[r0 + r]);
+        acc[r][v] = load(out + (r0 + r) * width + d + v * W) * splat(factor[r0 + r]);
     const word* p = weights + r0 * chunk_words;
     for (int t = 0; t < count; t += block_size) {
       const unit* block = values(first + t) + d;
@@ -319,7 +325,7 @@ struct Attend {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) store(out + (r0 + r) * size + d + v * W, acc[r][v]);
+      for (int v = 0; v < NV; ++v) store(out + (r0 + r) * width + d + v * W, acc[r][v]);
   }
 
   template <int NV>
@@ -338,8 +344,8 @@ struct Attend {
   void gather_chunk(int64_t first, int count) {
     constexpr int wide = W == 16 ? 4 / E::kLeftWords : 2;  // the sums stay in registers
     int d = 0;
-    for (; d + wide * W <= size; d += wide * W) gather_columns<wide>(d, first, count);
-    for (; d < size; d += W) gather_columns<1>(d, first, count);
+    for (; d + wide * W <= width; d += wide * W) gather_columns<wide>(d, first, count);
+    for (; d < width; d += W) gather_columns<1>(d, first, count);
   }
 
   // Goes over the keys; `products` scores a chunk of them and gathers their values.
@@ -367,9 +373,9 @@ struct Attend {
   void finish() const {
     for (int r = 0; r < rows; ++r) {
       auto* to = static_cast<typename A::scalar*>(phase.dst.data) +
-                 (task.first + r / group) * phase.dst.stride + (head * group + r % group) * size;
+                 (task.first + r / group) * phase.dst.stride + (head * group + r % group) * width;
       const V share = splat(1.0f / total[r] * value_scale);
-      for (int d = 0; d < size; d += W) A::store(to + d, load(out + r * size + d) * share);
+      for (int d = 0; d < width; d += W) A::store(to + d, load(out + r * width + d) * share);
     }
   }
 };

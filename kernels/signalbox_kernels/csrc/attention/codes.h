@@ -13,6 +13,7 @@ namespace SB_NS {
 // Codes lie one by one, so that a vector of them widens to a vector of floats.
 struct InBytes {
   static constexpr int G = 1, kLeftWords = 1;
+  static constexpr bool kIsLatent = false;
   typedef uint8_t scalar;
   typedef uint8_t unit;
   typedef F32 Factors;
@@ -77,12 +78,29 @@ struct E4m3 : InBytes {
   }
 };
 
+// Latents lie as rows, so that K, which ends with V, is there once: its products sum within vectors.
+struct Latents32 : F32 {
+  static constexpr bool kIsLatent = true;
+};
+
+struct Latents16 : WideBf16 {
+  static constexpr int G = 1, kLeftWords = 1;
+  static constexpr bool kIsLatent = true;
+  typedef uint16_t unit;
+  typedef V Left;
+  typedef V Right;
+
+  SB_INLINE Left broadcast(const word* p) { return F32::broadcast(p); }
+  SB_INLINE Right right(const unit* p) { return load_bfloats(p); }
+  SB_INLINE V mac(V sum, Left a, Right b) { return fused(a, b, sum); }
+};
+
 // Bytes of a layer's K and V of one head in a block, with the scales: K's of all tokens, then V's.
 template <class E>
 SB_INLINE int64_t head_bytes(const SbShape& shape) {
   const auto size = static_cast<int64_t>(sizeof(typename E::scalar)) * shape.head_size;
   const int64_t scale = E::kScales == CacheScales::kOfTokens ? sizeof(float) : 0;
-  return 2 * (size + scale) * shape.block_size;
+  return (E::kIsLatent ? 1 : 2) * (size + scale) * shape.block_size;
 }
 
 // Returns the scales behind a head's K and V in a block: those of K, [block_size], and of V.

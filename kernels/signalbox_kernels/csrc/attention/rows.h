@@ -152,10 +152,10 @@ static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
 template <class E>
 static void rms_norm_row(const sb::Phase& phase, int64_t row, const float* x) {
   const auto* weight = static_cast<const float*>(phase.op->weight);
-  const int64_t padded = phase.src.stride;
+  const int64_t padded = phase.src.stride, size = phase.op->n ? phase.op->n : phase.shape->hidden_size;
   V squares{};
   for (int64_t i = 0; i < padded; i += W) squares = fused(load(x + i), load(x + i), squares);
-  const float mean = sum(squares) / static_cast<float>(phase.shape->hidden_size);
+  const float mean = sum(squares) / static_cast<float>(size);
   const bool is_normed = !(phase.op->mode & SB_UNNORMED);
   const V factor = splat(is_normed ? 1.0f / std::sqrt(mean + phase.op->eps) : 1.0f);
   const float* before = nullptr;
@@ -217,7 +217,7 @@ template <class E>
 static void norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
-    if (phase.op->n) {
+    if (phase.op->n && (phase.op->src == phase.op->dst || phase.op->mode & SB_TO_FLOATS)) {
       norm_columns(phase, row);
       continue;
     }
@@ -263,6 +263,7 @@ SB_INLINE void rotate_halves(float* head, const float* cosines, int size) {
 
 // The places of a token's K and V in the cache. A layer's K of a block and head is
 // [head_size / G, block_size, G], V [block_size / G, head_size, G]; scales of tokens are behind them.
+// Latents are [block_size, head_size].
 template <class E>
 struct CacheSlot {
   typedef typename E::scalar scalar;
@@ -299,7 +300,13 @@ struct CacheSlot {
     return 1.0f;
   }
 
+  void put_latent(const float* latent) const {
+    scalar* to = keys(0) + offset * size;
+    for (int64_t i = 0; i < size; i += W) E::store(to + i, load(latent + i));
+  }
+
   void put_key(int head, const float* key) const {
+    if constexpr (E::kIsLatent) return put_latent(key);
     alignas(64) scalar narrow[W];
     const V inverse = splat(inverse_scale(head, 0, key));
     auto* to = reinterpret_cast<unit*>(keys(head)) + offset;
@@ -409,7 +416,7 @@ static void rotate_tile(const sb::Phase& phase, const sb::Claim& claim) {
   for (int64_t row = range.first; row < range.end; ++row)
     for (int head = 0; head < phase.shape->num_kv_heads; ++head)
       rotate_group<A, E>(phase, row, head);
-  put_values_of_tile<E>(phase, range);
+  if constexpr (!E::kIsLatent) put_values_of_tile<E>(phase, range);
 }
 
 }  // namespace SB_NS

@@ -14,6 +14,7 @@ enum class CacheScales { kNone, kOfTokens, kOfLayers };
 struct InWords {
   typedef word unit;
   static constexpr CacheScales kScales = CacheScales::kNone;
+  static constexpr bool kIsLatent = false;
 };
 
 struct F32 : InWords {

@@ -13,7 +13,9 @@ namespace {
 bool is_valid(const SbShape& s) {
   const bool has_elements = (s.element == SB_F32 || s.element == SB_BF16) && s.kv_element >= 0 &&
                             s.kv_element < SB_NUM_ELEMENTS;
-  return has_elements && s.num_kv_heads > 0 &&
+  const bool is_latent = s.value_size > 0 && s.value_size % sb::kPanel == 0 && s.value_size < s.head_size &&
+                         s.num_kv_heads == 1 && s.kv_element <= SB_BF16;
+  return has_elements && (is_latent || !s.value_size) && s.num_kv_heads > 0 &&
          s.num_heads % s.num_kv_heads == 0 && s.head_size > 0 && s.head_size % 16 == 0 &&
          s.block_size > 0 && s.block_size % 16 == 0 &&
          (sb::kKeyChunk % s.block_size == 0 || s.block_size % sb::kKeyChunk == 0);
@@ -33,7 +35,7 @@ bool is_valid_rounding(const SbOp& op, const SbBuffer* buffers) {
 bool is_valid(const SbRouting& r) {
   return r.num_experts > 0 && r.num_experts <= SB_MOST_EXPERTS && r.num_chosen > 0 &&
          r.num_chosen <= r.num_experts && r.num_groups > 0 && r.num_experts % r.num_groups == 0 &&
-         r.num_chosen_groups > 0 && r.num_chosen_groups <= r.num_groups;
+         r.num_chosen_groups > 0 && r.num_chosen_groups <= r.num_groups && r.num_summed > 0;
 }
 
 // Whether the op is one that experts compute, of as many rows as `routing` chooses; or reads and writes none.
@@ -56,14 +58,25 @@ bool has_valid_heads(const SbOp& op, const SbShape& shape) {
   const bool is_own = op.head_size != 0;
   const int32_t size = is_own ? op.head_size : shape.head_size;
   if (op.kind == SB_ROTATE && (op.n < 0 || op.n > size || op.n % 2)) return false;
+  if (shape.value_size && (is_own || op.keys_and_values)) return false;
   const int64_t layer = int64_t{shape.num_kv_heads} * shape.head_size, kv_heads = is_own ? op.num_kv_heads : shape.num_kv_heads;
   if (op.layer < 0 || op.layer * layer + kv_heads * size > shape.num_layers * layer) return false;
   return !is_own || (size > 0 && size % 16 == 0 && op.num_kv_heads > 0 && op.num_heads % op.num_kv_heads == 0);
 }
 
+// Whether the op is a product of several heads, each with its own matrix, or of one matrix.
+bool has_valid_matrices(const SbOp& op, const SbBuffer* buffers) {
+  if (!op.num_matrices) return true;
+  const bool is_aligned = op.n % sb::kPanel == 0 && op.src_step % sb::kPanel == 0 && op.dst_step % sb::kPanel == 0;
+  const bool has_steps = !op.src_step || buffers[op.src].row == SB_ELEMENTS;
+  const bool is_alone = !op.adapter && !op.bias && !buffers[op.src].copies;
+  const bool stores = op.mode == SB_STORE || op.mode == SB_ACTIVATE;
+  return op.kind == SB_LINEAR && op.num_matrices > 0 && is_aligned && has_steps && is_alone && stores;
+}
+
 // Whether the op is valid by itself: its numbers are in range, and it computes with its weight's storage.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
-  if (!is_valid_rounding(op, buffers)) return false;
+  if (!is_valid_rounding(op, buffers) || !has_valid_matrices(op, buffers)) return false;
   if (!has_valid_heads(op, shape)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;

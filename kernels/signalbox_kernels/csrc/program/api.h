@@ -68,7 +68,8 @@ enum SbOpKind : int32_t {
                   // lacks; with SB_ADDED in the mode they are added to dst
   SB_NORM = 1,    // RMSNorm, or LayerNorm, of src (float32) -> dst (elements, codes; or float32); mode has SbNorms
   SB_LINEAR = 2,  // src (elements, codes) times a packed weight; mode is an SbEpilogue
-  SB_ROTATE = 3,  // src (Q, K, V in float32): rotated Q -> dst (elements), K and V -> the cache; mode is SbPairs
+  SB_ROTATE = 3,  // src (Q, K, V in float32; of latents Q, K): rotated Q -> dst (elements), the rest -> the cache; mode
+                  // is SbPairs
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements); mode 1: also against later tokens
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
   SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
@@ -92,7 +93,9 @@ enum SbEpilogue : int32_t {
 
 // The function f of a product. SB_CLAMPED is of SB_GATED and SB_GATE alone: the gate is at most `limit`, the
 // factor that it has is at most `limit` in magnitude, and then 1 more; f is x * sigmoid(scale * x).
-enum SbActivation : int32_t { SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3, SB_CLAMPED = 4 };
+enum SbActivation : int32_t {
+  SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3, SB_CLAMPED = 4, SB_IDENTITY = 5,
+};
 
 // What SB_EMBED looks up of a token: its id, its position, or its type.
 enum SbIndex : int32_t { SB_TOKEN_IDS = 0, SB_POSITIONS = 1, SB_TOKEN_TYPES = 2, SB_INDEX_MASK = 3, SB_ADDED = 4 };
@@ -133,7 +136,8 @@ struct SbRouting {
   int32_t function;      // an SbScores
   int32_t renormalises;  // the shares of those that are chosen sum to 1
   int32_t num_groups;    // of neighbouring experts, which divide all; 1 is none
-  int32_t num_chosen_groups;  // those whose two largest sum to most; others' experts come last
+  int32_t num_chosen_groups;  // those whose largest sum to most; others' experts come last
+  int32_t num_summed;  // as many of a group, or all that it has
   int32_t has_common;    // column num_experts of the scores is of an expert of all tokens: its share is the sigmoid
   float scale;           // factor of the shares of those that are chosen
   const float* bias;     // [num_experts] or null
@@ -159,8 +163,9 @@ struct SbOp {
   int32_t layer;   // of SB_ROTATE and SB_ATTEND: where K and V lie, counted in a shape's layers
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
   int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table; of SB_NORM as many
-                   // columns, which RMSNorm takes from src to dst (float32, perhaps src), or 0; of SB_ROTATE the
-                   // first elements of each head, even, which alone are turned
+                   // columns, which RMSNorm takes from src to dst (float32, perhaps src), or the width of src where
+                   // dst is elements or codes and that is not the hidden size, or 0; of SB_ROTATE the first elements
+                   // of each head, even, which alone are turned
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
                         // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting.
@@ -195,6 +200,12 @@ struct SbOp {
                          // many runs of n columns, one behind the other, are normed each by itself
   float zero;            // the zero point that goes with a static scale
   float limit;           // of SB_CLAMPED
+  // Of a product with a matrix for each of several heads, whose weights are in a row; 0 is one matrix. Each reads
+  // src_step columns of src (elements), or all if that is 0, and writes dst from dst_step columns on behind those
+  // of the head before; both are multiples of 32, and so is n.
+  int32_t num_matrices;
+  int32_t src_step;
+  int32_t dst_step;
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
@@ -221,6 +232,8 @@ struct SbShape {
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_size;   // a multiple of 16
+  int32_t value_size;  // of latents, a multiple of 32: the cache has one vector a token, K, which ends with V; then
+                       // there is one such head, in float32 or bfloat16. 0 is K and V of head_size each
   int32_t block_size;  // a multiple of 16 that divides 256, or one of 256
   int32_t hidden_size;
   int32_t vocab_size;

@@ -22,6 +22,7 @@ constexpr int64_t kFewestRows = 96, kMostRows = 512;  // of a product's tile
 constexpr int64_t kRowUnit = 32;            // what matrix registers compute at once
 constexpr int64_t kSharedRows = 12;         // of a product whose tiles several threads may compute
 constexpr int64_t kSharedBytes = 1 << 16;   // of such a tile's weight, at most: a few microseconds
+constexpr int32_t kFewestHeads = 4;         // that read latents together
 constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
 
 constexpr int64_t kFloatBytes = 4;
@@ -55,7 +56,8 @@ int32_t rows_of_tile(const Phase& phase, int32_t element) {
 bool is_product(const SbOp& op) { return op.kind == SB_LINEAR || op.kind == SB_HEAD; }
 
 const char* weight_of_first(const Phase& phase, int32_t tile) {
-  const int64_t panel = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  int64_t panel = tile % phase.panel_tiles * static_cast<int64_t>(phase.panels_per_tile);
+  if (phase.op->num_matrices) panel += tile / (phase.tiles / phase.op->num_matrices) * phase.panels;
   return static_cast<const char*>(phase.op->weight) + panel * phase.panel_bytes;
 }
 
@@ -189,7 +191,7 @@ int32_t Program::run(const SbBatch& batch) {
     tiles_[i] = phases_[i].tiles;
   }
   if (!share_tiles()) return 1;
-  if (batch.num_tokens == batch.attention.num_seqs) join_rotations();
+  if (batch.num_tokens == batch.attention.num_seqs && !shape_.value_size) join_rotations();
   plan_ahead();
   pool_.run(*this, tiles_);
   return is_called_off_ || !reduce(batch) ? 2 : 0;
@@ -220,6 +222,7 @@ bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) 
 bool Program::compute(int32_t phase, const Claim& claim) const {
   const Phase& p = phases_[static_cast<size_t>(phase)];
   const TileFunction function = function_of(p.op->kind);
+  if (p.op->num_matrices) return compute_head(p, claim);
   if (!has_experts(*p.op)) {
     function(p, claim);
     return claim.is_first;
@@ -241,6 +244,25 @@ bool Program::compute(int32_t phase, const Claim& claim) const {
   const Claim own{claim.tile % p.panel_tiles, claim.ahead, claim.scratch};
   if (part.written) part.written += claim.tile - own.tile;
   function(part, own);
+  return own.is_first;
+}
+
+// Computes a tile of a product with one head's matrix.
+bool Program::compute_head(const Phase& p, const Claim& claim) const {
+  SbOp op = *p.op;
+  Phase part = p;
+  part.op = &op;
+  part.tiles = p.tiles / op.num_matrices;
+  const int32_t head = claim.tile / part.tiles;
+  const auto skip = [&](View& view, int32_t columns, int32_t buffer) {
+    view.data = static_cast<char*>(view.data) + head * columns * element_bytes(buffer);
+  };
+  skip(part.src, op.src_step, op.src);
+  skip(part.dst, op.dst_step, op.dst);
+  op.weight = static_cast<const char*>(op.weight) + head * p.panels * p.panel_bytes;
+  const Claim own{claim.tile % part.tiles, claim.ahead, claim.scratch};
+  if (part.written) part.written += claim.tile - own.tile;
+  function_of(op.kind)(part, own);
   return own.is_first;
 }
 
@@ -274,6 +296,8 @@ int32_t Program::overdue(int32_t phase, int32_t thread) {
 }
 
 TileFunction Program::function_of(int32_t kind) const {
+  if (shape_.value_size && kind == SB_ROTATE) return kernels_.rotate_latents[shape_.element][shape_.kv_element];
+  if (shape_.value_size && kind == SB_ATTEND) return kernels_.attend_to_latents[shape_.element][shape_.kv_element];
   if (kind == SB_ROTATE) return kernels_.rotate[shape_.element][shape_.kv_element];
   if (kind == SB_ATTEND) return kernels_.attend[shape_.element][shape_.kv_element];
   return kernels_.tile[shape_.element][kind];
@@ -297,7 +321,7 @@ bool Program::share_tiles() {
 }
 
 // Lets attention rotate its own inputs. With one token in each sequence, no sequence and no head reads
-// the result of another one's rotation.
+// the result of another one's rotation, unless that writes latents, which all heads read.
 void Program::join_rotations() {
   for (size_t i = 0; i + 1 < ops_.size(); ++i) {
     if (ops_[i].kind != SB_ROTATE || ops_[i + 1].kind != SB_ATTEND) continue;
@@ -373,6 +397,7 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   phase.dst_code_bytes = code_bytes_of(op.dst);
   phase.depth = phase.src_code_bytes ? phase.src.stride / coded_group_bytes(phase.src_code_bytes)
                                      : phase.src.stride;
+  if (op.num_matrices && op.src_step) phase.depth = op.src_step;
   phase.pool = pool_memory_;
   phase.block_bytes = block_bytes_;
   phase.place = place_of(op);
@@ -389,7 +414,8 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   } else if (is_product(op)) {
     plan_product(phase);
   } else if (op.kind == SB_ATTEND) {
-    phase.tiles = static_cast<int32_t>(tasks_.size()) * phase.shape->num_kv_heads;
+    phase.heads_of_tile = heads_of_tile(*phase.shape);
+    phase.tiles = static_cast<int32_t>(tasks_.size()) * (phase.shape->num_heads / phase.heads_of_tile);
   } else {
     phase.rows_per_tile = static_cast<int32_t>(
         std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
@@ -429,7 +455,7 @@ static void plan_panels(Phase& phase, int64_t wanted, bool is_shared) {
 int64_t Program::place_of(const SbOp& op) const {
   constexpr int64_t bytes[SB_NUM_ELEMENTS] = {4, 2, 1, 1};
   const int64_t scale = shape_.kv_element == SB_INT8 ? kFloatBytes : 0;
-  const int64_t head = 2 * (bytes[shape_.kv_element] * shape_.head_size + scale) * shape_.block_size;
+  const int64_t head = (shape_.value_size ? 1 : 2) * (bytes[shape_.kv_element] * shape_.head_size + scale) * shape_.block_size;
   return op.layer * shape_.num_kv_heads * head;
 }
 
@@ -447,7 +473,7 @@ void Program::plan_experts(Phase& phase, const Routing& routing) const {
 void Program::plan_product(Phase& phase) const {
   if (!phase.rows) return;
   phase.rows_per_tile = rows_of_tile(phase, shape_.element);
-  const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile);
+  const int64_t row_tiles = ceil_div(phase.rows, phase.rows_per_tile) * std::max(1, phase.op->num_matrices);
   plan_panels(phase, ceil_div(num_threads_ * kTilesAThread, row_tiles), phase.rows <= kSharedRows);
   phase.tiles = static_cast<int32_t>(row_tiles) * phase.panel_tiles;
 }
@@ -504,6 +530,17 @@ void Program::plan_attention(const SbBatch& batch) {
   };
   std::stable_sort(tasks_.begin(), tasks_.end(),
                    [&](const AttendTask& a, const AttendTask& b) { return cost(a) > cost(b); });
+}
+
+// The query heads that attend together: those of a K and V head. Many read latents, which few tasks divide among
+// threads; a row's bits do not depend on what is beside it.
+int32_t Program::heads_of_tile(const SbShape& shape) const {
+  int32_t heads = shape.num_heads / shape.num_kv_heads;
+  const auto tasks = static_cast<int32_t>(tasks_.size());
+  while (shape.value_size && heads % 2 == 0 && heads > kFewestHeads &&
+         tasks * (shape.num_heads / heads) < 2 * num_threads_)
+    heads /= 2;
+  return heads;
 }
 
 // Finds each row's best token, and gives rank 0 of a group what the others have. Returns false if the

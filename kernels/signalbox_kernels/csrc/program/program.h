@@ -61,6 +61,8 @@ class Program final : public Pool::Work {
   Routing& routing_of(size_t op) const;
   const char* weight_of(int32_t phase, int32_t tile) const;
   bool compute(int32_t phase, const Claim& claim) const;
+  bool compute_head(const Phase& phase, const Claim& claim) const;
+  int32_t heads_of_tile(const SbShape& shape) const;
   int64_t pairs_bytes() const;
   void plan_attention(const SbBatch& batch);
   int64_t place_of(const SbOp& op) const;

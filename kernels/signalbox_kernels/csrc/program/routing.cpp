@@ -38,7 +38,7 @@ void keep_groups(const SbRouting& how, float* values) {
   for (int32_t g = 0; g < how.num_groups; ++g) {
     bool taken[SB_MOST_EXPERTS] = {};
     sums[g] = 0.0f;
-    for (int32_t j = 0; j < std::min(size, 2); ++j) {
+    for (int32_t j = 0; j < std::min(size, how.num_summed); ++j) {
       const int32_t best = next_of(values + g * size, taken, size);
       taken[best] = true;
       sums[g] += values[g * size + best];

@@ -72,6 +72,7 @@ struct Phase {
   int64_t block_bytes;
   int64_t place;  // bytes of a block before the op's K and V
   const AttendTask* tasks;
+  int32_t heads_of_tile;  // of attention: query heads of a task, which share one of K and V
   const SbAdapter* adapters;      // the op's of the first adapter; or null where it adds nothing
   int32_t adapter_stride;         // to that of the next one
   const AdapterRows* adapter_rows;  // [num_adapter_rows]
@@ -112,6 +113,8 @@ struct KernelTable {
   TileFunction tile[2][SB_NUM_KINDS];  // [element][op kind]; those that use the cache have tables of their own
   TileFunction rotate[2][SB_NUM_ELEMENTS];  // [element][element of K and V]
   TileFunction attend[2][SB_NUM_ELEMENTS];
+  TileFunction rotate_latents[2][2];  // likewise
+  TileFunction attend_to_latents[2][2];
   DrawFunction draw;
   void (*rest)();  // called on each thread when it has done its part of a step
 };

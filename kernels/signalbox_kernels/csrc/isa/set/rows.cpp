@@ -19,12 +19,16 @@ void add_rows(sb::KernelTable& table) {
   table.rotate[SB_F32][SB_BF16] = rotate_tile<F32, WideBf16>;
   table.rotate[SB_F32][SB_INT8] = rotate_tile<F32, Int8>;
   table.rotate[SB_F32][SB_E4M3] = rotate_tile<F32, E4m3>;
+  table.rotate_latents[SB_F32][SB_F32] = rotate_tile<F32, Latents32>;
+  table.rotate_latents[SB_F32][SB_BF16] = rotate_tile<F32, Latents16>;
 #if defined(__AVX512BF16__)
   add_rows_of<Bf16>(table.tile[SB_BF16]);
   table.rotate[SB_BF16][SB_F32] = rotate_tile<Bf16, F32>;
   table.rotate[SB_BF16][SB_BF16] = rotate_tile<Bf16, Bf16>;
   table.rotate[SB_BF16][SB_INT8] = rotate_tile<Bf16, Int8>;
   table.rotate[SB_BF16][SB_E4M3] = rotate_tile<Bf16, E4m3>;
+  table.rotate_latents[SB_BF16][SB_F32] = rotate_tile<Bf16, Latents32>;
+  table.rotate_latents[SB_BF16][SB_BF16] = rotate_tile<Bf16, Latents16>;
 #endif
 }
 
