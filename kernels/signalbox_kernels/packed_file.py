@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from signalbox_kernels.arena import Arena, PackedForm, PackedMismatch
+from signalbox_kernels.arena import Arena, PackedForm, PackedMismatch, PackedRun
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.pages import map_pages
 
@@ -31,7 +31,8 @@ _FORMS = "forms"
 PART = ".part"
 """End of the name of a file that is being written."""
 _SAMPLES, _SAMPLE_BYTES = 512, 4 << 10
-_CHUNK = 8 << 20
+_CHUNK, _MOST_PIECES = 8 << 20, 1024
+_ALIGNMENT = 64
 _POPULATE_READ = 22
 """MADV_POPULATE_READ, since Linux 5.14, which Python does not name."""
 _SMAPS = Path("/proc/self/smaps")
@@ -43,7 +44,7 @@ def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> Non
     offsets, end = list[int](), 0
     for one in arena.packed:
         offsets.append(end)
-        end += -(-one.num_bytes // 64) * 64
+        end += -(-one.num_bytes // _ALIGNMENT) * _ALIGNMENT
     forms = [(*one.form, at) for one, at in zip(arena.packed, offsets, strict=True)]
     described = io.BytesIO()
     np.savez(described, allow_pickle=False, **about, **{_FORMS: np.array(forms, dtype=np.int64)})
@@ -51,13 +52,10 @@ def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> Non
     part = Path(name)
     try:
         with os.fdopen(fd, "wb", buffering=0) as file:
-            for one, at in zip(arena.packed, offsets, strict=True):
-                file.seek(at)
-                _write(file, memoryview((ctypes.c_char * one.num_bytes).from_address(one.address)))
-            file.seek(end)
-            _write(file, described.getbuffer())
+            _write(file, _pieces(arena.packed))
+            _write(file, [described.getbuffer()])
             digests = _digest_of_samples(part, end), hashlib.sha256(described.getbuffer()).digest()
-            _write(file, memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests)))
+            _write(file, [memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests))])
             os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
@@ -69,10 +67,33 @@ def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> Non
         os.close(folder)
 
 
-def _write(file: io.FileIO, content: memoryview) -> None:
-    content = content.cast("B")
-    while len(content):
-        content = content[file.write(content[:_CHUNK]) :]
+def _pieces(packed: Iterable[PackedRun]) -> Iterator[memoryview]:
+    """Yields the matrices, and what is between them."""
+    for one in packed:
+        yield memoryview((ctypes.c_char * one.num_bytes).from_address(one.address)).cast("B")
+        yield memoryview(bytes(-one.num_bytes % _ALIGNMENT))
+
+
+def _write(file: io.FileIO, pieces: Iterable[memoryview]) -> None:
+    """Writes whole chunks at a time: the page cache then has huge pages, where it can."""
+    waiting, room = list[memoryview](), _CHUNK
+    for piece in pieces:
+        while len(piece):
+            waiting.append(piece[:room])
+            piece, room = piece[room:], room - len(waiting[-1])
+            if not room:
+                _write_chunk(file, waiting)
+                waiting, room = [], _CHUNK
+    _write_chunk(file, waiting)
+
+
+def _write_chunk(file: io.FileIO, pieces: list[memoryview]) -> None:
+    while pieces:
+        count = os.writev(file.fileno(), pieces[:_MOST_PIECES])
+        while pieces and count >= len(pieces[0]):
+            count -= len(pieces.pop(0))
+        if pieces:
+            pieces[0] = pieces[0][count:]
 
 
 def _digest_of_samples(path: Path, num_bytes: int) -> bytes:
@@ -141,7 +162,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _is_on_huge_pages(memory: mmap.mmap) -> bool:
-    """Brings all of a mapped file into memory; says whether most of it is on huge pages there."""
+    """Brings all of a mapped file into memory; says whether nearly all of it is on huge pages."""
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(_POPULATE_READ)
@@ -152,7 +173,7 @@ def _is_on_huge_pages(memory: mmap.mmap) -> bool:
     for line in lines:
         if line.startswith(begin):
             found = next((one for one in lines if one.startswith("FilePmdMapped:")), "0 0")
-            return int(found.split()[1]) * 1024 * 2 > len(memory)
+            return int(found.split()[1]) * 1024 * 16 > len(memory) * 15
     return False
 
 

@@ -3,13 +3,14 @@
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from signalbox_kernels import arena, pages
-from signalbox_kernels.arena import Arena
+from signalbox_kernels import arena, packed_file, pages
+from signalbox_kernels.arena import Arena, PackedMismatch
 from signalbox_kernels.native import library
 from signalbox_kernels.storage import Storage, StoredMatrix
 from tests.kernels.native.matrices import make_stored
@@ -63,6 +64,30 @@ def test_a_part_that_cannot_be_read_ends_the_packing() -> None:
     memory.pack(replace(make_stored(Storage.F32, 64, 64), read_rows=fails))
     with pytest.raises(OSError, match="gone"):
         memory.finish()
+
+
+@pytest.mark.parametrize("may_copy", [True, False])
+def test_a_file_has_the_bytes_of_memory(
+    may_copy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_file, "_CHUNK", 1000)
+    monkeypatch.setattr(packed_file, "_is_on_huge_pages", lambda memory: False)
+    memory, matrices = Arena(), [make_stored(Storage.Q4_K, 70, 512), make_stored(Storage.F16, 9, 7)]
+    for matrix in matrices:
+        memory.pack(matrix)
+    packed_file.write_packed(tmp_path / "x", memory, {"about": np.arange(3)})
+    found = packed_file.open_packed(tmp_path / "x", num_threads=2, may_copy=may_copy)
+    assert found.is_mapped is not may_copy
+    assert found.about["about"].tolist() == [0, 1, 2]
+    again = Arena(before=found)
+    for matrix in matrices:
+        again.pack(replace(matrix, read=lambda: pytest.fail("it is packed"), read_rows=None))
+    for before, after in zip(memory.packed, again.packed, strict=True):
+        assert before.form == after.form
+        expected = ctypes.string_at(before.address, before.num_bytes)
+        assert ctypes.string_at(after.address, after.num_bytes) == expected
+    with pytest.raises(PackedMismatch):
+        again.pack(matrices[0])
 
 
 @pytest.fixture
