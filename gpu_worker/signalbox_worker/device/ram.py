@@ -1,6 +1,7 @@
 """Measures the free RAM of the machine or container, in bytes. Does not import PyTorch."""
 
 import os
+import resource
 from pathlib import Path
 
 from signalbox_worker.device import cgroups
@@ -10,13 +11,25 @@ _STATUS = Path("/proc/self/status")
 
 
 def available_ram() -> int:
-    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less.
+    """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less: of a
+    control group, or of this process (`ulimit -v`, `ulimit -d`).
 
     Pages of files that this process has mapped, as packed weights may be, are in use.
     """
-    mapped, left = procfs_bytes("RssFile", _STATUS), cgroups.memory_left()
-    free = max(0, _machine_available() - mapped)
-    return free if left is None else min(free, left)
+    free = max(0, _machine_available() - procfs_bytes("RssFile", _STATUS))
+    left = cgroups.memory_left()
+    return min(free, *_left_of_process(), free if left is None else left)
+
+
+def _left_of_process() -> list[int]:
+    """Returns the bytes up to each limit of this process."""
+    limits = ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData"))
+    found = [(resource.getrlimit(limit)[0], name) for limit, name in limits]
+    return [
+        max(0, limit - procfs_bytes(name, _STATUS))
+        for limit, name in found
+        if limit != resource.RLIM_INFINITY
+    ]
 
 
 def _machine_available() -> int:

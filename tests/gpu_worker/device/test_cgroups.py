@@ -1,5 +1,7 @@
 """Limits are those of the process's own control group and of the groups around it."""
 
+import resource
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -66,10 +68,16 @@ def test_without_limits_the_machine_counts(mount: Path, tmp_path: Path) -> None:
     assert ram.available_ram() > 1 << 20
 
 
-def test_files_that_this_process_has_mapped_are_in_use(
+def test_mapped_files_are_in_use_and_limits_of_the_process_count(
     mount: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, line in (("_MEMORY", "MemAvailable: 100 kB\n"), ("_STATUS", "RssFile: 30 kB\n")):
-        (tmp_path / name).write_text(line)
+    status = "RssFile: 30 kB\nVmSize: 50 kB\nVmData: 10 kB\n"
+    for name, lines in (("_MEMORY", "MemAvailable: 100 kB\n"), ("_STATUS", status)):
+        (tmp_path / name).write_text(lines)
         monkeypatch.setattr(ram, name, tmp_path / name)
-    assert ram.available_ram() == 70 * 1024
+    assert ram.available_ram() == 70 << 10
+    for left, limits in ((40, {resource.RLIMIT_AS: 90}), (9, {resource.RLIMIT_DATA: 19})):
+        soft: dict[int, int] = defaultdict(lambda: resource.RLIM_INFINITY)
+        soft |= {limit: kib << 10 for limit, kib in limits.items()}
+        monkeypatch.setattr(resource, "getrlimit", lambda limit, soft=soft: (soft[limit], 0))
+        assert ram.available_ram() == left << 10

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from signalbox_kernels.storage import Storage
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.files.checkpoints.coded_matrices import keeps_codes
-from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
+from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from signalbox_worker.files.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_worker.files.quantised.configuration import FP8, FP8_BLOCKS, quantised_checkpoint
 from signalbox_worker.files.quantised.form import QuantisedForm
@@ -181,6 +181,13 @@ def _why_not_on(
             "its kernels are Triton's, which come with the attention backends triton and flash_attn"
         )
     return None
+
+
+def native_form(sizes: WeightSizes, dtype: str, chosen: Quantization | None) -> str:
+    """Returns the form that a native program has weights in, as `WeightSizes.bytes_in` names it."""
+    if chosen is not None:
+        return chosen.name
+    return dtype if sizes.quantised_form or dtype != "float32" else OWN_TYPES
 
 
 def describe_form(

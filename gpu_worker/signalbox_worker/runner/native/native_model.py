@@ -37,10 +37,11 @@ from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.runner.native.known_tensors import KnownTensors
+from signalbox_worker.runner.native.memory_fit import check_memory
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
-from signalbox_worker.runner.native.packed_weights import packed_weights
+from signalbox_worker.runner.native.packed_weights import PackedWeights, packed_weights
 from signalbox_worker.runner.native.random_weights import random_tensors
-from signalbox_worker.runner.native.tensor_share import tensor_share
+from signalbox_worker.runner.native.tensor_share import TensorShare, tensor_share
 from signalbox_worker.runner.native.threads import default_num_threads
 from signalbox_worker.runner.native.transposed_stacks import without_transposed_stacks
 from signalbox_worker.runner.native.weight_shapes import (
@@ -143,13 +144,8 @@ def load_natively(
         )
         return program, _pooling(opened, weights)
 
-    program, pooling = packed_weights(
-        model_config.packed_weights,
-        info.name,
-        (info.fingerprint, share, form, layers),
-        [] if isinstance(opened.source, DummySource) else opened.source.files(),
-        num_threads=num_threads,
-    ).load(compiled)
+    packed = _packed_weights(opened, settings, share, layers, form, info)
+    program, pooling = packed.load(compiled)
     sampler = CpuSampler(program=program, num_threads=num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
@@ -159,6 +155,29 @@ def load_natively(
     return NativeModel(
         info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
     )
+
+
+def _packed_weights(
+    opened: OpenedModel,
+    settings: RunnerConfig,
+    share: TensorShare,
+    layers: StageLayers,
+    form: WeightForm,
+    info: ModelInfo,
+) -> PackedWeights:
+    """Returns where a shard's packed weights are kept. Raises MemoryError if they do not fit."""
+    source = opened.source
+    packed = packed_weights(
+        settings.model.packed_weights,
+        info.name,
+        (info.fingerprint, share, form, layers),
+        [] if isinstance(source, DummySource) else source.files(),
+        num_threads=settings.device.num_threads or default_num_threads(),
+    )
+    if source.sizes is not None:
+        is_kept = packed.is_kept
+        check_memory(source.sizes, form, share, layers, settings.cache, is_kept=is_kept)
+    return packed
 
 
 def _weight_form(opened: OpenedModel, model_config: ModelConfig, dtype: str) -> WeightForm:

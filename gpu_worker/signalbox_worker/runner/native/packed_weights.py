@@ -57,12 +57,19 @@ class PackedWeights:
     num_threads: int
     least_bytes: int = 0
 
+    @property
+    def is_kept(self) -> bool:
+        """True if an earlier start has written the file."""
+        return self.path is not None and self.path.exists()
+
     def load(self, compile_with: Callable[[Arena, KnownTensors], T]) -> T:
         """Compiles a program with the weights of the file, or packs them and keeps them."""
-        if self.path is not None and self.path.exists():
+        if self.path is not None and self.is_kept:
             try:
                 return self._load_kept(self.path, compile_with)
-            except (OSError, PackedMismatch, KeyError) as error:
+            except OSError as error:
+                logger.warning("%s is not used: %s", self.path, error.strerror)
+            except (PackedMismatch, KeyError) as error:
                 logger.warning("%s is not used, and made again: %s", self.path, error)
                 with suppress(OSError):
                     self.path.unlink()

@@ -1,0 +1,79 @@
+"""Refuses a model that the free memory cannot hold, before it is read."""
+
+import logging
+from math import prod
+
+from signalbox_kernels.floats import dtype_name
+from signalbox_worker.config import CacheConfig
+from signalbox_worker.device.ram import available_ram
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.files.checkpoints.quantization import native_form
+from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
+from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.native.weight_shapes import weight_shapes
+from signalbox_worker.runner.native.weights import WeightForm
+
+logger = logging.getLogger(__name__)
+
+_MADE_AT_LOAD = ("int8", "int4")
+"""Forms that take less memory, the most exact first."""
+
+
+def check_memory(
+    sizes: WeightSizes,
+    form: WeightForm,
+    share: TensorShare,
+    stage: StageLayers,
+    cache: CacheConfig,
+    *,
+    is_kept: bool,
+) -> None:
+    """Raises MemoryError if a rank's weights and its KV cache do not fit.
+
+    Args:
+        is_kept: packed weights are on the disk: what does not fit stays there.
+    """
+    name = native_form(sizes, dtype_name(form.dtype), form.quantization)
+    part, free = _part(share, stage), available_ram()
+    of_weights = int(part * sizes.bytes_in(name))
+    of_cache = int(_cache_bytes(cache) * len(stage) / stage.total / share.size)
+    if of_weights + of_cache <= free:
+        return
+    takes = f"{of_weights >> 20} MiB of weights in {name}"
+    if of_cache:
+        takes += f" and {of_cache >> 20} MiB of KV cache and swap space"
+    if is_kept and of_cache < free:
+        logger.warning(
+            "%s do not fit in %d MiB of free memory: steps read what is not in the page cache from "
+            "the packed weights on the disk, and take longer",
+            takes,
+            free >> 20,
+        )
+        return
+    left = free - of_cache
+    smaller = [one for one in _MADE_AT_LOAD if part * sizes.bytes_in(one) <= left]
+    remedies = [f"use --quantization {smaller[0]}"] if smaller and name not in smaller else []
+    if of_cache:
+        remedies.append("lower --kv-cache-memory and --swap-space")
+    remedies += [
+        "raise the limit of memory (of the container, or ulimit -v)",
+        "divide the model among machines (--pipeline-parallel-size)",
+        "use a smaller model, or a file of a stronger quantisation",
+    ]
+    listed = ", or ".join(remedies)
+    raise MemoryError(f"it takes {takes}, and {free >> 20} MiB of memory are free; {listed}")
+
+
+def _part(share: TensorShare, stage: StageLayers) -> float:
+    """Returns the part of a model's values that a rank holds."""
+    shapes = weight_shapes(share.whole)
+    own = sum(
+        len(share.rows(name)) * (len(share.columns(name)) if len(shapes[name]) == 2 else 1)
+        for name in share.names(stage)
+    )
+    return own / sum(map(prod, shapes.values()))
+
+
+def _cache_bytes(cache: CacheConfig) -> int:
+    """Returns the bytes that settings ask for; without them the cache takes what is left."""
+    return (cache.kv_cache_bytes or 0) + (cache.swap_space_bytes or 0)
