@@ -69,7 +69,7 @@ _NATIVE = {
     "int8": Quantization("int8", Storage.Q8_0, Storage.Q8_0),
     "int4": Quantization("int4", Storage.Q4_1, Storage.Q8_0),
 }
-_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")
+_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "modelopt")
 """Forms that a checkpoint may have."""
 _INT4 = ("awq", "gptq")
 _MADE_AT_LOAD = {"fp8": FP8}
@@ -215,7 +215,8 @@ def describe_form(
     expanded = "gguf" if in_float32 else dtype
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
-        form = f"{stored} as it is" if chosen.keeps_blocks else f"{chosen.name}, made at load"
+        kept = f"its values held as {sizes.held_type}" if sizes.held_type else "as it is"
+        form = f"{stored} {kept}" if chosen.keeps_blocks else f"{chosen.name}, made at load"
         other = f"--quantization none takes {_mib(sizes, expanded)} in {dtype}"
         if chosen.keeps_blocks and in_float32:  # the same weights
             other = "--quantization none multiplies them in float32"

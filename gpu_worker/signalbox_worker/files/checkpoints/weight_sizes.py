@@ -39,6 +39,8 @@ class WeightSizes:
     """True for a family of models that native programs are for."""
     block_type: str = ""
     """Commonest type of the matrices in blocks that native programs run, such as "Q4_1"."""
+    held_type: str = ""
+    """Type in which native programs hold these values; empty if they are held as they are."""
     quantised_form: str = ""
     """Name of the form of a checkpoint's quantised matrices, such as "fp8"; empty for floats."""
     keeps_codes: bool = False

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.storage import Storage, StoredMatrix
+from signalbox_kernels.storage import StoredMatrix
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.blocks import held_as
 from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
 from signalbox_worker.files.checkpoints.gguf.names import Join, Renamed
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor, read_gguf
@@ -28,7 +29,12 @@ from signalbox_worker.files.checkpoints.gguf.tokenizer import (
     distinct_tokens,
     text_of,
 )
-from signalbox_worker.files.checkpoints.gguf.weights import dtype_of, read_rows, read_values
+from signalbox_worker.files.checkpoints.gguf.weights import (
+    dtype_of,
+    read_blocks,
+    read_rows,
+    read_values,
+)
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
@@ -217,9 +223,8 @@ def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
         stored = stored.of_expert(renamed.expert)
     if renamed.name.endswith(_GATE_OF_SHARED) and len(stored.shape) == 1:  # written without its row
         stored = replace(stored, shape=(1, *stored.shape))
-    if is_runnable(stored):
-        kind = Storage(int(stored.type))
-        rows = partial(_block_rows, stored) if renamed.keeps_values else None
+    if is_runnable(stored) and (kind := held_as(stored.type)) is not None:
+        rows = partial(read_blocks, stored) if renamed.keeps_values else None
         read = partial(_blocks, stored, renamed)
         blocks = StoredMatrix(kind, stored.shape, read, read_rows=rows)
     if renamed.keeps_values and len(stored.shape) > 1:
@@ -243,8 +248,4 @@ def _joined(join: Join, parts: list[GGUFTensor]) -> AnyArray:
 
 def _blocks(stored: GGUFTensor, renamed: Renamed) -> NDArray[np.uint8]:
     """[rows, bytes of a row]; rows of blocks are put in order as rows of floats are."""
-    return renamed.change(stored.data.reshape(stored.shape[0], -1))
-
-
-def _block_rows(stored: GGUFTensor, start: int, end: int) -> NDArray[np.uint8]:
-    return stored.rows(start, end).reshape(end - start, -1)
+    return renamed.change(read_blocks(stored, 0, stored.num_rows))

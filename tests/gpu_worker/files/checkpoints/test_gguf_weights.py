@@ -8,50 +8,58 @@ from struct import pack
 import gguf
 import numpy as np
 import pytest
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
+from signalbox_kernels.storage import BOOKS, StoredMatrix
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.blocks import held_as, held_bytes
 from signalbox_worker.files.checkpoints.gguf.reader import read_gguf
-from signalbox_worker.files.checkpoints.gguf.weights import read_values
-from tests.gpu_worker.runner.loading.gguf_files import make_gguf, open_path, write_tensors, writing
+from signalbox_worker.files.checkpoints.gguf.weights import read_blocks, read_values
+from tests.gpu_worker.runner.loading.gguf_files import (
+    blocks_of,
+    make_gguf,
+    open_path,
+    write_tensors,
+    writing,
+)
 from tests.gpu_worker.tiny_models import make_model
+from tests.kernels.native.matrices import values_of
 
-K_QUANTS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
-QUANTS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 PLAIN = ["F32", "F16", "BF16"]
+DECODED = [name for name in gguf.quants.__dict__ if name in GGMLQuantizationType.__members__]
+"""Types in blocks that the package decodes, and BF16."""
+QUANTS = [name for name in DECODED if name not in PLAIN]
 
 
 def make_stored(kind: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Random weights of a type; the scales of K-quants, half floats, are made finite."""
-    quant = GGMLQuantizationType[kind]
-    rng = np.random.default_rng(1)
-    if kind not in K_QUANTS:
-        stored = quantize(rng.standard_normal(shape).astype(np.float32), quant)
-        return np.ascontiguousarray(stored).view(np.uint8)
-    block_size, block_bytes = GGML_QUANT_SIZES[quant]
-    blocks = rng.integers(0, 256, (int(np.prod(shape)) // block_size, block_bytes), dtype=np.uint8)
-    scales = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-    for offset in scales[kind]:
-        half = rng.uniform(-0.1, 0.1, len(blocks)).astype(np.float16)
-        blocks[:, offset : offset + 2] = half.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(*shape[:-1], -1)
+    """Random weights of a type, all finite."""
+    values = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    return blocks_of(values, GGMLQuantizationType[kind])
 
 
 def load(path: Path, name: str = "w") -> AnyArray:
     return read_values(read_gguf(path).tensors[name])
 
 
-@pytest.mark.parametrize("kind", [*PLAIN, *QUANTS, *K_QUANTS])
+@pytest.mark.parametrize("kind", [*PLAIN, *QUANTS])
 def test_weights_of_each_type_are_those_of_the_package(kind: str, tmp_path: Path) -> None:
     shape = (700, 512)  # more than one slice, and not a multiple of it
     stored = make_stored(kind, shape)
-    values = load(write_tensors(tmp_path / "x.gguf", {"w": (kind, stored)}))
-    expected = dequantize(stored, GGMLQuantizationType[kind]).reshape(shape)
+    tensor = read_gguf(write_tensors(tmp_path / "x.gguf", {"w": (kind, stored)})).tensors["w"]
+    expected = dequantize(stored, tensor.type).reshape(shape)
     assert np.isfinite(expected).all()
-    np.testing.assert_array_equal(to_float32(values), expected)
+    np.testing.assert_array_equal(to_float32(read_values(tensor)), expected)
+    held = held_as(tensor.type)
+    assert (held is None) == (kind in PLAIN)
+    if held is not None:
+        matrix = StoredMatrix(held, shape, lambda: read_blocks(tensor, 0, len(stored)))
+        np.testing.assert_array_equal(values_of(matrix), expected)
+        num_blocks = expected.size // held.block_size
+        in_panels = matrix.blocks.nbytes - (16 * num_blocks if held in BOOKS else 0)
+        assert held_bytes(tensor.num_bytes, tensor.type) == in_panels
 
 
 def test_weights_of_16_bits_are_not_widened(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
@@ -55,6 +55,14 @@ _SCALING_FIELDS = {
     "beta_fast": "add_rope_scaling_yarn_beta_fast",
     "beta_slow": "add_rope_scaling_yarn_beta_slow",
 }
+_SCALES_AT = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+"""Bytes of a block that are half-precision scales, of types that begin with none or with two."""
 _ADDERS = {bool: "add_bool", int: "add_int64", float: "add_float32", str: "add_string"}
 
 
@@ -80,6 +88,32 @@ def writing(path: Path, architecture: str, **options: Any) -> Iterator[gguf.GGUF
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def random_blocks(
+    kind: GGMLQuantizationType, shape: Sequence[int], scale: float
+) -> NDArray[np.uint8]:
+    """[..., bytes of a row]: codes of a type that the package makes none of, under halves up to
+    `scale`, or small scales of IQ1_M and NVFP4."""
+    rng, (size, block_bytes) = np.random.default_rng(1), GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (int(np.prod(shape)) // size, block_bytes), dtype=np.uint8)
+    if kind is GGMLQuantizationType.IQ1_M:
+        blocks[:, -1] = blocks[:, -1] & 15 | 0x10
+    elif kind is GGMLQuantizationType.NVFP4:
+        blocks[:, :4] &= 0x1F
+    else:
+        for at in _SCALES_AT.get(kind.name, (0,)):
+            half = rng.uniform(-scale, scale, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = half.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def blocks_of(values: Any, kind: GGMLQuantizationType, *, scale: float = 0.1) -> NDArray[np.uint8]:
+    """The values in a type, or, if the package makes none of it, random ones."""
+    try:
+        return np.ascontiguousarray(quantize(values, kind)).view(np.uint8)
+    except NotImplementedError:
+        return random_blocks(kind, values.shape, scale)
 
 
 def make_gguf(
@@ -113,7 +147,20 @@ def make_gguf(
                 writer.add_tensor(name, values)
             else:
                 kind = GGMLQuantizationType[kind_of(name)]
-                writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+                writer.add_tensor(name, blocks_of(values, kind, scale=0.001), raw_dtype=kind)
+    return path
+
+
+def expand(source: gguf.GGUFReader, path: Path) -> Path:
+    """Writes the file again with every tensor as float32."""
+    with writing(path, source.fields["general.architecture"].contents()) as writer:
+        for field in source.fields.values():
+            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+                main, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(field.name, field.contents(), main, sub_type=sub)
+        for tensor in source.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type)
+            writer.add_tensor(tensor.name, np.ascontiguousarray(values, dtype=np.float32))
     return path
 
 

@@ -9,14 +9,12 @@ import re
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
-from gguf.quants import dequantize
 
 from signalbox_worker.runner.native.executor import NativeExecutor
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
-from tests.gpu_worker.runner.loading.gguf_files import writing
+from tests.gpu_worker.runner.loading.gguf_files import expand
 from tests.native_kernels import skip_without_native_kernels
 
 pytestmark = pytest.mark.slow
@@ -25,19 +23,6 @@ skip_without_native_kernels()
 
 FILES = sorted(Path(__file__).parent.glob("llama_quantize/*.gguf"))
 PROMPTS = make_prompts(1, 9, 40)
-
-
-def expand(source: gguf.GGUFReader, path: Path) -> Path:
-    """Writes the file again with every tensor as float32."""
-    with writing(path, source.fields["general.architecture"].contents()) as writer:
-        for field in source.fields.values():
-            if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-                main, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
-                writer.add_key_value(field.name, field.contents(), main, sub_type=sub)
-        for tensor in source.tensors:
-            values = dequantize(tensor.data, tensor.tensor_type)
-            writer.add_tensor(tensor.name, np.ascontiguousarray(values, dtype=np.float32))
-    return path
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
