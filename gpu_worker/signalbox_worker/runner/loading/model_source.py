@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from signalbox_contract.startup import ReportProgress
 from signalbox_worker.config import ModelConfig, ModelError
-from signalbox_worker.files.checkpoints.gguf.names import FAMILIES
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
 from signalbox_worker.files.hub.download import download, find_cached, find_on_hub
@@ -15,7 +14,6 @@ from signalbox_worker.files.hub.gguf_file_names import find_variants, format_byt
 from signalbox_worker.files.hub.hub_model import Check, fetch_any
 from signalbox_worker.files.hub.model_name import parse_hub_name
 from signalbox_worker.files.hub.weight_file_names import choose_weight_files
-from signalbox_worker.models import has_native_program
 from signalbox_worker.models.pooling.sentence_transformers import transformer_folder
 from signalbox_worker.runner.loading.unfetched_model import with_holes
 
@@ -214,14 +212,7 @@ def weight_sizes(config: ModelConfig) -> WeightSizes | None:
 
 def _sizes_at(path: Path, *, is_dummy: bool = False) -> WeightSizes | None:
     if path.is_file():
-        # These need a package that services lack.
-        from signalbox_worker.files.checkpoints.gguf.reader import read_gguf
-        from signalbox_worker.files.checkpoints.gguf.sizes import gguf_sizes
-
-        content = read_gguf(path)
-        family = FAMILIES.get(str(content.fields.get("general.architecture", "")))
-        is_native = family is not None and has_native_program([family.architecture])
-        return gguf_sizes(content.tensors.values(), is_native=is_native)
+        return _open_file(path, name=path.name).sizes
     from signalbox_worker.runner.loading.hf_directory import DirectorySource
 
     source = DirectorySource(transformer_folder(path), name=path.name)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from signalbox_worker.config import ModelError
+from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
+from signalbox_worker.runner.loading.model_source import weight_sizes
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import log_probabilities, make_runner
 from tests.gpu_worker.runner.loading.converted_models import (
@@ -54,7 +55,9 @@ def write_again(source: Path, path: Path, **changes: Any) -> Path:
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_file_of_the_converter_gives_what_transformers_computed(name: str) -> None:
-    runner = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    path = FOLDER / f"{name}.gguf"
+    assert weight_sizes(ModelConfig(model=str(path))) == open_path(path).sizes
+    runner = make_runner(path, quantization="none", block_size=16)
     assert runner.model.numerics.kernels.startswith("native" if name in NATIVE else "torch")
     expected = torch.tensor(json.loads(RECORDED.read_text())[name])
     torch.testing.assert_close(log_probabilities(runner, PROMPT), expected, rtol=0, atol=LOGITS)
