@@ -50,8 +50,15 @@ QuantizationName = Literal[
     "gptq",
     "compressed-tensors",
     "bitsandbytes",
+    "modelopt",
 ]
 """Values of `--quantization`."""
+_OTHER_NAMES_OF_FORMS = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "modelopt_fp4": "modelopt",
+}
+"""vLLM's."""
 
 
 class ModelConfig(NameSettings):
@@ -74,14 +81,15 @@ class ModelConfig(NameSettings):
         " whole numbers, which gives nearly all tokens of float32 in less time",
     )
     quantization: Annotated[
-        QuantizationName, BeforeValidator(renamed({"awq_marlin": "awq", "gptq_marlin": "gptq"}))
+        QuantizationName,
+        BeforeValidator(renamed(_OTHER_NAMES_OF_FORMS)),
     ] = Field(
         "auto",
         description="form of the weights. auto is that of the model where it can be multiplied: on"
-        " a CPU the blocks of a GGUF file, awq, gptq and the whole numbers of compressed-tensors,"
-        " in 8 bits unless --dtype is float32 or int16, and in floats fp8, MXFP4 and bitsandbytes;"
-        " on CUDA 4 bits and fp8. Elsewhere it is decoded."
-        " gguf, awq, gptq, compressed-tensors and bitsandbytes refuse a model where that is so, and"
+        " a CPU the blocks of a GGUF file, awq, gptq, NVFP4 and the whole numbers of"
+        " compressed-tensors, in 8 bits unless --dtype is float32 or int16, and in floats fp8,"
+        " MXFP4 and bitsandbytes; on CUDA 4 bits and fp8. Elsewhere it is decoded. gguf, awq,"
+        " gptq, compressed-tensors, bitsandbytes and modelopt refuse a model where that is so, and"
         " another form; int8 and int4 are made at load on a CPU, fp8 on CUDA. none multiplies"
         " floats of --dtype",
     )

@@ -2,9 +2,9 @@
 
 Whole numbers have scales of 16 bits. A group of more than 128 columns, or of a whole row, is
 several of 128 with one scale; columns that an index puts into groups come in the order of their
-groups. Codes of floats (FP8, NF4, FP4, MXFP4, and whole numbers whose scales take 32 bits) keep the
-scales of the file, one for each block of columns. What does not fit is decoded: groups of other
-sizes, or not full but the last, and scales that 16 bits do not hold.
+groups. Codes of floats (FP8, NF4, FP4, MXFP4, NVFP4, and whole numbers whose scales take 32 bits)
+keep the scales of the file, one for each block of columns. What does not fit is decoded: groups of
+other sizes, or not full but the last, and scales that 16 bits do not hold.
 """
 
 from typing import Any
@@ -19,10 +19,11 @@ from signalbox_kernels.storage import (
     StoredMatrix,
     float_code_blocks,
     integer_blocks,
+    nvfp4_blocks,
 )
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.quantised.checkpoint import QuantisedCheckpoint
-from signalbox_worker.files.quantised.codes import NUMPY, IntegerCodes
+from signalbox_worker.files.quantised.codes import NUMPY, FloatCodes, IntegerCodes
 from signalbox_worker.files.quantised.form import QuantisedForm
 
 _END_OF_SCALES = 256.0
@@ -51,7 +52,8 @@ def _float_block_size(form: QuantisedForm) -> int | None:
     if form.storage is None:
         return None
     size = form.storage.block_size
-    return None if (form.group_size or size) % size else size
+    is_whole = form.storage is Storage.NVFP4 or not (form.group_size or size) % size
+    return size if is_whole else None
 
 
 def _stored_floats(tensor: StoredTensor) -> StoredMatrix | None:
@@ -62,6 +64,8 @@ def _stored_floats(tensor: StoredTensor) -> StoredMatrix | None:
     matrix = form.float_codes(tensor.read_parts())
     if block_size is None or matrix is None:
         return None
+    if storage is Storage.NVFP4:
+        return _stored_nvfp4(tensor.shape, matrix)
     columns = tensor.shape[1]
     group_of_block = np.arange(0, columns, block_size) // (matrix.group_size or columns)
     scales = matrix.scales[:, group_of_block]
@@ -74,6 +78,15 @@ def _stored_floats(tensor: StoredTensor) -> StoredMatrix | None:
         return float_code_blocks(matrix.codes, scales, storage)
 
     return StoredMatrix(storage, tensor.shape, read)
+
+
+def _stored_nvfp4(shape: tuple[int, ...], matrix: FloatCodes) -> StoredMatrix | None:
+    scales = matrix.scales.view(np.uint8)
+    is_nan = ((scales & _NAN_OF_E4M3) == _NAN_OF_E4M3).any(axis=1)
+    factors = np.where(is_nan, np.float32(np.nan), np.float32(matrix.factor))
+    if abs(matrix.factor) >= _END_OF_SCALES:
+        return None
+    return StoredMatrix(Storage.NVFP4, shape, lambda: nvfp4_blocks(matrix.codes, scales, factors))
 
 
 def _with_nan(codes: NDArray[np.uint8], scales: AnyArray) -> AnyArray:

@@ -75,9 +75,11 @@ class FloatCodes:
     codes: NDArray[np.uint8]
     """[out_features, in_features], or of 4 bits two in a byte, the first one in its low half."""
     scales: AnyArray
-    """[out_features, num_groups] float32, or exponents plus 127 as bytes."""
+    """[out_features, num_groups] float32, E4M3, or exponents plus 127 as bytes."""
     group_size: int | None
     """Columns that share a scale; None if a row does."""
+    factor: float = 1.0
+    """Is multiplied with each scale."""
 
 
 def codes_of(words: Any, library: ArrayLibrary, bits: int) -> Any:

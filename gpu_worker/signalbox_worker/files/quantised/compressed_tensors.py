@@ -2,7 +2,8 @@
 each with a scheme for its weights and perhaps one for its activations.
 
 The formats are pack-quantized (whole numbers of 4 and 8 bits), int-quantized (whole numbers of 8
-bits), float-quantized (E4M3), naive-quantized (either of these), and mxfp4-pack-quantized.
+bits), float-quantized (E4M3), naive-quantized (either of these), mxfp4-pack-quantized and
+nvfp4-pack-quantized.
 `actorder` "weight" is how codes were chosen; "group" puts columns into groups by an index, which is
 a tensor.
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from signalbox_worker.files.quantised import codes, mxfp4
+from signalbox_worker.files.quantised import codes, mxfp4, nvfp4
 from signalbox_worker.files.quantised.activations import ActivationScheme, described_scheme
 from signalbox_worker.files.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_worker.files.quantised.codes import NUMPY
@@ -43,7 +44,9 @@ _SCHEME_READ = (
     *("dynamic", "actorder"),
 )
 _SCHEME_HOW_MADE = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-_PACKED, _MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
+_PACKED, _MXFP4, _NVFP4 = "pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized"
+_BY_GROUPS = ("group", "tensor_group")
+"""Strategies with scales of groups; those of the latter are under one of the matrix."""
 _PLAIN = {"int-quantized": "int", "float-quantized": "float", "naive-quantized": None}
 """Formats of one number in 8 bits for each weight, and its type."""
 
@@ -137,7 +140,7 @@ def _activations(activations: Any) -> ActivationScheme | None:
     refuse_others(activations, NAME, (*_SCHEME_READ, *_SCHEME_HOW_MADE))
     activations = arguments(activations)
     strategy, bits = activations["strategy"], activations["num_bits"]
-    if strategy not in ("token", "tensor", "group") or bits not in (4, 8):
+    if strategy not in ("token", "tensor", *_BY_GROUPS) or bits not in (4, 8):
         raise not_served(
             NAME, f"activations of {bits} bits by {strategy}", "activations of 8 bits by token"
         )
@@ -149,6 +152,8 @@ def _form(weights: Described, stored_as: str) -> QuantisedForm:
     size = _group_size(weights)
     if stored_as == _PACKED and kind == "int" and bits in (4, 8):
         return _packed(int(bits), size, has_zeros=not weights["symmetric"])
+    if stored_as == _NVFP4 and (kind, bits, size) == ("float", 4, nvfp4.GROUP):
+        return nvfp4.nvfp4_form(NAME)
     if stored_as == _MXFP4 and (kind, bits, size) == ("float", 4, mxfp4.GROUP):
         return mxfp4.packed_form(NAME)
     of_format = _PLAIN.get(stored_as, "") or kind
@@ -161,13 +166,13 @@ def _form(weights: Described, stored_as: str) -> QuantisedForm:
     raise not_served(
         NAME,
         f"{stored_as[:40]!r} of {kind} in {bits} bits by {strategy}",
-        "pack-quantized, int-quantized, float-quantized or mxfp4-pack-quantized",
+        f"pack-quantized, int-quantized, float-quantized, {_MXFP4} or {_NVFP4}",
     )
 
 
 def _group_size(weights: Described) -> int | None:
     size = weights.get("group_size")
-    if weights["strategy"] != "group":
+    if weights["strategy"] not in _BY_GROUPS:
         return None
     if not isinstance(size, int) or not 1 <= size <= MAX_GROUP_SIZE:
         raise not_served(NAME, f"groups of {str(size)[:40]!r}", "groups of some columns")

@@ -20,6 +20,7 @@ from signalbox_worker.files.quantised.fields import (
     refuse_others,
 )
 from signalbox_worker.files.quantised.form import QuantisedForm
+from signalbox_worker.files.quantised.modelopt import modelopt_checkpoint
 from signalbox_worker.files.quantised.mxfp4 import gpt_oss_checkpoint
 from signalbox_worker.files.quantised.scaled import BLOCK, BLOCK_SCALE, ROW, scaled_form
 
@@ -120,5 +121,7 @@ _READERS: dict[str, Callable[[Described], QuantisedCheckpoint | None]] = {
     COMPRESSED_TENSORS: compressed_tensors_checkpoint,
     "fp8": _fp8,
     "gptq": gptq_checkpoint,
+    "modelopt": modelopt_checkpoint,
+    "modelopt_fp4": modelopt_checkpoint,
     "mxfp4": gpt_oss_checkpoint,
 }

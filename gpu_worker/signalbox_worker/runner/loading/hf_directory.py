@@ -23,6 +23,7 @@ from signalbox_worker.files.hub.weight_file_names import (
     names_of_index,
 )
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint, with_quantization
+from signalbox_worker.files.quantised.modelopt import of_hf_quant_config
 from signalbox_worker.generation_fields import end_token_ids
 from signalbox_worker.missing_packages import needing_pytorch
 from signalbox_worker.models import has_native_program
@@ -35,7 +36,8 @@ GENERATION_CONFIG = "generation_config.json"
 _NAMED_WEIGHTS = "transformers_weights"
 """Field of config.json: the file of weights that counts, whatever others there are."""
 _ADAPTER = "adapter_config.json"
-_OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json")
+_OF_MODELOPT = "hf_quant_config.json"
+_OLD_QUANTIZATION = ("quantize_config.json", "quant_config.json", _OF_MODELOPT)
 
 _OLD_PARTS = {"gamma": "weight", "beta": "bias"}
 """Vectors of a layer norm."""
@@ -161,13 +163,16 @@ class DirectorySource:
 
 
 def _old_quantization(path: Path) -> Mapping[str, Any] | None:
-    """Returns what AutoGPTQ's and AutoAWQ's first versions wrote into a file of its own."""
+    """Returns what ModelOpt, and AutoGPTQ's and AutoAWQ's first versions, wrote into a file of its
+    own."""
     found = [name for name in _OLD_QUANTIZATION if (path / name).is_file()]
     if not found:
         return None
     if len(found) > 1:
         raise ModelError(f"{path} has {' and '.join(found)}; remove the one that is not meant")
     described = read_json(path / found[0])
+    if found[0] == _OF_MODELOPT:
+        return of_hf_quant_config(described)
     is_awq = "w_bit" in described or "zero_point" in described
     method = {"quant_method": "awq" if is_awq else "gptq"}
     return {**method, **described}

@@ -72,6 +72,7 @@ MIXED = [
 ]
 BLOCKS = {"strategy": "block", "block_structure": [128, 128]}
 MXFP4 = {"group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+NVFP4 = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 BF16, F16 = torch.bfloat16, torch.float16
 ORDERED = {"bits": 4, "group_size": 32, "desc_act": True, "sym": False}
 DYNAMIC = {r"-:.*\.k_proj": {}, r"+:.*\.v_proj": {"bits": 8, "group_size": 64}}
@@ -111,6 +112,14 @@ FORMS: dict[str, tuple[torch.dtype, Make, Read]] = {
         read_by_compressed_tensors,
     ),
     "ct_mxfp4": (BF16, compress(weights(4, "float", **MXFP4)), read_by_compressed_tensors),
+    "ct_nvfp4": (
+        BF16,
+        compress(
+            weights(4, "float", **NVFP4)
+            | rounded("float", num_bits=4, **NVFP4 | {"dynamic": "local"})
+        ),
+        read_by_compressed_tensors,
+    ),
     "gptq_v1": (
         F16,
         with_gptqmodel("GPTQConfig", bits=4, group_size=32, sym=True),

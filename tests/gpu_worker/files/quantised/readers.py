@@ -7,8 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -20,8 +22,10 @@ def read_by_compressed_tensors(folder: Path, readers: Path) -> dict[str, Tensor]
     """By its choice of schemes and its decompression. transformers 5.23.0 lays out no packed zero
     points, and takes one of several groups for all modules."""
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4 import base
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
+    in_float32 = partial(base.unpack_fp4_from_uint8, dtype=torch.float32)
     model = LlamaForCausalLM(float_config(folder))
     apply_quantization_config(model, QuantizationConfig.model_validate(described(folder)))
     found = load_file(folder / "model.safetensors")
@@ -33,7 +37,8 @@ def read_by_compressed_tensors(folder: Path, readers: Path) -> dict[str, Tensor]
             if tensors["weight_scale"].is_floating_point():
                 tensors["weight_scale"] = tensors["weight_scale"].float()
             compressor = BaseCompressor.get_value_from_registry(scheme.format)
-            found[f"{name}.weight"] = compressor.decompress(tensors, scheme)["weight"]
+            with patch.object(base, "unpack_fp4_from_uint8", in_float32):
+                found[f"{name}.weight"] = compressor.decompress(tensors, scheme)["weight"]
     return {name: weight.float() for name, weight in found.items()}
 
 

@@ -1,5 +1,7 @@
 """Which form a checkpoint's configuration gives to each module, and what it is refused for."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from signalbox_worker.files.quantised.configuration import (
     quantised_checkpoint,
     with_quantization,
 )
+from signalbox_worker.runner.loading.hf_directory import DirectorySource
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 QUERY, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
@@ -22,6 +25,23 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "g
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 E4M3 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+OF_MODELOPT = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+MODELOPT = {
+    "quant_method": "modelopt",
+    "quant_algo": "NVFP4",
+    "config_groups": {
+        "group_0": {
+            "input_activations": OF_MODELOPT,
+            "weights": OF_MODELOPT,
+            "targets": ["Linear"],
+        }
+    },
+    "ignore": ["lm_head", "model.layers.0*"],
+    "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+    "producer": {"name": "modelopt", "version": "0.35.0"},
+}
 
 
 def group(weights: dict[str, Any], *targets: str, **fields: Any) -> dict[str, Any]:
@@ -161,10 +181,36 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "bits", "is_static"),
+    [("NVFP4", 4, None), ("FP8", 8, True), ("FP8_PER_CHANNEL_PER_TOKEN", 8, False)],
+)
+def test_an_algorithm_of_modelopt_is_that_of_all_modules(
+    algorithm: str, bits: int, is_static: bool | None, tmp_path: Path
+) -> None:
+    """Also in the words of hf_quant_config.json; what stays in floats has no tensors of its own."""
+    weights = {name: bits if name == "num_bits" else value for name, value in OF_MODELOPT.items()}
+    groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
+    (tmp_path / "config.json").write_text("{}")
+    of_file = {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8", "exclude_modules": [HEAD]}
+    content = {"producer": {"name": "modelopt"}, "quantization": of_file}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(content))
+    beside = DirectorySource(tmp_path, name="x").config["quantization_config"]
+    assert beside["kv_cache_scheme"] == "static"
+    for described in (MODELOPT | {"quant_algo": algorithm, "config_groups": groups}, beside):
+        checkpoint = read(dict(described))
+        assert (checkpoint.forms == (FP8,)) == (bits == 8)
+        assert bits_of(dict(described), UP, QUERY) == [bits, bits]
+        scheme = checkpoint.activations_of(UP)
+        assert (None if scheme is None else scheme.is_static) is is_static
+        assert checkpoint.leaves_activations == (scheme is None)
+    assert quantised_checkpoint({"quantization_config": described | {"quant_algo": None}}) is None
+
+
+@pytest.mark.parametrize(
     ("described", "reason"),
     [
         ({"quant_method": name}, f"quantised by '{name}', which is not supported; use")
-        for name in ("hqq", "torchao", "quark", "modelopt", "nvfp4", "aqlm")
+        for name in ("hqq", "torchao", "quark", "nvfp4", "aqlm")
     ]
     + [
         (GPTQ | {"rotation": "hadamard"}, "gptq with rotation 'hadamard', .* no rotation"),
@@ -204,13 +250,17 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
         (
             compressed(
                 group(
-                    INT4 | {"type": "float", "strategy": "tensor_group", "group_size": 16},
+                    INT4 | {"type": "float", "strategy": "tensor_group", "group_size": 32},
                     "Linear",
                 ),
                 format="nvfp4-pack-quantized",
             ),
             "'nvfp4-pack-quantized' of float in 4 bits by tensor_group",
         ),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ', .* with FP8, .* NVFP4"),
+        (MODELOPT | {"quant_algo": "FP8"}, "modelopt with weights .* of FP8, .* 8 bits"),
+        (MODELOPT | {"group_size": 32}, "modelopt with groups of 32, .* groups of 16"),
+        (MODELOPT | {"pre_quant_scale": True}, "modelopt with pre_quant_scale 'True'"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(described: dict[str, Any], reason: str) -> None:

@@ -25,12 +25,13 @@ from tests.rounding import LOGITS, UNIT_ROUNDOFF
 CHECKPOINTS = Path(__file__).with_name("checkpoints")
 NAMES = sorted(folder.name for folder in CHECKPOINTS.iterdir())
 PROMPT = [3, 17, 41, 8, 22, 30, 5, 12, 46, 1, 9, 33]
-INTEGERS = ("awq", "gptq", "ct_w4a16", "ct_w8a", "ct_mixed")
+INTEGERS = ("awq", "gptq", "ct_w4a16", "ct_w8a", "ct_mixed", "ct_nvfp4")
 """How the names begin of checkpoints whose codes native programs multiply as whole numbers."""
 TYPES = {
     "ct_fp8": "E4M3",
     "fp8": "E4M3",
     "ct_mxfp4": "MXFP4",
+    "ct_nvfp4": "NVFP4",
     "bnb_nf4": "NF4",
     "bnb_fp4": "FP4",
     "bnb_int8": "INT8",
@@ -96,7 +97,7 @@ def test_logits_in_float32_are_those_of_the_library(
     assert kinds or name.startswith(INTEGERS)
     assert all(f" of {kind}" in caplog.text for kind in kinds)
     is_left = "activations are not rounded as it prescribes" in caplog.text
-    assert is_left == (name == "bnb_int8")
+    assert is_left == (name in ("bnb_int8", "ct_nvfp4"))
     logits = torch.tensor(expected(name)["logits"])
     of_next = logits.log_softmax(dim=-1)[:-1].gather(1, torch.tensor(PROMPT[1:])[:, None])
     found = log_probabilities(runner, PROMPT)

@@ -21,7 +21,7 @@ from tests.gpu_worker.files.quantised.test_library_checkpoints import CHECKPOINT
 
 WEIGHTS = "model.safetensors"
 UP = "model.layers.0.mlp.up_proj"
-NOT_READ = ("g_idx", "weight_format")
+NOT_READ = ("g_idx", "weight_format", "input_global_scale")
 """Parts that may be missing; all but the first are not read."""
 
 

@@ -1,5 +1,6 @@
-"""Codes of floats (FP8, NF4, FP4, MXFP4, int8 under scales of 32 bits) run natively as they are
-stored: with the bits of the decoded weights, in their own size, also divided and under adapters.
+"""Codes of floats (FP8, NF4, FP4, MXFP4, NVFP4, int8 under scales of 32 bits) run natively as they
+are stored: with the bits of the decoded weights, in their own size, also divided and under
+adapters.
 
 Adapters over FP8, whose activations are rounded, are in tests/gpu_worker/runner/ranks."""
 
@@ -52,6 +53,17 @@ MXFP4 = {
 }
 
 
+NVFP4 = MXFP4 | {
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {
+        "0": {
+            "targets": ["Linear"],
+            "weights": MXFP4_WEIGHTS | {"strategy": "tensor_group", "group_size": 16},
+        }
+    },
+}
+
+
 def in_mxfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     values = torch.from_numpy(FLOATS_OF_4_BITS[Storage.MXFP4])
     groups = weight.float().reshape(len(weight), -1, 32)
@@ -63,6 +75,25 @@ def in_mxfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     packed = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
     scale_bytes = (exponents + 127).to(torch.uint8)
     return {"weight_packed": packed, "weight_scale": scale_bytes}, decoded
+
+
+def in_nvfp4(weight: Tensor, *, of_modelopt: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+    values = torch.from_numpy(FLOATS_OF_4_BITS[Storage.MXFP4])
+    groups = weight.float().reshape(len(weight), -1, 16)
+    factor = groups.abs().max() / (6 * 448)
+    stored = factor if of_modelopt else 1 / factor
+    factor = stored if of_modelopt else 1 / stored
+    scales = (groups.abs().amax(dim=-1) / (6 * factor)).to(torch.float8_e4m3fn)
+    of_groups = (scales.float() * factor)[..., None]
+    codes = ((groups / of_groups)[..., None] - values).abs().argmin(dim=-1)
+    pairs = codes.reshape(len(weight), -1, 2)
+    packed = (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8)
+    names = (
+        ("weight", "weight_scale_2") if of_modelopt else ("weight_packed", "weight_global_scale")
+    )
+    tensors = dict(zip(names, (packed, stored.reshape(1)), strict=True))
+    decoded = (values[codes] * of_groups).reshape(weight.shape)
+    return tensors | {"weight_scale": scales}, decoded
 
 
 def in_nf4(
@@ -96,6 +127,13 @@ FORMS: dict[str, tuple[Encode, dict[str, Any], Storage, float]] = {
     "nf4 in blocks of 256": (partial(in_nf4, block_size=256), NF4, Storage.NF4, 1.11),
     "int8": (in_int8, INT8, Storage.INT8, 1.04),
     "mxfp4": (in_mxfp4, MXFP4, Storage.MXFP4, 1.01),
+    "nvfp4": (in_nvfp4, NVFP4, Storage.NVFP4, 1.03),
+    "nvfp4 of ModelOpt": (
+        partial(in_nvfp4, of_modelopt=True),
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        Storage.NVFP4,
+        1.03,
+    ),
 }
 """How a matrix is encoded, the configuration, the type that holds it, and the most bytes that it
 takes for each one of the file."""
@@ -200,6 +238,24 @@ def test_scales_that_are_too_large_are_decoded() -> None:
     assert stored_codes(fp8(codes, 1.0, 256.0)) is None
     assert stored_codes(fp8(codes, 1.0, float("inf"))) is None
     assert stored_codes(fp8(codes, 1.0, -255.0)) is not None
+
+
+def test_scales_of_nvfp4_that_are_nan_or_under_a_large_factor() -> None:
+    encoded, _ = in_nvfp4(torch.ones(3, 32), of_modelopt=True)
+    tensors: dict[str, AnyArray] = {
+        end: part.view(torch.uint8).numpy().view(FLOAT8_E4M3)
+        if end == "weight_scale"
+        else part.numpy()
+        for end, part in encoded.items()
+    }
+    described = FORMS["nvfp4 of ModelOpt"][1]
+    tensors["weight_scale"].view(np.uint8)[1, 1] = 0x7F
+    matrix = stored_codes(matrix_of(tensors, described))
+    assert matrix is not None
+    assert np.isnan(values_of(matrix)).all(axis=1).tolist() == [False, True, False]
+    for factor, is_kept in ((255.9, True), (256.0, False)):
+        tensors["weight_scale_2"] = np.array(factor, dtype=np.float32)
+        assert (stored_codes(matrix_of(tensors, described)) is not None) == is_kept
 
 
 def test_zero_points_are_decoded_unless_all_are_zero() -> None:
