@@ -286,11 +286,24 @@ class ProgramBuilder(ProgramParts):
         dst: int,
         order: NDArray[np.int32] | None = None,
         rounding: Rounding | None = None,
+        *,
+        for_adapters: bool = False,
     ) -> None:
-        """Adds an op that turns elements to the codes that products with quantised weights read,
-        or to elements, with the columns in another order or rounded."""
-        address = None if order is None else self.arena.keep(_padded_order(order))
-        self._add(OpKind.CODE, src=src, dst=dst, weight=address, **_rounding_fields(rounding))
+        """Adds an op that turns elements or floats to the codes that products with quantised
+        weights read, or to elements, with the columns in another order or rounded.
+
+        Args:
+            for_adapters: as `norm` takes it.
+        """
+        self._add(
+            OpKind.CODE,
+            mode=int(self.buffers[src].row == Row.FLOATS),
+            src=src,
+            dst=dst,
+            weight=None if order is None else self.arena.keep(_padded_order(order)),
+            adapter=int(for_adapters),
+            **_rounding_fields(rounding),
+        )
 
     def linear(
         self,
@@ -374,6 +387,7 @@ class ProgramBuilder(ProgramParts):
         pairs: Pairs = Pairs.HALVES,
         heads: Heads | None = None,
         keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
+        query_scales: NDArray[np.float32] | None = None,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
         cache.
@@ -385,6 +399,7 @@ class ProgramBuilder(ProgramParts):
             pairs: elements of these that are turned together.
             heads: those of the layer; None is those of the shape.
             keys_and_values: what else is done, or not done, with K and V.
+            query_scales: [positions], factors of rotated queries.
         """
         query, key = (None, None) if norms is None else map(self._floats, norms)
         scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
@@ -400,6 +415,7 @@ class ProgramBuilder(ProgramParts):
             weight=table,
             keys_and_values=keys_and_values,
             **({} if heads is None else heads._asdict()),
+            bias=None if query_scales is None else self.arena.keep(query_scales),
             **norm,
             **scales,
         )

@@ -68,6 +68,7 @@ class Cached:
     norms: tuple[AnyArray, AnyArray] | None
     num_rotated: int
     pairs: Pairs
+    query_scales: AnyArray
     window: int | None
     is_causal: bool
     sinks: AnyArray | None
@@ -118,8 +119,9 @@ class Cached:
                 assert (errors <= self._half_a_unit(part, entries)).all()
             else:
                 self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
+        scaled = queries * self.query_scales[arrays.positions, None, None]
         attended = reference.paged_attention(
-            reference.rounded(queries, self.dtype),
+            reference.rounded(scaled, self.dtype),
             self.cache,
             at,
             scale=shape.scale,
@@ -171,6 +173,7 @@ def make_cached(
     cap: float | None = None,
     keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
     is_in_units: bool = False,
+    scales_queries: bool = False,
     **shape: int,
 ) -> Cached:
     """Args: is_in_units: makes the program's shape that of single heads of 16, as layers with other
@@ -192,6 +195,7 @@ def make_cached(
     used = norms if qk_norm else None
     scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
     num_rotated = max(0, sizes.head_size - num_passed)
+    query_scales = np.linspace(1, 2 if scales_queries else 1, 1024, dtype=np.float32)
     builder.rotate(
         buffers[0],
         buffers[1],
@@ -204,6 +208,7 @@ def make_cached(
         pairs=pairs,
         heads=own,
         keys_and_values=keys_and_values,
+        query_scales=query_scales if scales_queries else None,
     )
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
     seen = {"window": window, "is_causal": is_causal, "cap": cap}
@@ -214,7 +219,7 @@ def make_cached(
     pool = np.full((60, program.shape.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    rules = (used, num_rotated, pairs, window, is_causal, sinks, cap, keys_and_values)
+    rules = (used, num_rotated, pairs, query_scales, window, is_causal, sinks, cap, keys_and_values)
     return Cached(program, sizes, buffers, dtype, kv_dtype, *rules, pool, cache)
 
 
@@ -262,7 +267,7 @@ LATENTS = [
         {},
         {"qk_norm": True, "pairs": Pairs.NEIGHBOURS, "num_passed": 6},
         {"window": 21, "num_passed": 6},
-        {"qk_norm": True, "num_passed": 999, "cap": 2.0},
+        {"qk_norm": True, "num_passed": 999, "cap": 2.0, "scales_queries": True},
         {"has_sinks": True, "window": 9, "keys_and_values": OF_KEYS},
     ],
     ids=str,

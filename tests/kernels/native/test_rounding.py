@@ -15,6 +15,7 @@ from tests.kernels.native.matrices import FLOAT32, make_blocks, make_floats, val
 from tests.kernels.native.programs import (
     ELEMENTS,
     Dtype,
+    assert_same_bits,
     make_arrays,
     make_builder,
     make_program,
@@ -86,18 +87,29 @@ def make_rows(dtype: Dtype) -> AnyArray:
     return to_dtype(rows, dtype)
 
 
-def run(dtype: Dtype, isa: Isa, how: Rounding, x: AnyArray) -> AnyArray:
+def run(dtype: Dtype, isa: Isa, how: Rounding | None, x: AnyArray) -> AnyArray:
+    """Returns rows as they are rounded, whether they are elements or floats."""
     builder = make_builder(dtype)
-    raw, out = builder.buffer(WIDTH), builder.buffer(WIDTH)
+    raw, out, same = (builder.buffer(WIDTH) for _ in range(3))
+    floats = builder.buffer(WIDTH, row=Row.FLOATS)
     builder.code(raw, out, rounding=how)
+    builder.code(floats, same, rounding=how)
     program = make_program(builder, isa)
     rows = len(x)
     program.view(raw, width=WIDTH, num_tokens=rows, dtype=dtype)[:, :WIDTH] = x
+    program.view(floats, width=WIDTH, num_tokens=rows, dtype=FLOAT32)[:, :WIDTH] = to_float32(x)
     program.run(make_arrays(rows))
     found = program.view(out, width=WIDTH, num_tokens=rows, dtype=dtype)
+    assert_same_bits(program.view(same, width=WIDTH, num_tokens=rows, dtype=dtype), found)
     is_finite = np.isfinite(wide(x)).all(axis=1)
     assert not wide(found[is_finite, WIDTH:]).any()
     return found[:, :WIDTH].copy()
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_rows_without_a_rounding_stay_as_they_are(isa: Isa, dtype: Dtype) -> None:
+    x = make_rows(dtype)
+    assert_same_bits(run(dtype, isa, None, x), x)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)

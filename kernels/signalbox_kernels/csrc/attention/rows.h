@@ -132,21 +132,27 @@ SB_INLINE void put_row(const sb::Phase& phase, int64_t row, int64_t padded, F&& 
   put_groups(reinterpret_cast<CodedGroup*>(out), padded, x);
 }
 
-template <class E>
-static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
+// Args: S: element of src.
+template <class E, class S>
+static void code_rows(const sb::Phase& phase, const Range& range) {
   const auto* order = static_cast<const int32_t*>(phase.op->weight);
-  const Range range = rows_of_tile(phase, claim.tile);
   for (int64_t row = range.first; row < range.end; ++row) {
-    const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
+    const auto* x = static_cast<const typename S::scalar*>(phase.src.data) + row * phase.src.stride;
     if (order)
       put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA {
-        typename E::scalar chosen[W];
+        typename S::scalar chosen[W];
         for (int lane = 0; lane < W; ++lane) chosen[lane] = x[order[i + lane]];
-        return E::load(chosen);
+        return S::load(chosen);
       });
     else
-      put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return E::load(x + i); });
+      put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA { return S::load(x + i); });
   }
+}
+
+template <class E>
+static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
+  const Range range = rows_of_tile(phase, claim.tile);
+  phase.op->mode ? code_rows<E, F32>(phase, range) : code_rows<E, E>(phase, range);
 }
 
 template <class E>
@@ -373,7 +379,8 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
   for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
   auto* out = static_cast<typename A::scalar*>(phase.dst.data) + row * phase.dst.stride +
               kv_head * group * size;
-  for (int i = 0; i < group * size; i += W) A::store(out + i, load(query + i));
+  const V factor = splat(phase.op->bias ? phase.op->bias[phase.batch->positions[row]] : 1.0f);
+  for (int i = 0; i < group * size; i += W) A::store(out + i, load(query + i) * factor);
 }
 
 SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head) {

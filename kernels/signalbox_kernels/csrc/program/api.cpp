@@ -80,6 +80,7 @@ bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!has_valid_heads(op, shape)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;
+  if (op.kind == SB_CODE && op.mode != (buffers[op.src].row == SB_FLOATS)) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
     return false;

@@ -72,7 +72,7 @@ enum SbOpKind : int32_t {
                   // is SbPairs
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements); mode 1: also against later tokens
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
-  SB_CODE = 6,    // src (elements) -> dst (codes, elements), perhaps in another order of columns
+  SB_CODE = 6,    // src (elements; float32 in mode 1) -> dst (codes, elements), perhaps in another order of columns
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
   SB_SUM = 8,     // src (shared) of all ranks, summed in their order -> dst (float32); mode is SB_STORE or SB_ADD
   SB_ROUTE = 9,   // src (float32 scores) chooses the experts of each token, for the ops up to the next SB_ROUTE
@@ -171,7 +171,7 @@ struct SbOp {
                         // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting.
                         // A product of routed rows has the weights, and biases, of all experts in a row
   const float* bias;    // padded as the weight's columns; for SB_ATTEND the sink of each head: a score beside
-                        // those of its tokens. Or null
+                        // those of its tokens; for SB_ROTATE the factor of Q at each position. Or null
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
   // Of SB_ROTATE and SB_ATTEND whose heads are others than the shape's; 0 is those.
