@@ -155,6 +155,21 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {"num_key_value_heads": 6}),
     "stablelm": ("StableLm", {}),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 19,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"full_attention": YARN_ROPE},
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "rope_parameters": YARN_ROPE
+            | {"factor": 16.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+        },
+    ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
     "starcoder2": ("Starcoder2", {"sliding_window": 21}),
     "exaone4": (

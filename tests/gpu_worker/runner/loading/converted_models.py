@@ -140,7 +140,8 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         scale = choose.choice((0.707, 1.0))
         fields["rope_parameters"] = _YARN | {"mscale": scale, "mscale_all_dim": scale}
     if name in ("olmo2-olmo3", "olmoe", "qwen2moe") and choose.random() < 0.5:
-        fields["rope_parameters"] = _YARN | {"rope_theta": 10000.0}
+        yarn = _YARN | {"rope_theta": 10000.0}
+        fields["rope_parameters"] = {"full_attention": yarn} if name == "olmo2-olmo3" else yarn
     if name in ("glm4", "glm4moe"):
         fields["attention_bias"] = choose.random() < 0.5
     if "sliding_window" in FAMILIES[name][1] and name != "mistral3-plain":

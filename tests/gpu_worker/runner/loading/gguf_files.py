@@ -27,6 +27,9 @@ ARCHITECTURES = {
     "qwen2-moe": "qwen2moe",
     "qwen3-moe": "qwen3moe",
     "olmoe": "olmoe",
+    **dict.fromkeys(["olmo2", "olmo3"], "olmo2"),
+    "ministral3": "mistral3",
+    "cohere2": "cohere2",
 }
 """llama.cpp's names of the families of `tests.gpu_worker.tiny_models`."""
 _FIELDS = {
@@ -37,6 +40,8 @@ _FIELDS = {
     "num_attention_heads": "add_head_count",
     "num_key_value_heads": "add_head_count_kv",
     "rms_norm_eps": "add_layer_norm_rms_eps",
+    "layer_norm_eps": "add_layer_norm_eps",
+    "logit_scale": "add_logit_scale",
     "attention_multiplier": "add_attention_scale",
     "embedding_multiplier": "add_embedding_scale",
     "residual_multiplier": "add_residual_scale",
@@ -168,12 +173,16 @@ def _add_config(writer: gguf.GGUFWriter, reference: Any) -> None:
     config = reference.config
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rope["rope_theta"])
+    if (sliding := config.rope_parameters.get("sliding_attention")) is not None:
+        writer.add_rope_freq_base_swa(sliding["rope_theta"])
     for name, add in _FIELDS.items():
         if getattr(config, name, None):  # no window is 0 in some configurations
             getattr(writer, add)(getattr(config, name))
     names = ("num_experts", "num_local_experts")
     if counts := [getattr(config, name) for name in names if getattr(config, name, None)]:
         writer.add_expert_count(counts[0])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     kind = rope["rope_type"]
     if kind == "llama3":  # as divisors of the frequencies
         inv_freq = reference.model.rotary_emb.inv_freq
@@ -229,7 +238,7 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
             name = name.replace("moe.router", "moe.gate").replace("block_sparse_moe.e", "mlp.e")
         part = name.rpartition(".")[0].rpartition(".")[2]
         if (
-            architecture in ("llama", "granite", "granitemoe") and part in heads
+            architecture in ("llama", "granite", "granitemoe", "mistral3") and part in heads
         ):  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)

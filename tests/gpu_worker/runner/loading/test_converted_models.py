@@ -91,7 +91,6 @@ def test_first_mixtures_give_widths_by_a_dense_layer(tmp_path: Path) -> None:
         ("deepseek2", {"attention__key_length_mla": None}, "before latent attention"),
         ("glm4moe", {"expert_gating_func": 1}, "expert_gating_func is not sigmoid's"),
         ("gpt-oss", {"rope__freq_base_swa": 5}, "GPT-OSS with a rope.freq_base_swa of its own"),
-        ("olmo2-olmo3", {"rope__freq_base_swa": 5.0}, "OLMo 3 with a rope.freq_base_swa"),
         ("gemma4", {"rope__dimension_count_swa": 4}, "rope.dimension_count_swa is not"),
         ("gemma4", {"feed_forward_length": [24]}, "no whole number for each of 4 layers"),
         ("qwen2moe", {"expert_group_count": 3}, "expert_group_count = 3, which is not supported"),

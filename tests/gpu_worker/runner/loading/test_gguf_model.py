@@ -24,7 +24,13 @@ from tests.gpu_worker.runner.loading.gguf_files import (
     open_gguf,
     open_path,
 )
-from tests.gpu_worker.tiny_models import YARN_ROPE, architecture_of, make_model, reference_tokens
+from tests.gpu_worker.tiny_models import (
+    THROUGH_TRANSFORMERS,
+    YARN_ROPE,
+    architecture_of,
+    make_model,
+    reference_tokens,
+)
 from tests.transformers_demo import DEMO, demo, greedy_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
@@ -55,7 +61,9 @@ def test_gguf_of_each_family_equals_transformers(family: str, tmp_path: Path) ->
         flags["query_pre_attn_scalar"] = 8
     if family == "gemma3":
         flags |= {"num_hidden_layers": 7, "layer_types": None, "rope_parameters": GEMMA3_ROPE}
-    is_native = family in ("granite-moe", "olmoe", "qwen2-moe")  # alone
+    if family in ("cohere2", "olmo3"):
+        flags |= {"num_hidden_layers": 5, "layer_types": None}
+    is_native = family in THROUGH_TRANSFORMERS  # or else natively
     flags |= {"head_dim": 16, "hidden_size": 96} if is_native else {"head_dim": 8}
     reference = make_model(tmp_path / "hf", family, **flags)
     path = make_gguf(tmp_path / "Tiny.Q8_0.gguf", reference, ARCHITECTURES[family])

@@ -98,10 +98,13 @@ def _olmo2(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]
     """A window says that it is OLMo 3, of which the windows' layers have no scaled rotation."""
     if not fields.whole_of_model("attention.sliding_window", 0):
         return {}
-    theta = shapes["rope_parameters"]["rope_theta"]
-    if fields.real_of_model("rope.freq_base_swa", theta) != theta:
-        raise ModelError("OLMo 3 with a rope.freq_base_swa of its own is not supported")
-    return {"architectures": ["Olmo3ForCausalLM"], **_sliding(fields, shapes, _OLMO3_PERIOD)}
+    full = shapes["rope_parameters"]
+    theta = fields.real_of_model("rope.freq_base_swa", full["rope_theta"])
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        **_sliding(fields, shapes, _OLMO3_PERIOD),
+        "rope_parameters": {_FULL: full, _SLIDING: {"rope_type": "default", "rope_theta": theta}},
+    }
 
 
 def _mistral3(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
