@@ -14,7 +14,7 @@ from signalbox_worker.models.family_config import (
     positive,
     small,
 )
-from signalbox_worker.models.rope import RopeConfig
+from signalbox_worker.models.rope import QueryScaling, RopeConfig
 from signalbox_worker.models.rope_config import RopeParameters, read_rotation
 
 HfConfig = Mapping[str, Any]
@@ -101,6 +101,10 @@ class DecoderConfig:
     """True if the results of attention and feed-forward are normed too, as from Gemma 2 on."""
     inner_norms: tuple[str, str] = ("post_attention_layernorm", "post_feedforward_layernorm")
     """Names of those norms."""
+    has_input_norms: bool = True
+    """False if attention and feed-forward read hidden states as they are (OLMo 2)."""
+    is_parallel: bool = False
+    """True if a layer has one norm, whose rows attention and feed-forward read (Cohere)."""
     sliding_rope: RopeConfig | None = None
     """Rotation of the layers with a window; None is `rope`."""
     rotates_neighbours: bool = False
@@ -108,6 +112,7 @@ class DecoderConfig:
     those of its halves."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose Q and K have no positions (NoPE)."""
+    query_scaling: QueryScaling | None = None
     may_have_more_layers: bool = False
     """True if checkpoints may have layers behind the last one, which predict further tokens."""
     has_head: bool = True
@@ -127,9 +132,11 @@ class DecoderConfig:
 
     @property
     def is_native_only(self) -> bool:
-        """True if it rotates as native programs do, and `llama.Decoder` does not."""
-        is_partial = self.rope.num_rotated is not None
-        return is_partial or self.rotates_neighbours or bool(self.unrotated_layers)
+        """True if native programs alone compute it, and `llama.Decoder` does not."""
+        is_partial = self.rope.num_rotated is not None or bool(self.unrotated_layers)
+        has_own_norms = self.qk_norm_is_whole or self.is_parallel or not self.has_input_norms
+        has_own_turns = is_partial or self.rotates_neighbours or self.query_scaling is not None
+        return has_own_norms or has_own_turns
 
     @property
     def usual_length(self) -> int:
@@ -190,11 +197,13 @@ def qwen3_like(config: HfConfig, windows: tuple[int | None, ...]) -> DecoderConf
     return dense_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, sliding_windows=windows)
 
 
-def olmo_like(config: HfConfig) -> DecoderConfig:
-    """Reads what OLMo's mixtures share with Llama."""
-    check_no_windows(config)
+def olmo_like(
+    config: HfConfig, rotation: RopeParameters | None = None, **fields: Any
+) -> DecoderConfig:
+    """Reads what OLMo 2, OLMo 3 and OLMo's mixtures share."""
     bias = flag(config, "attention_bias")
-    return dense_config(config, qkv_bias=bias, o_bias=bias, qk_norm=True, qk_norm_is_whole=True)
+    norms = {"qk_norm": True, "qk_norm_is_whole": True}
+    return dense_config(config, rotation, qkv_bias=bias, o_bias=bias, **norms, **fields)
 
 
 @family("GraniteConfig")

@@ -142,7 +142,7 @@ class FamilyConfig(Mapping[str, Any]):
 
     def default(self, name: str) -> Any:
         """Returns what the class has for a field that the file leaves out."""
-        return self._family.defaults.get(name)
+        return self._family.defaults.get(self._family.aliases.get(name, name))
 
     def disregard(self, *names: str) -> None:
         """Notes names as read whose values change nothing of what the file describes."""

@@ -9,6 +9,7 @@ from signalbox_worker.models.decoder_config import (
     MAX_NUM_LAYERS,
     DecoderConfig,
     HfConfig,
+    check_no_windows,
     granite_config,
     mistral_config,
     olmo_like,
@@ -111,6 +112,7 @@ def qwen3_moe_config(config: FamilyConfig) -> MoeConfig:
 def olmoe_config(config: HfConfig) -> MoeConfig:
     if config.get("clip_qkv") is not None:
         raise ModelError(f"{config['architectures'][0]} with clip_qkv is not supported natively")
+    check_no_windows(config)
     return _moe_config(
         olmo_like(config),
         num_experts=counted(config, "num_experts"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.models.cohere_config import cohere2_config, cohere_config
 from signalbox_worker.models.decoder_config import (
     granite_config,
     is_causal,
@@ -35,6 +36,7 @@ from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.gpt_oss_config import gpt_oss_config
+from signalbox_worker.models.ministral_config import ministral3_config
 from signalbox_worker.models.mixture_config import (
     glm4_moe_config,
     granite_moe_config,
@@ -43,6 +45,7 @@ from signalbox_worker.models.mixture_config import (
     qwen2_moe_config,
     qwen3_moe_config,
 )
+from signalbox_worker.models.post_norm_config import olmo2_config, olmo3_config
 from signalbox_worker.models.rope_config import stretched_length
 from signalbox_worker.models.smollm_config import smollm3_config
 
@@ -225,11 +228,16 @@ for _name, _reader in (
         ModelSpec(_name, _reader, _from("mixture", "MoeDecoder"), has_stages=True, is_llama=True)
     )
 for _name, _reader in (
+    ("Cohere2ForCausalLM", cohere2_config),
+    ("CohereForCausalLM", cohere_config),
     ("Glm4ForCausalLM", glm4_config),
     ("Glm4MoeForCausalLM", glm4_moe_config),
     ("GlmForCausalLM", glm_config),
     ("GptOssForCausalLM", gpt_oss_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
+    ("Ministral3ForCausalLM", ministral3_config),
+    ("Olmo2ForCausalLM", olmo2_config),
+    ("Olmo3ForCausalLM", olmo3_config),
     ("OlmoeForCausalLM", olmoe_config),
     ("Qwen2MoeForCausalLM", qwen2_moe_config),
     ("SmolLM3ForCausalLM", smollm3_config),

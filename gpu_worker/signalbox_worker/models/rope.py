@@ -117,6 +117,20 @@ class DynamicScaling:
         return float(theta * (stretch - (self.factor - 1)) ** power)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaling:
+    """Llama 4's factors of rotated queries, which grow where the original window is passed."""
+
+    beta: float
+    original_max_position: int
+
+    def factors(self, max_position: int) -> FloatArray:
+        """Returns those of each position, [max_position] float32."""
+        passed = np.arange(max_position) // self.original_max_position
+        factors: FloatArray = (1 + self.beta * np.log1p(passed)).astype(np.float32)
+        return factors
+
+
 RopeScaling = Llama3Scaling | FrequencyDivisors | YarnScaling | LongRopeScaling | DynamicScaling
 
 

@@ -17,6 +17,7 @@ from signalbox_worker.models.rope import (
     FrequencyDivisors,
     Llama3Scaling,
     LongRopeScaling,
+    QueryScaling,
     RopeConfig,
     RopeScaling,
     YarnScaling,
@@ -27,7 +28,7 @@ MAX_POSITION = 1 << 24
 """More than any model has; the angles of each position are in memory, 512 bytes at a head size of
 64."""
 _ORIGINAL = "original_max_position_embeddings"
-_PART = "partial_rotary_factor"
+_PART, _BETA = "partial_rotary_factor", "llama_4_scaling_beta"
 _OF_ALIKE = (_ORIGINAL, _PART, "rope_theta")
 """Names at the top level that say nothing where kinds of layers rotate in several ways."""
 _WITH_ORIGINAL = ("llama3", "longrope", "yarn")
@@ -66,6 +67,14 @@ class RopeParameters:
             )
         num_rotated = None if size == head_size else size
         return RopeConfig(theta=self.theta, scaling=self._scaling(size), num_rotated=num_rotated)
+
+    def query_scaling(self) -> QueryScaling | None:
+        """Returns how queries are scaled, if the parameters say it."""
+        if self.parameters.get(_BETA) is None:
+            return None
+        beta = self._number(_BETA)
+        original = counted(self.parameters, _ORIGINAL, most=MAX_POSITION)
+        return QueryScaling(beta=beta, original_max_position=original)
 
     def _scaling(self, size: int) -> RopeScaling | None:
         match self.kind:

@@ -42,9 +42,12 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 _MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": SHAPE,
+    "Cohere2ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
+    "CohereForCausalLM": SHAPE | {"num_attention_heads": 4},
     "GPT2LMHeadModel": {"vocab_size": 97, "initializer_range": 0.2, **_GPT2},
     "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
@@ -62,9 +65,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "LlamaForCausalLM": SHAPE,
+    "Ministral3ForCausalLM": SHAPE
+    | {"head_dim": 16, "rope_parameters": YARN | {"factor": 4.0, "llama_4_scaling_beta": 0.3}},
     "MistralForCausalLM": SHAPE,
     "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},
     "ModernBertForMaskedLM": SHAPE | {"pad_token_id": 0},
+    "Olmo2ForCausalLM": SHAPE | {"num_attention_heads": 4},
+    "Olmo3ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "OlmoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_experts": 4, "num_experts_per_tok": 2},
@@ -88,7 +95,6 @@ HEADS = {"num_attention_heads", "num_key_value_heads", "n_head"}
 FEW_HEADS = {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"}
 """Families whose default of K and V heads divides 8."""
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
 VALUES: dict[str, Any] = {
     "attention_chunk_size": 4,
     "attn_logit_softcapping": 2.0,
@@ -211,7 +217,7 @@ def ours(path: Path) -> tuple[Any, Tensor | None]:
 def windows_of(config: Any) -> list[int | None]:
     """Returns the windows of layers by transformers' configuration."""
     window, num_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
-    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+    if config.model_type in ("ministral3", "mistral", "mixtral", "phi3", "qwen3_moe"):
         return [window] * num_layers
     if "layer_types" not in families()[type(config).__name__].fields:
         return [None] * num_layers
@@ -308,7 +314,11 @@ LAYER_ROTATIONS: list[dict[str, Any]] = [
     [
         *(("LlamaForCausalLM", one) for one in ROTATIONS),
         *(("Phi3ForCausalLM", one) for one in (ROTATIONS[0], ROTATIONS[2], ROTATIONS[-1])),
-        *(("Gemma3ForCausalLM", one | {"layer_types": KINDS}) for one in LAYER_ROTATIONS),
+        *(
+            (name, one | {"layer_types": KINDS})
+            for name in ("Gemma3ForCausalLM", "Olmo3ForCausalLM")
+            for one in LAYER_ROTATIONS
+        ),
         *(("ModernBertForMaskedLM", one | {"local_attention": 9}) for one in LAYER_ROTATIONS[:-1]),
     ],
 )

@@ -7,6 +7,7 @@ Hugging Face's checkpoints.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,15 @@ class KVForm:
     """"float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations."""
     scales: KVScales
     """Scales of K and V in "fp8", for all layers of the model."""
+
+
+class _GateAndUp(NamedTuple):
+    """First matrices of a feed-forward, as few as possible."""
+
+    matrices: list[Matrix]
+    rows: dict[str, int]
+    """Rows of each, by the name of its module."""
+    bias: AnyArray | None
 
 
 def compile_decoder(
@@ -143,6 +153,8 @@ class _Compiler:
         self._sliding_rotary = (
             None if sliding is None else rotary_table(sliding, size, max_model_len)
         )
+        scaling = config.query_scaling
+        self._query_scales = None if scaling is None else scaling.factors(max_model_len)
         # Of Q, K and V together, each padded to an even r.
         self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
         self._inputs = None
@@ -152,11 +164,12 @@ class _Compiler:
     def add(self) -> None:
         head = self._add_ends()
         for index in self._stage.indices:
-            self._add_attention(index)
+            beside = self._gate_and_up(index) if self._config.is_parallel else None
+            self._add_attention(index, [] if beside is None else beside.matrices)
             if has_experts(self._config, index):
                 self._add_mixture(index)
             else:
-                self._add_feed_forward(index)
+                self._add_feed_forward(index, beside)
             if self._inputs is not None:
                 self._inputs.add_to(index, self._normed, self._result, self._layer_scale(index))
         if head is not None:
@@ -198,14 +211,19 @@ class _Compiler:
             scale = to_float32(to_dtype(scale, self._weights.dtype))
         return float(scale[0])
 
-    def _add_attention(self, index: int) -> None:
+    def _add_attention(self, index: int, beside: list[Matrix]) -> None:
+        """Adds attention.
+
+        Args:
+            beside: matrices of the feed-forward that read the same rows.
+        """
         build, weights, eps = self._builder, self._weights, self._config.rms_norm_eps
         prefix = f"{layer_prefix(index)}self_attn."
         heads = self._config.heads_of(index)
         names = [f"{prefix}{part}_proj" for part in heads.projections]
         parts = [weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}input_layernorm", matrices)
+        self._add_norm(f"{layer_prefix(index)}input_layernorm", [*matrices, *beside])
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         column = 0
         for matrix in matrices:
@@ -252,6 +270,7 @@ class _Compiler:
             pairs=Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES,
             heads=own,
             keys_and_values=self._keys_and_values(heads),
+            query_scales=self._query_scales,
         )
         attended = self._product_rows("attended", heads.num_heads * heads.size)
         build.attend(
@@ -316,14 +335,23 @@ class _Compiler:
     def _add_feed_norm(self, index: int, readers: list[Matrix]) -> None:
         self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", readers)
 
-    def _add_feed_forward(self, index: int) -> None:
-        prefix = f"{layer_prefix(index)}mlp."
-        names = [f"{prefix}{part}_proj" for part in ("gate", "up")]
+    def _gate_and_up(self, index: int) -> _GateAndUp:
+        names = [f"{layer_prefix(index)}mlp.{part}_proj" for part in ("gate", "up")]
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
-        matrices, bias = joined(parts), self._bias(names)
-        self._add_feed_norm(index, matrices)
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
-        activated = self._product_rows("activated", parts[0].shape[0])
+        return _GateAndUp(joined(parts), rows, self._bias(names))
+
+    def _add_feed_forward(self, index: int, beside: _GateAndUp | None) -> None:
+        """Adds a feed-forward.
+
+        Args:
+            beside: its first matrices, if attention made the rows that they read.
+        """
+        prefix = f"{layer_prefix(index)}mlp."
+        matrices, rows, bias = beside or self._gate_and_up(index)
+        if beside is None:
+            self._add_feed_norm(index, matrices)
+        activated = self._product_rows("activated", self._config.inner_size(index))
         if len(matrices) == 1:
             adapted = self._adapted(self._normed, rows, is_interleaved=True)
             self._add_gated(activated, matrices[0], bias, Epilogue.GATED, adapted)
@@ -389,7 +417,9 @@ class _Compiler:
         return np.concatenate(biases) if biases else None
 
     def _add_norm(self, name: str, readers: list[Matrix]) -> None:
-        norm, outs = self._norm(name), self._normed.begin(readers)
+        """Adds rows for products with some matrices: normed, or as they are if layers norm none."""
+        norm = self._norm(name) if self._config.has_input_norms else self._builder.code
+        outs = self._normed.begin(readers)
         for out, rounding in outs:
             norm(self._residual, out, rounding=rounding)
         elements = self._normed.elements

@@ -180,7 +180,7 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
     heads = config.heads_of(index)
     hidden, head_size = config.hidden_size, heads.size
     query, key = heads.num_heads * head_size, heads.num_kv_heads * head_size
-    shapes = _norm(config, "input_layernorm")
+    shapes = _norm(config, "input_layernorm") if config.has_input_norms else {}
     for name in heads.projections:
         rows = query if name == "q" else key
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
@@ -199,9 +199,9 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
 
 
 def _feed_forward(config: DecoderConfig, index: int) -> dict[str, Shape]:
-    shapes = _norm(
-        config, feed_norm(config), *(config.inner_norms if config.has_inner_norms else ())
-    )
+    has_own_norm = config.has_input_norms and not config.is_parallel
+    shapes = _norm(config, feed_norm(config)) if has_own_norm else {}
+    shapes |= _norm(config, *(config.inner_norms if config.has_inner_norms else ()))
     if isinstance(config, Gemma4Config):
         shapes |= _of_gemma4(config)
     return shapes | _gated("mlp", config, config.inner_size(index), has_bias=config.mlp_bias)

@@ -108,17 +108,22 @@ def make_native(path: Path, **options: Any) -> Any:
     return make_runner(path, cpu_backend="native", block_size=16, **options)
 
 
-@pytest.mark.compares(how="natively in random shapes", of=architecture_of)
-@pytest.mark.parametrize("seed", range(NUM_DRAWN))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
-    reference = make_model(tmp_path, family, **random_fields(family, seed))
-    runner = make_native(tmp_path)
+def assert_like_transformers(path: Path, reference: Any) -> None:
+    """Checks tokens and log probabilities of a model in a folder."""
+    runner = make_native(path)
     assert_greedy(runner, reference, make_prompts(1, 17, 40), 6, chunks=(WHOLE, 7))
     with torch.no_grad():
         logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
     expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
     torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
+
+
+@pytest.mark.compares(how="natively in random shapes", of=architecture_of)
+@pytest.mark.parametrize("seed", range(NUM_DRAWN))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family, **random_fields(family, seed))
+    assert_like_transformers(tmp_path, reference)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,8 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
         ("qwen2-moe", {"quantization": "int8"}),
         ("qwen2-moe", {"quantization": "int4"}),
         ("gpt-oss", {}),
+        ("olmo3", {}),
+        ("olmo3", {"quantization": "int4"}),
     ],
     ids=str,
 )
@@ -136,7 +143,7 @@ def test_bits_depend_on_the_sequence_alone(
     family: str, form: dict[str, str], dtype: str, tmp_path: Path
 ) -> None:
     """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
-    make_model(tmp_path, family, head_dim=16)
+    make_model(tmp_path, family, hidden_size=96, head_dim=16)
     prompts = make_prompts(60, 5, 33, 61)
 
     def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
@@ -158,8 +165,9 @@ def test_bits_depend_on_the_sequence_alone(
         assert found([prompt], 16, 3) == [alone]
 
 
-def test_adapters_of_attention(tmp_path: Path) -> None:
-    reference = make_model(tmp_path, "qwen3-moe-partly")
+@pytest.mark.parametrize("family", ["qwen3-moe-partly", "olmo3"])
+def test_adapters_of_attention(family: str, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family, hidden_size=96)
     kinds = (
         {"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj")},
         {"r": 3, "target_modules": ("k_proj", "o_proj"), "layers_to_transform": [0, 2]},

@@ -1,0 +1,52 @@
+"""Configuration of decoders whose layers norm the results of attention and feed-forward alone."""
+
+from dataclasses import replace
+from typing import Any
+
+from signalbox_worker.models.decoder_config import (
+    FULL,
+    MAX_NUM_LAYERS,
+    SLIDING,
+    DecoderConfig,
+    HfConfig,
+    check_no_windows,
+    olmo_like,
+    sliding_windows,
+)
+from signalbox_worker.models.family_config import FamilyConfig, counted, family
+from signalbox_worker.models.rope_config import RopeParameters, read_layer_rotations
+
+_PERIOD = 4
+
+
+@family("Olmo2Config")
+def olmo2_config(config: HfConfig) -> DecoderConfig:
+    check_no_windows(config)
+    return _olmo_config(config)
+
+
+@family("Olmo3Config")
+def olmo3_config(config: FamilyConfig) -> DecoderConfig:
+    """Reads OLMo 3; every fourth layer sees all, unless layer_types says it."""
+    full, sliding = _rotations(config)
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    slides = [bool((i + 1) % _PERIOD) for i in range(num_layers)]
+    windows = sliding_windows(config, slides, config["sliding_window"])
+    base = _olmo_config(config, full, sliding_windows=windows)
+    return replace(base, sliding_rope=sliding.config(base.head_size))
+
+
+def _olmo_config(
+    config: HfConfig, rotation: RopeParameters | None = None, **fields: Any
+) -> DecoderConfig:
+    return olmo_like(config, rotation, has_input_norms=False, has_inner_norms=True, **fields)
+
+
+def _rotations(config: FamilyConfig) -> tuple[RopeParameters, RopeParameters]:
+    """Returns the rotations of layers that see all and of those with a window.
+
+    As in transformers, the base at the top level is that of the layers that see all.
+    """
+    full = read_layer_rotations(config, {FULL: "rope_theta"}, scaled=(FULL,))[FULL]
+    usual = config.replacing(rope_theta=config.default("rope_theta"))
+    return full, read_layer_rotations(usual, {SLIDING: "rope_theta"}, scaled=())[SLIDING]
