@@ -1,4 +1,5 @@
-"""Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT."""
+"""Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT,
+Nomic BERT."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from signalbox_worker.models.family_config import (
     small,
 )
 from signalbox_worker.models.rope import RopeConfig
-from signalbox_worker.models.rope_config import MAX_POSITION, read_layer_rotations
+from signalbox_worker.models.rope_config import MAX_POSITION, read_layer_rotations, read_rotation
 
 _OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
 _BUFFERS = (".position_ids", ".token_type_ids")
@@ -68,6 +69,8 @@ class EncoderConfig(PlainConfig):
 
     activation: str
     """Name of the activation in config.json."""
+    num_token_types: int = 0
+    """Types that it has embeddings of."""
 
     @property
     def is_bidirectional(self) -> bool:
@@ -78,7 +81,6 @@ class EncoderConfig(PlainConfig):
 class BertConfig(EncoderConfig):
     """BERT (Devlin et al., 2018) and RoBERTa (Liu et al., 2019), with learned positions."""
 
-    num_token_types: int
     position_offset: int
     """Rows before that of position 0 in the table of positions."""
     prefix: str
@@ -95,6 +97,13 @@ class ModernBertConfig(EncoderConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     norm_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NomicBertConfig(EncoderConfig):
+    """Nomic BERT (Nussbaum et al., 2024): rotation, gated activations, norms behind sums."""
+
+    rope: RopeConfig
 
 
 def is_ignored(name: str, prefix: str) -> bool:
@@ -168,6 +177,21 @@ def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
         attention_bias=flag(config, "attention_bias"),
         mlp_bias=flag(config, "mlp_bias"),
         norm_bias=flag(config, "norm_bias"),
+    )
+
+
+@family("NomicBertConfig")
+def nomic_bert_config(config: FamilyConfig) -> NomicBertConfig:
+    config.disregard(*_OF_DECODERS)
+    shapes, rotation = _shapes(config, eps="layer_norm_eps"), read_rotation(config)
+    head_size = shapes["hidden_size"] // shapes["num_heads"]
+    if counted(config, "head_dim", head_size) != head_size:
+        raise _unserved(config, f"head_dim {config['head_dim']}", str(head_size))
+    return NomicBertConfig(
+        **shapes | {"max_position": rotation.served_length},
+        activation=config["hidden_act"],
+        num_token_types=counted(config, "type_vocab_size"),
+        rope=rotation.config(head_size),
     )
 
 

@@ -28,6 +28,7 @@ from signalbox_worker.models.decoder_config import (
 from signalbox_worker.models.encoder_config import (
     bert_config,
     modernbert_config,
+    nomic_bert_config,
     roberta_config,
     xlm_roberta_config,
 )
@@ -292,6 +293,7 @@ for _family, _encoder_reader, _module, _model_name in (
     ("Roberta", roberta_config, "bert", "BertEncoder"),
     ("XLMRoberta", xlm_roberta_config, "bert", "BertEncoder"),
     ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),
+    ("NomicBert", nomic_bert_config, "nomicbert", "NomicBertEncoder"),
 ):
     for _end in ("Model", "ForMaskedLM", "ForSequenceClassification"):
         _build = _from(_module, _model_name)

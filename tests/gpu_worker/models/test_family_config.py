@@ -70,6 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": SHAPE,
     "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},
     "ModernBertForMaskedLM": SHAPE | {"pad_token_id": 0},
+    "NomicBertForMaskedLM": SHAPE,
     "Olmo2ForCausalLM": SHAPE | {"num_attention_heads": 4},
     "Olmo3ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "OlmoeForCausalLM": SHAPE
@@ -96,6 +97,7 @@ FEW_HEADS = {"Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM", "Mi
 """Families whose default of K and V heads divides 8."""
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 VALUES: dict[str, Any] = {
+    "classifier_dropout": 0.5,
     "attention_chunk_size": 4,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping": 2.0,

@@ -24,6 +24,10 @@ CLASSIFIER = "ForSequenceClassification"
 """End of the architectures that are classifiers."""
 
 
+_POOLERS = {"Bert": "bert.pooler.dense", "NomicBert": "nomic_bert.pooler.dense"}
+"""Names of the product before a classifier, in families that keep it beside the encoder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """A head without its weights."""
@@ -45,8 +49,8 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
     num_labels = _num_labels(config)
 
     def make(stored: Stored) -> list[VectorModule]:
-        if family == "Bert":
-            return _dense_pair(stored, "bert.pooler.dense", "classifier", hidden_size, num_labels)
+        if family in _POOLERS:
+            return _dense_pair(stored, _POOLERS[family], "classifier", hidden_size, num_labels)
         if family in ("Roberta", "XLMRoberta"):
             names = ("classifier.dense", "classifier.out_proj")
             return _dense_pair(stored, *names, hidden_size, num_labels)
@@ -55,7 +59,7 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
         return [Dense(read_weight(stored, "score.weight", (num_labels, hidden_size)))]
 
     mode: PoolingMode = "lasttoken"
-    if family in ("Bert", "Roberta", "XLMRoberta"):
+    if family in (*_POOLERS, "Roberta", "XLMRoberta"):
         mode = "cls"
     elif family == "ModernBert":
         mode = _modernbert_mode(config)

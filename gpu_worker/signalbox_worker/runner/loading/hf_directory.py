@@ -10,6 +10,7 @@ from typing import Any
 from signalbox_kernels.floats import AnyArray
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.json_file import read_json
+from signalbox_worker.files.checkpoints.old_names import with_todays_names
 from signalbox_worker.files.checkpoints.quantised_matrices import with_matrices
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
@@ -86,6 +87,7 @@ class DirectorySource:
             for shard in self.shards()
             for name, tensor in _stored_in(shard)
         )
+        found = with_todays_names(found, self.config.get("architectures") or ())
         return self._of_text(with_matrices(found, quantised_checkpoint(self.config)))
 
     def _of_text(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

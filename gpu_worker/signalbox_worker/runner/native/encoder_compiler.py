@@ -13,7 +13,12 @@ from signalbox_kernels.native import Isa, best_isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import PANEL, Epilogue, Index, Row
-from signalbox_worker.models.encoder_config import BertConfig, EncoderConfig, ModernBertConfig
+from signalbox_worker.models.encoder_config import (
+    BertConfig,
+    EncoderConfig,
+    ModernBertConfig,
+    NomicBertConfig,
+)
 from signalbox_worker.runner.native.encoder_weights import EncoderWeights
 from signalbox_worker.runner.native.program_parts import (
     ACTIVATIONS,
@@ -43,6 +48,10 @@ def compile_encoder(
     builder = ProgramBuilder(shape, Arena(num_threads=num_threads))
     if isinstance(config, ModernBertConfig):
         _ModernBertCompiler(builder, config, weights, max_model_len).add()
+    elif isinstance(config, NomicBertConfig):
+        _NomicBertCompiler(builder, config, weights).add(
+            rotary_table(config.rope, config.head_size, max_model_len)
+        )
     else:
         assert isinstance(config, BertConfig), "encoders without a program are refused before"
         _BertCompiler(builder, config, weights).add()
@@ -108,8 +117,10 @@ class _EncoderCompiler:
 
     def activate(self, name: str, epilogue: Epilogue) -> None:
         """Adds the product with the function of the feed-forward."""
-        matrix = self.weights.matrix(f"{name}.weight")
         bias = self.weights.vector_if_any(f"{name}.bias")
+        self.activate_matrix(self.weights.matrix(f"{name}.weight"), bias, epilogue)
+
+    def activate_matrix(self, matrix: AnyArray, bias: AnyArray | None, epilogue: Epilogue) -> None:
         function = ACTIVATIONS[self.config.activation]
         self.builder.linear(
             self.normed, self.activated, matrix, bias, epilogue, activation=function
@@ -175,3 +186,21 @@ class _ModernBertCompiler(_EncoderCompiler):
             self.activate(f"{layer}mlp.Wi", Epilogue.GATED)
             self.add_product(self.activated, f"{layer}mlp.Wo")
         self.norm_residual("final_norm")
+
+
+class _NomicBertCompiler(_EncoderCompiler):
+    """Nomic BERT: rotation, gated activations, and norms behind sums."""
+
+    def add(self, rotary: AnyArray) -> None:
+        self.embed("embeddings.word_embeddings.weight", Index.TOKEN_IDS)
+        self.embed("embeddings.token_type_embeddings.weight", Index.TOKEN_TYPES)
+        self.norm_residual("embeddings.LayerNorm")
+        for index in range(self.config.num_layers):
+            layer = f"layers.{index}."
+            inputs = [f"{layer}self_attn.{part}_proj" for part in "qkv"]
+            self.attention(index, inputs, f"{layer}self_attn.o_proj", rotary=rotary)
+            self.norm_residual(f"{layer}post_attention_layernorm")
+            halves = (f"{layer}mlp.{part}_proj.weight" for part in ("gate", "up"))
+            self.activate_matrix(self.weights.matrices(*halves), None, Epilogue.GATED)
+            self.add_product(self.activated, f"{layer}mlp.down_proj")
+            self.norm_residual(f"{layer}post_mlp_layernorm")

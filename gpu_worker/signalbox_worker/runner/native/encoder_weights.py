@@ -16,6 +16,7 @@ from signalbox_worker.models.encoder_config import (
     BertConfig,
     EncoderConfig,
     ModernBertConfig,
+    NomicBertConfig,
     is_ignored,
 )
 
@@ -24,6 +25,8 @@ Shape = tuple[int, ...]
 
 def encoder_shapes(config: EncoderConfig) -> dict[str, Shape]:
     """Returns all tensors by their names in checkpoints of the bare encoder."""
+    if isinstance(config, NomicBertConfig):
+        return _nomic_bert(config)
     return _modernbert(config) if isinstance(config, ModernBertConfig) else _bert(config)
 
 
@@ -54,6 +57,10 @@ class EncoderWeights:
         values = self._take(name)
         is_as_stored = self.dtype == np.float32 and values.dtype in DTYPES.values()
         return values if is_as_stored else to_dtype(values, self.dtype)
+
+    def matrices(self, *names: str) -> AnyArray:
+        """Returns several matrices as one, with the rows of all."""
+        return np.concatenate([self.matrix(name) for name in names])
 
     def vector(self, name: str) -> AnyArray:
         """Returns a vector as float32."""
@@ -126,6 +133,25 @@ def _modernbert(config: ModernBertConfig) -> dict[str, Shape]:
         shapes |= _product(f"{layer}attn.Wo", size, size, has_bias=of_attention)
         shapes |= _product(f"{layer}mlp.Wi", 2 * inner, size, has_bias=config.mlp_bias)
         shapes |= _product(f"{layer}mlp.Wo", size, inner, has_bias=config.mlp_bias)
+    return shapes
+
+
+def _nomic_bert(config: NomicBertConfig) -> dict[str, Shape]:
+    size, inner, embeddings = config.hidden_size, config.intermediate_size, "embeddings."
+    shapes: dict[str, Shape] = {
+        f"{embeddings}word_embeddings.weight": (config.vocab_size, size),
+        f"{embeddings}token_type_embeddings.weight": (config.num_token_types, size),
+    }
+    shapes |= _vectors(f"{embeddings}LayerNorm", size)
+    for index in range(config.num_layers):
+        layer = f"layers.{index}."
+        for part in "qkvo":
+            shapes |= _product(f"{layer}self_attn.{part}_proj", size, size, has_bias=False)
+        for part in ("gate", "up"):
+            shapes |= _product(f"{layer}mlp.{part}_proj", inner, size, has_bias=False)
+        shapes |= _product(f"{layer}mlp.down_proj", size, inner, has_bias=False)
+        for part in ("attention", "mlp"):
+            shapes |= _vectors(f"{layer}post_{part}_layernorm", size)
     return shapes
 
 

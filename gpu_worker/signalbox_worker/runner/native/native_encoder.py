@@ -10,7 +10,7 @@ from signalbox_worker.config import USUAL_BLOCK_SIZE, ModelConfig
 from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.files.checkpoints.quantization import describe_form
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint
-from signalbox_worker.models.encoder_config import BertConfig, EncoderConfig
+from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
@@ -84,6 +84,6 @@ def load_encoder_natively(
         pooling=NativePooling(
             norm=None,
             pooler=opened.pooling.outputs.make_pooler(source),
-            num_token_types=config.num_token_types if isinstance(config, BertConfig) else 0,
+            num_token_types=config.num_token_types,
         ),
     )
