@@ -107,12 +107,15 @@ class Arena:
         return address
 
     def _grow(self, size: int) -> None:
-        region = map_pages(size)
+        region = self._map(size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             region.madvise(mmap.MADV_HUGEPAGE)
         self._regions.append(region)
         self._next = ctypes.addressof(ctypes.c_char.from_buffer(region))
         self._end = self._next + size
+
+    def _map(self, size: int) -> mmap.mmap:
+        return map_pages(size)
 
     def pack(self, weight: Matrix, *, interleaved: bool = False) -> Packed:
         """Packs [out_features, in_features] as it is stored."""

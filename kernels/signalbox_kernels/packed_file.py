@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,22 +45,83 @@ def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> Non
     for one in arena.packed:
         offsets.append(end)
         end += -(-one.num_bytes // _ALIGNMENT) * _ALIGNMENT
-    forms = [(*one.form, at) for one, at in zip(arena.packed, offsets, strict=True)]
-    described = io.BytesIO()
-    np.savez(described, allow_pickle=False, **about, **{_FORMS: np.array(forms, dtype=np.int64)})
-    fd, name = tempfile.mkstemp(suffix=PART, dir=path.parent)  # of mode 600
-    part = Path(name)
+    file, part = _new_part(path.parent)
     try:
-        with os.fdopen(fd, "wb", buffering=0) as file:
+        with file:
             _write(file, _pieces(arena.packed))
-            _write(file, [described.getbuffer()])
-            digests = _digest_of_samples(part, end), hashlib.sha256(described.getbuffer()).digest()
-            _write(file, [memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests))])
-            os.fsync(file.fileno())
+            _finish(file, part, arena.packed, offsets, end, about)
         part.replace(path)
     except BaseException:
         part.unlink()
         raise
+    _sync_folder(path)
+
+
+class FileArena(Arena):
+    """Packs into a file, for matrices that memory cannot hold: the system writes pages to the disk
+    while others are packed, and drops those that no step reads."""
+
+    def __init__(self, folder: Path, *, num_threads: int) -> None:
+        """Raises OSError."""
+        super().__init__(num_threads=num_threads)
+        self._file, self._part = _new_part(folder)
+        self._places: list[int] = []
+        self._file_bytes = 0
+
+    def _map(self, size: int) -> mmap.mmap:
+        size = -(-size // _CHUNK) * _CHUNK
+        os.posix_fallocate(self._file.fileno(), self._file_bytes, size)  # else a write ends us
+        self._places.append(self._file_bytes)
+        self._file_bytes += size
+        return mmap.mmap(self._file.fileno(), size, offset=self._places[-1])
+
+    def save(self, path: Path, about: Mapping[str, AnyArray]) -> None:
+        """Gives the file its name, as `write_packed` writes one. Raises OSError."""
+        bases = [_address(region) for region in self._regions]
+        found = [
+            (at + one.address - base)
+            for one in self.packed
+            for base, at, region in zip(bases, self._places, self._regions, strict=True)
+            if base <= one.address < base + len(region)
+        ]
+        for region in self._regions:
+            region.flush()
+        self._file.seek(self._file_bytes)
+        _finish(self._file, self._part, self.packed, found, self._file_bytes, about)
+        self._part.replace(path)
+        self._file.close()
+        _sync_folder(path)
+
+    def discard(self) -> None:
+        """Removes a file that has no name yet."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def _new_part(folder: Path) -> tuple[io.FileIO, Path]:
+    fd, name = tempfile.mkstemp(suffix=PART, dir=folder)  # of mode 600
+    return os.fdopen(fd, "r+b", buffering=0), Path(name)
+
+
+def _finish(
+    file: io.FileIO,
+    part: Path,
+    packed: Sequence[PackedRun],
+    offsets: Sequence[int],
+    end: int,
+    about: Mapping[str, AnyArray],
+) -> None:
+    """Writes the description and the trailer behind the matrices."""
+    forms = [(*one.form, at) for one, at in zip(packed, offsets, strict=True)]
+    described = io.BytesIO()
+    np.savez(described, allow_pickle=False, **about, **{_FORMS: np.array(forms, dtype=np.int64)})
+    _write(file, [described.getbuffer()])
+    digests = _digest_of_samples(part, end), hashlib.sha256(described.getbuffer()).digest()
+    _write(file, [memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests))])
+    os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
     with suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)

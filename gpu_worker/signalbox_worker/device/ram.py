@@ -8,17 +8,27 @@ from signalbox_worker.device import cgroups
 
 _MEMORY = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
+_droppable_bytes = 0
 
 
 def available_ram() -> int:
     """Returns free RAM in bytes: the machine's, or what is left up to a limit if that is less: of a
     control group, or of this process (`ulimit -v`, `ulimit -d`).
 
-    Pages of files that this process has mapped, as packed weights may be, are in use.
+    Pages of files that this process has mapped, as packed weights may be, are in use, but for those
+    of `let_drop`.
     """
-    free = max(0, _machine_available() - procfs_bytes("RssFile", _STATUS))
+    mapped = procfs_bytes("RssFile", _STATUS)
+    dropped = min(mapped, _droppable_bytes)
+    free = max(0, _machine_available() - (mapped - dropped))
     left = cgroups.memory_left()
-    return min(free, *_left_of_process(), free if left is None else left)
+    return min(free, *_left_of_process(), free if left is None else left + dropped)
+
+
+def let_drop(num_bytes: int) -> None:
+    """Counts so many bytes of mapped files as free: the system may drop what no step reads."""
+    global _droppable_bytes  # of the process, as its mapped files are
+    _droppable_bytes += num_bytes
 
 
 def _left_of_process() -> list[int]:

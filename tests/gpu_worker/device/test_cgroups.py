@@ -76,6 +76,12 @@ def test_mapped_files_are_in_use_and_limits_of_the_process_count(
         (tmp_path / name).write_text(lines)
         monkeypatch.setattr(ram, name, tmp_path / name)
     assert ram.available_ram() == 70 << 10
+    monkeypatch.setattr(ram, "_droppable_bytes", 0)
+    ram.let_drop(20 << 10)
+    assert ram.available_ram() == 90 << 10
+    ram.let_drop(20 << 10)
+    assert ram.available_ram() == 100 << 10  # no more than is mapped
+    monkeypatch.setattr(ram, "_droppable_bytes", 0)
     for left, limits in ((40, {resource.RLIMIT_AS: 90}), (9, {resource.RLIMIT_DATA: 19})):
         soft: dict[int, int] = defaultdict(lambda: resource.RLIM_INFINITY)
         soft |= {limit: kib << 10 for limit, kib in limits.items()}

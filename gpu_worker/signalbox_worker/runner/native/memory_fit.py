@@ -1,4 +1,7 @@
-"""Refuses a model that the free memory cannot hold, before it is read."""
+"""Refuses a model that the free memory cannot hold, before it is read.
+
+A mixture may be larger: a step reads some of its experts, from the packed weights on the disk.
+"""
 
 import logging
 from math import prod
@@ -9,6 +12,7 @@ from signalbox_worker.device.ram import available_ram
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.quantization import native_form
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
+from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weight_shapes import weight_shapes
 from signalbox_worker.runner.native.weights import WeightForm
@@ -26,30 +30,32 @@ def check_memory(
     stage: StageLayers,
     cache: CacheConfig,
     *,
-    is_kept: bool,
-) -> None:
-    """Raises MemoryError if a rank's weights and its KV cache do not fit.
+    keeps_packed: bool,
+) -> int:
+    """Returns the bytes of a rank's weights that have to stay on the disk; 0 if they fit.
+
+    Raises MemoryError if the weights, or the KV cache that is asked for, neither fit nor may stay.
 
     Args:
-        is_kept: packed weights are on the disk: what does not fit stays there.
+        keeps_packed: the weights have a file on the disk.
     """
     name = native_form(sizes, dtype_name(form.dtype), form.quantization)
     part, free = _part(share, stage), available_ram()
     of_weights = int(part * sizes.bytes_in(name))
     of_cache = int(_cache_bytes(cache) * len(stage) / stage.total / share.size)
     if of_weights + of_cache <= free:
-        return
+        return 0
     takes = f"{of_weights >> 20} MiB of weights in {name}"
     if of_cache:
         takes += f" and {of_cache >> 20} MiB of KV cache and swap space"
-    if is_kept and of_cache < free:
+    if keeps_packed and of_cache < free and isinstance(share.whole, MoeConfig):
         logger.warning(
-            "%s do not fit in %d MiB of free memory: steps read what is not in the page cache from "
-            "the packed weights on the disk, and take longer",
+            "%s do not fit in %d MiB of free memory: steps read experts that are not in the page"
+            " cache from the packed weights on the disk, and take longer",
             takes,
             free >> 20,
         )
-        return
+        return of_weights
     left = free - of_cache
     smaller = [one for one in _MADE_AT_LOAD if part * sizes.bytes_in(one) <= left]
     remedies = [f"use --quantization {smaller[0]}"] if smaller and name not in smaller else []

@@ -144,8 +144,8 @@ def load_natively(
         )
         return program, _pooling(opened, weights)
 
-    packed = _packed_weights(opened, settings, share, layers, form, info)
-    program, pooling = packed.load(compiled)
+    packed, on_disk_bytes = _packed_weights(opened, settings, share, layers, form, info)
+    program, pooling = packed.load(compiled, on_disk_bytes=on_disk_bytes)
     sampler = CpuSampler(program=program, num_threads=num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
@@ -164,8 +164,9 @@ def _packed_weights(
     layers: StageLayers,
     form: WeightForm,
     info: ModelInfo,
-) -> PackedWeights:
-    """Returns where a shard's packed weights are kept. Raises MemoryError if they do not fit."""
+) -> tuple[PackedWeights, int]:
+    """Returns where a shard's packed weights are kept, and the bytes of weights that memory cannot
+    hold; 0 if it can. Raises MemoryError."""
     source = opened.source
     packed = packed_weights(
         settings.model.packed_weights,
@@ -174,10 +175,10 @@ def _packed_weights(
         [] if isinstance(source, DummySource) else source.files(),
         num_threads=settings.device.num_threads or default_num_threads(),
     )
-    if source.sizes is not None:
-        is_kept = packed.is_kept
-        check_memory(source.sizes, form, share, layers, settings.cache, is_kept=is_kept)
-    return packed
+    if source.sizes is None:
+        return packed, 0
+    keeps, cache = packed.path is not None, settings.cache
+    return packed, check_memory(source.sizes, form, share, layers, cache, keeps_packed=keeps)
 
 
 def _weight_form(opened: OpenedModel, model_config: ModelConfig, dtype: str) -> WeightForm:

@@ -21,10 +21,11 @@ import numpy as np
 
 from signalbox_kernels.arena import Arena, PackedMismatch
 from signalbox_kernels.build import BuildError, cache_folder, only_builder
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.own_folder import UnusableFolder, own_folder
-from signalbox_kernels.packed_file import PART, open_packed, write_packed
+from signalbox_kernels.packed_file import PART, FileArena, open_packed, write_packed
 from signalbox_worker.config import GIB
-from signalbox_worker.device.ram import available_ram
+from signalbox_worker.device.ram import available_ram, let_drop
 from signalbox_worker.runner.loading.block_content import own_sources
 from signalbox_worker.runner.loading.content_files import yield_to_others
 from signalbox_worker.runner.native.known_tensors import KnownTensors
@@ -57,14 +58,19 @@ class PackedWeights:
     num_threads: int
     least_bytes: int = 0
 
-    @property
-    def is_kept(self) -> bool:
-        """True if an earlier start has written the file."""
-        return self.path is not None and self.path.exists()
+    def load(
+        self, compile_with: Callable[[Arena, KnownTensors], T], *, on_disk_bytes: int = 0
+    ) -> T:
+        """Compiles a program with the weights of the file, or packs them and keeps them.
 
-    def load(self, compile_with: Callable[[Arena, KnownTensors], T]) -> T:
-        """Compiles a program with the weights of the file, or packs them and keeps them."""
-        if self.path is not None and self.is_kept:
+        Args: on_disk_bytes: size of weights that memory cannot hold, which are packed into the
+            file; 0 of others.
+
+        Raises MemoryError if the disk has no room for them.
+        """
+        if self.path is not None:
+            let_drop(on_disk_bytes)
+        if self.path is not None and self.path.exists():
             try:
                 return self._load_kept(self.path, compile_with)
             except OSError as error:
@@ -73,10 +79,31 @@ class PackedWeights:
                 logger.warning("%s is not used, and made again: %s", self.path, error)
                 with suppress(OSError):
                     self.path.unlink()
+        if on_disk_bytes and self.path is not None:
+            return self._pack_to_disk(self.path, on_disk_bytes, compile_with)
         arena, known = Arena(num_threads=self.num_threads), KnownTensors()
         made = compile_with(arena, known)
         if self.path is not None and arena.num_bytes >= self.least_bytes:
             _Keeping(self.path, arena, known).start()
+        return made
+
+    def _pack_to_disk(
+        self, path: Path, num_bytes: int, compile_with: Callable[[Arena, KnownTensors], T]
+    ) -> T:
+        try:
+            with only_builder(path.parent):
+                _make_room(path.parent, num_bytes)
+                arena, known = FileArena(path.parent, num_threads=self.num_threads), KnownTensors()
+                try:
+                    made = compile_with(arena, known)
+                    arena.save(path, _named(path, known))
+                finally:
+                    arena.discard()
+        except OSError as error:
+            raise MemoryError(
+                f"the weights do not fit in memory, and not in {path.parent}: {error.strerror}"
+            ) from None
+        logger.info("weights: packed into %s, %d MiB", path, arena.num_bytes >> 20)
         return made
 
     def _load_kept(self, path: Path, compile_with: Callable[[Arena, KnownTensors], T]) -> T:
@@ -108,13 +135,16 @@ class _Keeping(threading.Thread):
                 if self._path.exists():  # another process was first
                     return
                 _make_room(self._path.parent, self._arena.num_bytes)
-                name = np.frombuffer(self._path.name.encode(), dtype=np.uint8)
-                write_packed(self._path, self._arena, self._known.about() | {_NAME: name})
+                write_packed(self._path, self._arena, _named(self._path, self._known))
         except OSError as error:
             logger.warning("packed weights are not kept: %s: %s", self._path, error.strerror)
         else:
             size = self._path.stat().st_size >> 20
             logger.info("weights: kept packed for later starts, %d MiB in %s", size, self._path)
+
+
+def _named(path: Path, known: KnownTensors) -> dict[str, AnyArray]:
+    return known.about() | {_NAME: np.frombuffer(path.name.encode(), dtype=np.uint8)}
 
 
 def _make_room(folder: Path, num_bytes: int) -> None:

@@ -1,20 +1,25 @@
 """A start with weights that were packed before reads no matrix of the model, of any form and part;
 `runner.native.test_packed_weights` is about the file."""
 
+import logging
+import shutil
 import threading
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.device import ram
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.files.checkpoints import safetensors_file
 from signalbox_worker.files.checkpoints.file_pages import read_pages
 from signalbox_worker.files.checkpoints.gguf import reader
+from signalbox_worker.runner.native import memory_fit, packed_weights
 from signalbox_worker.runner.ranks.rank_shard import load_shard
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
@@ -77,3 +82,30 @@ def test_no_matrix_is_read_again(
         monkeypatch.setattr(module, "read_pages", of_vectors)
     assert hidden_or_tokens(path, folder, parallel, **options) == expected
     assert len([*folder.glob("*.packed")]) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_mixture_that_memory_cannot_hold_stays_on_the_disk(
+    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    make_model(tmp_path, "qwen2-moe", **SHAPE)
+    expected = hidden_or_tokens(tmp_path, Path("off"), ParallelConfig())
+    monkeypatch.setattr(memory_fit, "available_ram", lambda: 1000)
+    monkeypatch.setattr(ram, "_droppable_bytes", 0)  # as it was before, afterwards
+    monkeypatch.setattr(packed_weights, "available_ram", lambda: 1000)
+    folder = tmp_path / "packed"
+    if is_full:
+        free = SimpleNamespace(free=100)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+        with pytest.raises(MemoryError, match=f"not in {folder}: .* MiB do not fit"):
+            hidden_or_tokens(tmp_path, folder, ParallelConfig())
+        return
+    for said in ("weights: packed into", "MiB mapped of"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert hidden_or_tokens(tmp_path, folder, ParallelConfig()) == expected
+        assert said in caplog.text
+        assert "do not fit in 0 MiB of free memory" in caplog.text
+        assert [path.suffix for path in folder.iterdir() if path.name != ".lock"] == [".packed"]
+    with pytest.raises(MemoryError, match="raise the limit of memory"):
+        hidden_or_tokens(tmp_path, Path("off"), ParallelConfig())

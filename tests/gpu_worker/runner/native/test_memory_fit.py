@@ -1,6 +1,5 @@
 """A model that does not fit is refused before a tensor is read, with what it needs and remedies."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import pytest
 
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints import safetensors_file
-from signalbox_worker.runner.native import memory_fit, packed_weights
+from signalbox_worker.runner.native import memory_fit
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.runner.native.test_packed_weights import start
 from tests.gpu_worker.runner.native.test_weights import make_config
 from tests.native_kernels import skip_without_native_kernels
 
@@ -43,18 +41,6 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
     monkeypatch.setattr(safetensors_file, "read_pages", lambda *_: pytest.fail("it is read"))
     with pytest.raises(MemoryError, match=message):
         make_runner(native_tiny, cpu_backend="native", **options)
-
-
-def test_what_was_packed_before_may_stay_on_the_disk(
-    native_tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    expected = start(native_tiny, tmp_path / "packed")
-    caplog.set_level(logging.INFO)
-    for module in (memory_fit, packed_weights):
-        monkeypatch.setattr(module, "available_ram", lambda: 1000)
-    assert start(native_tiny, tmp_path / "packed") == expected
-    assert "do not fit in 0 MiB of free memory" in caplog.text
-    assert "MiB mapped of" in caplog.text
 
 
 def test_ranks_and_stages_count_their_part() -> None:
