@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tests.integration.stack import (
     running_scheduler,
     running_worker,
 )
+from tests.native_kernels import skip_without_native_kernels
 from tests.ports import free_port
 from tests.waiting import eventually
 
@@ -40,14 +42,20 @@ PARAMS = [
     pb.SamplingParams(logit_bias=[pb.LogitBias(token_id=i, bias=2) for i in (5, 6)], n=2),
     pb.SamplingParams(allowed_token_ids=range(10, 30), temperature=2, prompt_logprobs=2),
     pb.SamplingParams(logprob_token_ids=[9, 0, 5], n=2, best_of=2, prompt_logprobs=1),
+    pb.SamplingParams(beam_search=pb.BeamSearch(width=3), n=2),
 ]
+PREFIXES = [np.random.default_rng(i).integers(3, VOCAB, 33).tolist() for i in range(4)]
+FAMILIES = ("llama3", "qwen3-moe", "cohere2", "ministral3", "olmo3")
+"""A model of each kind that native programs compute."""
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny")
-    make_model(path, "llama3", head_dim=16)
-    return path
+@pytest.fixture
+def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    family = getattr(request, "param", "llama3")
+    if family != "llama3":  # which PyTorch computes as well
+        skip_without_native_kernels()
+    make_model(tmp_path, family, head_dim=16, hidden_size=96)
+    return tmp_path
 
 
 def make_runner(path: Path, num_blocks: int | None) -> Runner:
@@ -85,9 +93,12 @@ class Stack:
 
     async def ask(self, number: int) -> tuple[list[int], ...]:
         """Returns the tokens of each sequence, and the ranks of the prompt's."""
-        params = pb.SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=number, n=1)
-        params.MergeFrom(PARAMS[number % len(PARAMS)])
-        prompt = np.random.default_rng(number).integers(3, VOCAB, 20 + number).tolist()
+        own = PARAMS[number % len(PARAMS)]
+        params = pb.SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=1)
+        params.MergeFrom(own)
+        if not own.HasField("beam_search"):
+            params.seed = number
+        prompt = PREFIXES[number % 4] + [*range(3, 3 + number)]
         request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling_params=params)
         tokens: dict[int, list[int]] = {i: [] for i in range(params.n)}
         ranks: list[int] = []
@@ -108,10 +119,12 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncIterator[Stack]:
+async def make_stack(
+    path: Path, *, num_workers: int, num_blocks: int, **settings: Any
+) -> AsyncIterator[Stack]:
     async with contextlib.AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(
-            running_scheduler(SchedulerConfig(port=free_port()))
+            running_scheduler(SchedulerConfig(port=free_port(), **settings))
         )
         make = partial(make_runner, path, num_blocks)
         workers = [
@@ -125,9 +138,11 @@ async def make_stack(path: Path, *, num_workers: int, num_blocks: int) -> AsyncI
         scheduler.cluster.check()
 
 
+@pytest.mark.parametrize("tiny", FAMILIES, indirect=True)
 async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Path) -> None:
+    """Nor on prefixes that are in the cache."""
     numbers = range(2 * len(PARAMS))
-    async with make_stack(tiny, num_workers=1, num_blocks=64) as stack:
+    async with make_stack(tiny, num_workers=1, num_blocks=64, prefix_caching=False) as stack:
         alone = [await stack.ask(number) for number in numbers]
         assert len({str(answer) for answer in alone}) == len(alone)
     async with make_stack(tiny, num_workers=2, num_blocks=14) as stack:
@@ -137,6 +152,7 @@ async def test_tokens_do_not_depend_on_company_preemption_or_the_worker(tiny: Pa
         assert await asyncio.gather(*asked) == alone
         (step_loop,) = stack.scheduler.cluster.step_loops
         assert step_loop.scheduler.preemption.num_preemptions > 0
+        assert step_loop.scheduler.planner.num_prefix_hits > 0
 
 
 async def test_tokens_do_not_depend_on_schedulers_that_are_lost(tiny: Path) -> None:

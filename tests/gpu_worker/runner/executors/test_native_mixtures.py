@@ -135,6 +135,7 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
         ("gpt-oss", {}),
         ("olmo3", {}),
         ("olmo3", {"quantization": "int4"}),
+        ("cohere2", {}),
     ],
     ids=str,
 )
@@ -165,11 +166,20 @@ def test_bits_depend_on_the_sequence_alone(
         assert found([prompt], 16, 3) == [alone]
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe-partly", "olmo3"])
-def test_adapters_of_attention(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "of_feed_forward"),
+    [
+        ("qwen3-moe-partly", ()),
+        ("cohere2", ("gate_proj", "up_proj", "down_proj")),
+        ("olmo3", ("gate_proj", "down_proj")),
+    ],
+)
+def test_adapters_that_are_served(
+    family: str, of_feed_forward: tuple[str, ...], tmp_path: Path
+) -> None:
     reference = make_model(tmp_path, family, hidden_size=96)
     kinds = (
-        {"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj")},
+        {"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj", *of_feed_forward)},
         {"r": 3, "target_modules": ("k_proj", "o_proj"), "layers_to_transform": [0, 2]},
     )
     runner = make_native(tmp_path, lora=make_adapters(reference, tmp_path / "adapters", kinds))

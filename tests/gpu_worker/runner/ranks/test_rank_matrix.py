@@ -148,6 +148,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("qwen2-moe", MOE, [(1, 3), (2, 1)], PreemptionMode.RECOMPUTE),
         ("gpt-oss", {"intermediate_size": 72}, [(1, 3), (2, 1)], PreemptionMode.SWAP),
         ("olmo3", {"hidden_size": 96}, [(1, 3)], PreemptionMode.SWAP),
+        ("cohere2", {"hidden_size": 96}, [(1, 2), (2, 1)], PreemptionMode.RECOMPUTE),
+        ("ministral3", {}, [(2, 1)], PreemptionMode.SWAP),
     ],
 )
 def test_native_ranks_give_the_tokens_of_one_program(
