@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: learned positions and token types, and norms after residual sums."""
+"""BERT, DistilBERT, RoBERTa: learned positions and token types, and norms after residual sums."""
 
 from dataclasses import fields
 
@@ -38,7 +38,11 @@ class BertEncoder(Model):
         self.positions = LearnedPositions(
             config.max_position, size, offset=config.position_offset, placement=placement
         )
-        self.types = LearnedPositions(config.num_token_types, size, offset=0, placement=placement)
+        self.types: LearnedPositions | None = None
+        if config.num_token_types:
+            self.types = LearnedPositions(
+                config.num_token_types, size, offset=0, placement=placement
+            )
         self.norm = LayerNorm(size, eps=config.norm_eps, placement=placement)
         layers = _layer_config(config)
         self.layers = [AbsoluteLayer(layers, i, placement, group) for i in range(config.num_layers)]
@@ -47,9 +51,10 @@ class BertEncoder(Model):
         targets: dict[str, WeightTarget] = {
             "embeddings.word_embeddings.weight": self.tokens.load_weight,
             "embeddings.position_embeddings.weight": self.positions.load_weight,
-            "embeddings.token_type_embeddings.weight": self.types.load_weight,
             **self.norm.weight_targets("embeddings.LayerNorm"),
         }
+        if self.types is not None:
+            targets["embeddings.token_type_embeddings.weight"] = self.types.load_weight
         for index, layer in enumerate(self.layers):
             targets |= {f"encoder.layer.{index}.{k}": v for k, v in _layer_targets(layer).items()}
         return {f"{self.config.prefix}.{name}": target for name, target in targets.items()}
@@ -62,7 +67,9 @@ class BertEncoder(Model):
             layer.finish()
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        x = self.tokens(token_ids) + self.types(self._types(positions, context))
+        x = self.tokens(token_ids)
+        if self.types is not None:
+            x = x + self.types(self._types(positions, context))
         x = self.norm(x + self.positions(positions))
         for layer in self.layers:
             x = layer(x, context)

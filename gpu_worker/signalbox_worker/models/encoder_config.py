@@ -1,6 +1,7 @@
 """Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT,
 Nomic BERT."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,14 @@ from signalbox_worker.models.family_config import (
 from signalbox_worker.models.rope import RopeConfig
 from signalbox_worker.models.rope_config import MAX_POSITION, read_layer_rotations, read_rotation
 
-_OTHER_HEADS = ("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.")
+_OTHER_HEADS = (
+    *("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder."),
+    *("pre_classifier.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+)
+_USUAL_EPS = 1e-12
+_SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
+_OF_DISTILBERT = dict(zip(_SIZES, ("dim", "n_heads", "hidden_dim", "n_layers"), strict=True))
+"""Names of its sizes."""
 _BUFFERS = (".position_ids", ".token_type_ids")
 _THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 """Names of ModernBERT's bases at the top level."""
@@ -135,6 +143,19 @@ def xlm_roberta_config(config: FamilyConfig) -> BertConfig:
     return roberta_config(config)
 
 
+@family("DistilBertConfig")
+def distilbert_config(config: FamilyConfig) -> BertConfig:
+    """Reads DistilBERT (Sanh et al., 2019), which is BERT without token types."""
+    config.disregard(*_OF_DECODERS)
+    config.get("sinusoidal_pos_embds")  # the checkpoint has the table in either case
+    return BertConfig(
+        **_shapes(config, eps=None, names=_OF_DISTILBERT),
+        activation=config["activation"],
+        position_offset=0,
+        prefix="distilbert",
+    )
+
+
 def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: int) -> BertConfig:
     kind = config.get("position_embedding_type")
     if kind not in (None, "absolute"):
@@ -195,23 +216,32 @@ def nomic_bert_config(config: FamilyConfig) -> NomicBertConfig:
     )
 
 
-def _shapes(config: HfConfig, *, eps: str) -> dict[str, Any]:
-    hidden_size, num_heads = counted(config, "hidden_size"), counted(config, "num_attention_heads")
+def _shapes(
+    config: HfConfig, *, eps: str | None, names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Reads what all families have.
+
+    Args:
+        eps: name of the norms' epsilon; None is BERT's.
+        names: the family's own of sizes.
+    """
+    own = {name: name for name in _SIZES} | dict(names or {})
+    width, heads, inner, layers = (own[name] for name in _SIZES)
+    hidden_size, num_heads = counted(config, width), counted(config, heads)
     config.get("tie_word_embeddings")  # of a head that is not used
     if hidden_size % num_heads:
         raise UnsoundConfig(
-            f"config.json says hidden_size = {hidden_size}, which num_attention_heads = "
-            f"{num_heads} does not divide"
+            f"config.json says {width} = {hidden_size}, which {heads} = {num_heads} does not divide"
         )
     return {
         "architecture": required(config, "architectures")[0],
         "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": counted(config, "intermediate_size"),
-        "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
+        "intermediate_size": counted(config, inner),
+        "num_layers": counted(config, layers, most=MAX_NUM_LAYERS),
         "num_heads": num_heads,
         "max_position": counted(config, "max_position_embeddings", most=MAX_POSITION),
-        "norm_eps": small(config, eps),
+        "norm_eps": _USUAL_EPS if eps is None else small(config, eps),
     }
 
 

@@ -27,6 +27,7 @@ from signalbox_worker.models.decoder_config import (
 )
 from signalbox_worker.models.encoder_config import (
     bert_config,
+    distilbert_config,
     modernbert_config,
     nomic_bert_config,
     roberta_config,
@@ -290,6 +291,7 @@ register_model(
 _encoder_reader: Callable[[Mapping[str, Any]], Any]
 for _family, _encoder_reader, _module, _model_name in (
     ("Bert", bert_config, "bert", "BertEncoder"),
+    ("DistilBert", distilbert_config, "bert", "BertEncoder"),
     ("Roberta", roberta_config, "bert", "BertEncoder"),
     ("XLMRoberta", xlm_roberta_config, "bert", "BertEncoder"),
     ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),

@@ -48,6 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": SHAPE,
     "Cohere2ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "CohereForCausalLM": SHAPE | {"num_attention_heads": 4},
+    "DistilBertForMaskedLM": {"vocab_size": 97, "dim": 64, "hidden_dim": 48, "n_layers": 3}
+    | {"n_heads": 8, "max_position_embeddings": 64, "initializer_range": 0.05},
     "GPT2LMHeadModel": {"vocab_size": 97, "initializer_range": 0.2, **_GPT2},
     "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},

@@ -1,6 +1,7 @@
-"""Tensors of checkpoints that were written for code beside the weights, by transformers' names.
+"""Tensors of checkpoints by the names that models here take.
 
-The names are those of transformers' conversion (`conversion_mapping.py`), which a test compares.
+Those of code beside the weights get transformers' names of today, as its `conversion_mapping.py`
+has them; those of DistilBERT get BERT's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,17 @@ from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
 
 _OLD = {
+    "DistilBert": {
+        "transformer.layer": "encoder.layer",
+        "attention.q_lin": "attention.self.query",
+        "attention.k_lin": "attention.self.key",
+        "attention.v_lin": "attention.self.value",
+        "attention.out_lin": "attention.output.dense",
+        "sa_layer_norm": "attention.output.LayerNorm",
+        "ffn.lin1": "intermediate.dense",
+        "ffn.lin2": "output.dense",
+        "output_layer_norm": "output.LayerNorm",
+    },
     "NomicBert": {
         "encoder.layers": "layers",
         "emb_ln": "embeddings.LayerNorm",
@@ -21,7 +33,7 @@ _OLD = {
         "fc2": "down_proj",
         "norm1": "post_attention_layernorm",
         "norm2": "post_mlp_layernorm",
-    }
+    },
 }
 """Parts of names by the family, with which its architectures begin."""
 _FUSED = {"attn.Wqkv": tuple(f"self_attn.{part}_proj" for part in "qkv")}

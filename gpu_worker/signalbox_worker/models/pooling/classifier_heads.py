@@ -14,6 +14,7 @@ from signalbox_worker.models.pooling.sentence_transformers import ScoredTokens
 from signalbox_worker.models.pooling.token_pooling import PoolingMode
 from signalbox_worker.models.pooling.vector_modules import (
     Dense,
+    Function,
     LogitDifference,
     VectorLayerNorm,
     VectorModule,
@@ -51,6 +52,10 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
     def make(stored: Stored) -> list[VectorModule]:
         if family in _POOLERS:
             return _dense_pair(stored, _POOLERS[family], "classifier", hidden_size, num_labels)
+        if family == "DistilBert":
+            names = ("pre_classifier", "classifier")
+            relu = config_function("relu", "the classifier")
+            return _dense_pair(stored, *names, hidden_size, num_labels, function=relu)
         if family in ("Roberta", "XLMRoberta"):
             names = ("classifier.dense", "classifier.out_proj")
             return _dense_pair(stored, *names, hidden_size, num_labels)
@@ -59,7 +64,7 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
         return [Dense(read_weight(stored, "score.weight", (num_labels, hidden_size)))]
 
     mode: PoolingMode = "lasttoken"
-    if family in (*_POOLERS, "Roberta", "XLMRoberta"):
+    if family in (*_POOLERS, "DistilBert", "Roberta", "XLMRoberta"):
         mode = "cls"
     elif family == "ModernBert":
         mode = _modernbert_mode(config)
@@ -95,13 +100,19 @@ def _num_labels(config: Mapping[str, Any]) -> int:
 
 
 def _dense_pair(
-    stored: Stored, first: str, second: str, hidden_size: int, num_labels: int
+    stored: Stored,
+    first: str,
+    second: str,
+    hidden_size: int,
+    num_labels: int,
+    *,
+    function: Function = np.tanh,
 ) -> list[VectorModule]:
     return [
         Dense(
             read_weight(stored, f"{first}.weight", (hidden_size, hidden_size)),
             read_weight(stored, f"{first}.bias", (hidden_size,)),
-            np.tanh,
+            function,
         ),
         _classifier(stored, second, hidden_size, num_labels),
     ]

@@ -133,7 +133,7 @@ class _EncoderCompiler:
 
 
 class _BertCompiler(_EncoderCompiler):
-    """BERT and RoBERTa: learned positions, and norms behind sums."""
+    """BERT, DistilBERT and RoBERTa: learned positions, and norms behind sums."""
 
     def __init__(
         self, builder: ProgramBuilder, config: BertConfig, weights: EncoderWeights
@@ -144,7 +144,8 @@ class _BertCompiler(_EncoderCompiler):
     def add(self) -> None:
         embeddings, first = "embeddings.", -self._position_offset
         self.embed(f"{embeddings}word_embeddings.weight", Index.TOKEN_IDS)
-        self.embed(f"{embeddings}token_type_embeddings.weight", Index.TOKEN_TYPES)
+        if self.config.num_token_types:
+            self.embed(f"{embeddings}token_type_embeddings.weight", Index.TOKEN_TYPES)
         self.embed(f"{embeddings}position_embeddings.weight", Index.POSITIONS, first=first)
         self.norm_residual(f"{embeddings}LayerNorm")
         for index in range(self.config.num_layers):

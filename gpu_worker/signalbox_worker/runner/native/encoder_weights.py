@@ -103,8 +103,9 @@ def _bert(config: EncoderConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {
         f"{embeddings}word_embeddings.weight": (config.vocab_size, size),
         f"{embeddings}position_embeddings.weight": (num_positions, size),
-        f"{embeddings}token_type_embeddings.weight": (config.num_token_types, size),
     }
+    if config.num_token_types:
+        shapes[f"{embeddings}token_type_embeddings.weight"] = (config.num_token_types, size)
     shapes |= _vectors(f"{embeddings}LayerNorm", size)
     for index in range(config.num_layers):
         layer = f"encoder.layer.{index}."

@@ -44,6 +44,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"local_attention": 200, "norm_bias": True, "attention_bias": True, "norm_eps": 1e-3},
     ),
     "nomic-bert": ("NomicBertConfig", {"layer_norm_eps": 1e-3}),
+    "distilbert": ("DistilBertConfig", {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 3}),
     "embedding-gemma": ("Gemma3TextConfig", _GEMMA),
     "qwen3": ("Qwen3Config", _DECODER),
     "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),

@@ -34,7 +34,7 @@ TEXTS = make_texts(1, 3, 9, 16, 17, 40, 41, 120, 200)
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
 ENCODERS = (
     *("bert", "roberta", "xlm-roberta", "modernbert", "modernbert-biased", "embedding-gemma"),
-    "nomic-bert",
+    *("nomic-bert", "distilbert"),
     "qwen2-both-ways",
 )
 SIZE = 48
@@ -185,6 +185,7 @@ CLASSIFIERS = [
     ("modernbert", {"num_labels": 1, "classifier_pooling": "mean"}),
     ("modernbert-biased", {"num_labels": 2, "classifier_bias": True}),
     ("nomic-bert", {"num_labels": 3}),
+    ("distilbert", {"num_labels": 2}),
     ("qwen2", {"num_labels": 1}),
     ("qwen3", {"num_labels": 4}),
 ]
