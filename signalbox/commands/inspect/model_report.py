@@ -93,11 +93,12 @@ def examine(settings: "ServeSettings") -> "tuple[Report, ModelNeeds | None]":
 
 
 def _described(model: str, needs: "ModelNeeds") -> dict[str, str | None]:
+    from signalbox.settings.loading import in_words_of_flags
     from signalbox_worker.files.hub.gguf_file_names import format_bytes
 
     count = needs.num_parameters
     fetched = sum(needs.to_fetch.values())
-    text_of = needs.multimodal_architecture
+    text_of, why_not = needs.multimodal_architecture, needs.why_not_native
     return {
         "name": model,
         "architecture": needs.architecture,
@@ -110,7 +111,7 @@ def _described(model: str, needs: "ModelNeeds") -> dict[str, str | None]:
         "chat template": "yes" if needs.has_chat_template else None,
         "to fetch": f"{format_bytes(fetched)} in {len(needs.to_fetch)} files" if fetched else None,
         "runs": "natively" if needs.is_native else "through PyTorch",
-        **({} if needs.is_native else {"why not natively": needs.why_not_native}),
+        **({"why not natively": in_words_of_flags(why_not)} if why_not else {}),
         "device": needs.device,
         "computes in": needs.dtype,
     }
