@@ -2,11 +2,13 @@
 
 The rows come from the registry, the table of GGUF architectures and that of text parts; the
 comparisons from the tests that `pytest.mark.compares` marks, and from what these are parametrised
-with. `make docs` runs it; a test compares, and wants a comparison of each row.
+with. A test that is called `test_random_..._equal_transformers` needs no mark. `make docs` runs it;
+a test compares, and wants a comparison of each row.
 """
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +24,7 @@ from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from signalbox_worker.runner.native.tensor_share import why_not_divided
 from signalbox_worker.runner.native.weight_shapes import module_shapes
+from tests.gpu_worker.tiny_models import architecture_of
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "models.md"
@@ -30,6 +33,8 @@ CONVERTED = "tests/gpu_worker/runner/loading/converted"
 MARK = "compares"
 NATIVELY, IN_PYTORCH, THROUGH = "natively", "in PyTorch", "through transformers"
 """Ways to compute a model; marks of tests begin with them."""
+_UNMARKED = re.compile(r"\btest_random_\w+_equal_transformers\b")
+_OF_UNMARKED: dict[str, Any] = {"how": f"{NATIVELY} in random shapes", "of": architecture_of}
 _CAUSAL = "ForCausalLM"
 _USUAL = {"head_dim": 128, "num_experts_per_tok": 2}
 """Fields that are added where the defaults of transformers describe no model that is served."""
@@ -95,16 +100,17 @@ class Family:
 
 @cache
 def comparisons() -> tuple[Comparison, ...]:
-    """Returns the marked tests. Imports their modules."""
+    """Returns the marked tests, and those that need no mark. Imports their modules."""
     found = []
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        if f"@pytest.mark.{MARK}(" in file.read_text(encoding="utf-8"):
+        text = file.read_text(encoding="utf-8")
+        if f"@pytest.mark.{MARK}(" in text or _UNMARKED.search(text):
             path = file.relative_to(ROOT)
             module = importlib.import_module(".".join(path.with_suffix("").parts))
             for name, test in vars(module).items():
-                marks = {mark.name: mark for mark in getattr(test, "pytestmark", ())}
-                if name.startswith("test_") and MARK in marks:
-                    said = marks[MARK].kwargs
+                marks = {mark.name: mark.kwargs for mark in getattr(test, "pytestmark", ())}
+                said = marks.get(MARK, _OF_UNMARKED if _UNMARKED.fullmatch(name) else None)
+                if name.startswith("test_") and said is not None:
                     names, kinds = (
                         frozenset(_named(said.get(part, ()), test)) for part in ("of", "gguf")
                     )
