@@ -76,8 +76,9 @@ class Storage(IntEnum):
 
     @property
     def is_float_codes(self) -> bool:
-        """True for codes that are multiplied as the floats that they stand for."""
-        return self >= Storage.E4M3
+        """True for codes that are multiplied as the floats that they stand for, alone; what those
+        of MXFP4 stand for is a whole number when doubled."""
+        return self >= Storage.E4M3 and self is not Storage.MXFP4
 
     @property
     def is_integers(self) -> bool:

@@ -64,6 +64,8 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
     """Random codes under random scales; k is a multiple of the type's block, or of 32 for whole
     numbers, whose last block may be smaller."""
     rng = np.random.default_rng(seed)
+    if kind is Storage.MXFP4:
+        return make_float_codes(kind, n, k, seed=seed)
     if kind in FLOAT_FACTORS:
         return make_under_floats(kind, n, k, rng.uniform(-0.01, 0.01, (n, -(-k // 256))), seed=seed)
     if kind in INTEGERS:
@@ -140,6 +142,8 @@ def make_float_codes(
 
 def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     """Halves that are subnormal, largest or zero, of both signs, under random and extreme codes."""
+    if kind is Storage.MXFP4:
+        return make_float_codes(kind, n, 3 * 256, scales=(2.0**-127, 2.0**-120, 1.0, 2.0**7))
     if kind in FLOAT_FACTORS:
         floats = np.array([2.0**-140, -(2.0**-126) / 3, 0.0, 255.9, -255.9])
         return make_under_floats(kind, n, 3 * 256, np.resize(floats, (n, 3)))
@@ -163,7 +167,7 @@ def make_extreme(kind: Storage, n: int) -> StoredMatrix:
 
 def values_of(matrix: StoredMatrix) -> NDArray[np.float32]:
     """[rows, columns]."""
-    if matrix.type in FLOAT_CODES:
+    if matrix.type in (*FLOAT_CODES, Storage.MXFP4):
         return _float_code_values(matrix)
     if matrix.type not in QUANTISED:
         return to_float32(matrix.blocks.view(FLOAT_TYPES[matrix.type]))
@@ -207,7 +211,7 @@ def _float_code_values(matrix: StoredMatrix) -> NDArray[np.float32]:
         values = codes.view(np.int8).astype(np.float32)
     else:
         codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
-        values = FLOATS_OF_4_BITS[kind][codes]
+        values = FLOATS_OF_4_BITS[kind][codes] + np.float32(0)  # a whole number has no -0
     whole: NDArray[np.float32] = (values * scales).reshape(rows, -1)
     return whole[:, :columns]
 

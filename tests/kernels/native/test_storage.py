@@ -76,7 +76,7 @@ def test_extreme_scales_are_exact(isa: Isa, kind: Storage) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", FLOAT_CODES)
+@pytest.mark.parametrize("kind", [*FLOAT_CODES, Storage.MXFP4])
 @pytest.mark.parametrize("k", [32, 96, 5 * 32])
 def test_scales_of_floats_of_any_size_are_exact(isa: Isa, kind: Storage, k: int) -> None:
     """Under subnormal and large scales, of which a last block may be small."""
@@ -92,7 +92,7 @@ def test_scales_of_floats_of_any_size_are_exact(isa: Isa, kind: Storage, k: int)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", FLOAT_CODES)
+@pytest.mark.parametrize("kind", [*FLOAT_CODES, Storage.MXFP4])
 def test_a_scale_that_is_nan_makes_its_row_nan(isa: Isa, kind: Storage) -> None:
     weight = make_float_codes(kind, 40, 256)
     blocks = weight.blocks.copy()

@@ -14,7 +14,7 @@
 // before several of these, so that codes begin on cache lines and a last group may be smaller.
 //
 // Codes of floats (FP8, NF4, FP4, MXFP4) lie so, too, each line of scales before the groups that share
-// it. They are multiplied as floats alone.
+// it. They are multiplied as floats, and those of MXFP4 as whole numbers, too: doubled values are.
 //
 // Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 or 16 bits and a
 // scale per group (llama.cpp's Q8 blocks have 8), so that a row's result depends on nothing but the row.
@@ -149,33 +149,46 @@ struct Integers {
 };
 
 // What the codes of a float stand for: E4M3, the places of a table of 16, or whole numbers with a sign.
-enum class Code { kE4m3, kNf4, kFp4, kE2m1, kInt8 };
+enum class Code { kE4m3, kNf4, kFp4, kInt8 };
 
-// Codes of which `Size` along a row share a scale of `ScaleBytes`: a float32, or the exponent of a power
-// of two (E8M0). A weight is scale * what the code stands for, rounded once.
-template <Code Code_, int Size, int ScaleBytes>
+// Codes of which `Size` along a row share a scale, a float32. A weight is scale * what the code stands
+// for, rounded once.
+template <Code Code_, int Size>
 struct FloatCodes {
   static constexpr Code code = Code_;
   static constexpr int Bits = Code_ == Code::kE4m3 || Code_ == Code::kInt8 ? 8 : 4;
-  static constexpr bool HasExponents = ScaleBytes == 1;
   static constexpr int low_words = Bits == 8 ? kGroupWords : kGroupWords / 2;
   static constexpr int64_t group_bytes = low_words * 4 * kPanel;
-  static constexpr int64_t groups = Size / kGroup;        // that share scales
-  static constexpr int64_t line = ScaleBytes * kPanel;    // of scales
+  static constexpr int64_t groups = Size / kGroup;  // that share scales
+  static constexpr int64_t line = 4 * kPanel;       // of scales
   static constexpr int64_t fetched = group_bytes + line / groups;  // a group, about
 
   static constexpr int64_t at(int64_t g) { return g * group_bytes + (g / groups + 1) * line; }
   static constexpr int64_t scales_at(int64_t g) { return at(g / groups * groups) - line; }
-  static constexpr int64_t panel_bytes(int64_t depth) {
-    return round_up(at(depth / kGroup - 1) + group_bytes, 64);
-  }
+  static constexpr int64_t panel_bytes(int64_t depth) { return at(depth / kGroup - 1) + group_bytes; }
 };
 
-using E4m3 = FloatCodes<Code::kE4m3, 128, 4>;
-using Nf4 = FloatCodes<Code::kNf4, 64, 4>;
-using Fp4 = FloatCodes<Code::kFp4, 64, 4>;
-using Mxfp4 = FloatCodes<Code::kE2m1, 32, 1>;
-using Int8 = FloatCodes<Code::kInt8, 128, 4>;
+// E2M1 of which 32 along a row share a power of two, whose exponent plus 127 is a byte (E8M0); 255 is NaN.
+// The scales of two groups are a line before them.
+struct Mxfp4 {
+  using Book = E2m1Values;
+  static constexpr int Bits = 4, product_bits = Book::Bits, zero = Book::zero;
+  static constexpr int Part = kGroup, parts = 1;
+  static constexpr bool HasMinimum = false;
+  static constexpr int low_words = kGroupWords / 2;
+  static constexpr int64_t group_bytes = low_words * 4 * kPanel;
+  static constexpr int64_t groups = 2, line = groups * kPanel;
+  static constexpr int64_t fetched = group_bytes + kPanel;
+
+  static constexpr int64_t at(int64_t g) { return g * group_bytes + (g / groups + 1) * line; }
+  static constexpr int64_t scales_at(int64_t g) { return at(g / groups * groups) - line + g % groups * kPanel; }
+  static constexpr int64_t panel_bytes(int64_t depth) { return at(depth / kGroup - 1) + group_bytes; }
+};
+
+using E4m3 = FloatCodes<Code::kE4m3, 128>;
+using Nf4 = FloatCodes<Code::kNf4, 64>;
+using Fp4 = FloatCodes<Code::kFp4, 64>;
+using Int8 = FloatCodes<Code::kInt8, 128>;
 
 using Q4_0 = Blocks<4, 32, false, Scaling::kHalves>;
 using Q4_1 = Blocks<4, 32, true, Scaling::kHalves>;
@@ -212,7 +225,7 @@ constexpr bool is_integers(int32_t storage) {
 
 constexpr bool is_blocks(int32_t storage) {
   const bool is_listed = storage >= SB_STORED_Q4_0 && storage <= SB_STORED_LAST_CODEBOOK;
-  return (is_listed && storage != SB_STORED_BF16) || is_integers(storage);
+  return (is_listed && storage != SB_STORED_BF16) || is_integers(storage) || storage == SB_STORED_MXFP4;
 }
 
 // Calls f with the type of a storage that is whole numbers in groups.
@@ -250,6 +263,7 @@ __attribute__((always_inline)) inline auto with_blocks(int32_t storage, F&& f) {
     case SB_STORED_IQ4_NL: return f(Iq4Nl{});
     case SB_STORED_IQ4_XS: return f(Iq4Xs{});
     case SB_STORED_NVFP4: return f(Nvfp4{});
+    case SB_STORED_MXFP4: return f(Mxfp4{});
     case SB_STORED_Q8_0: return f(Q8_0{});
     default: return f(Codebook{});
   }

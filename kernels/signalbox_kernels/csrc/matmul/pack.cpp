@@ -247,21 +247,30 @@ void pack_column(Integers<Bits, Size, IsBfloat>, const uint8_t* row, int64_t k, 
 }
 
 // Blocks of a row are a scale and codes in order, as those of whole numbers.
-template <Code Code_, int Size, int ScaleBytes>
-void pack_column(FloatCodes<Code_, Size, ScaleBytes>, const uint8_t* row, int64_t k, int column,
-                 uint8_t* panel) {
-  using Q = FloatCodes<Code_, Size, ScaleBytes>;
-  constexpr int group_bytes = kGroup * Q::Bits / 8;
+void pack_column(Mxfp4 kind, const uint8_t* row, int64_t k, int column, uint8_t* panel) {
   uint8_t codes[kGroup];
   for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
-    const uint8_t* block = row + g / Q::groups * (ScaleBytes + Q::groups * group_bytes);
-    const uint8_t* from = block + ScaleBytes + g % Q::groups * group_bytes;
+    const uint8_t* block = row + g * 17;
+    pairs(block + 1, codes);
+    put_codes<Mxfp4>(codes, column, panel + kind.at(g));
+    panel[kind.scales_at(g) + column] = block[0];
+  }
+}
+
+template <Code Code_, int Size>
+void pack_column(FloatCodes<Code_, Size>, const uint8_t* row, int64_t k, int column, uint8_t* panel) {
+  using Q = FloatCodes<Code_, Size>;
+  constexpr int scale_bytes = 4, group_bytes = kGroup * Q::Bits / 8;
+  uint8_t codes[kGroup];
+  for (int64_t g = 0; g < round_up(k, kGroup) / kGroup; ++g) {
+    const uint8_t* block = row + g / Q::groups * (scale_bytes + Q::groups * group_bytes);
+    const uint8_t* from = block + scale_bytes + g % Q::groups * group_bytes;
     for (int i = 0; i < kGroup; ++i)
       codes[i] = Q::Bits == 8 ? from[i] : from[i / 2] >> i % 2 * 4 & 15;
     put_codes<Q>(codes, column, panel + Q::at(g));
     if (g % Q::groups) continue;
-    uint8_t* scale = panel + Q::scales_at(g) + ScaleBytes * column;
-    std::memcpy(scale, block, ScaleBytes);
+    uint8_t* scale = panel + Q::scales_at(g) + scale_bytes * column;
+    std::memcpy(scale, block, scale_bytes);
     if (Code_ == Code::kE4m3) raise_float(scale);
   }
 }

@@ -118,6 +118,23 @@ struct Scales<sb::Integers<Bits, Size, IsBfloat>> {
   }
 };
 
+// Powers of two by their exponents plus 127, of which 255 is NaN.
+SB_INLINE V load_exponents(const char* p) {
+  const VU e = reinterpret_cast<VU>(widen_bytes(p)) & 255u;
+  const V least = from_bits(VU{} + 0x00400000u), none = from_bits(VU{} + 0x7fc00000u);
+  return select(e == 0u, least, select(e == 255u, none, from_bits(e << 23)));
+}
+
+// Halved, as the book has doubled values.
+template <>
+struct Scales<sb::Mxfp4> {
+  V scale, minimum;
+
+  SB_INLINE Scales of(const char* panel, int64_t g, int, int column) {
+    return {load_exponents(panel + sb::Mxfp4::scales_at(g) + column) * 0.5f, V{}};
+  }
+};
+
 // Calls take(i, x) with the values of W columns at each place i of group g of a panel, in order.
 template <class Q, class Take>
 SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
@@ -135,7 +152,7 @@ SB_INLINE void widen(Q, const char* panel, int64_t g, int column, Take&& take) {
   }
 }
 
-// What codes of 4 bits stand for: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it, E2M1.
+// What codes of 4 bits stand for: NF4 (QLoRA: Dettmers et al., 2023), FP4 as bitsandbytes has it.
 constexpr float kNf4[16] = {
     -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
     -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
@@ -146,12 +163,10 @@ constexpr float kFp4[16] = {
     0.3333333333333333f, 0.5f, 0.16666666666666666f, 0.25f,
     0.0f, -0.005208333333333333f, -0.6666666666666666f, -1.0f,
     -0.3333333333333333f, -0.5f, -0.16666666666666666f, -0.25f};
-constexpr float kE2m1[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
-                             -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 template <sb::Code C>
 constexpr const float* table_of() {
-  return C == sb::Code::kNf4 ? kNf4 : C == sb::Code::kFp4 ? kFp4 : kE2m1;
+  return C == sb::Code::kNf4 ? kNf4 : kFp4;
 }
 
 // What codes stand for; byte `t` of each word is one. Of E4M3 it is times 2^-120.
@@ -165,24 +180,14 @@ SB_INLINE V meaning_of(VU four, int t) {
     return look_up(table_of<Q::code>(), four >> (8 * t));
 }
 
-// Powers of two by their exponents plus 127, of which 255 is NaN.
-SB_INLINE V load_exponents(const char* p) {
-  const VU e = reinterpret_cast<VU>(widen_bytes(p)) & 255u;
-  const V least = from_bits(VU{} + 0x00400000u), none = from_bits(VU{} + 0x7fc00000u);
-  return select(e == 0u, least, select(e == 255u, none, from_bits(e << 23)));
-}
-
 template <class Q>
 SB_INLINE V scales_of(const char* panel, int64_t g, int column) {
-  const char* scales = panel + Q::scales_at(g);
-  if constexpr (Q::HasExponents) return load_exponents(scales + column);
-  return load(reinterpret_cast<const float*>(scales) + column);
+  return load(reinterpret_cast<const float*>(panel + Q::scales_at(g)) + column);
 }
 
-template <sb::Code C, int Size, int ScaleBytes, class Take>
-SB_INLINE void widen(sb::FloatCodes<C, Size, ScaleBytes>, const char* panel, int64_t g, int column,
-                     Take&& take) {
-  using Q = sb::FloatCodes<C, Size, ScaleBytes>;
+template <sb::Code C, int Size, class Take>
+SB_INLINE void widen(sb::FloatCodes<C, Size>, const char* panel, int64_t g, int column, Take&& take) {
+  using Q = sb::FloatCodes<C, Size>;
   const auto* codes = reinterpret_cast<const word*>(panel + Q::at(g)) + column;
   const V scale = scales_of<Q>(panel, g, column);
 #pragma GCC unroll 8
@@ -237,10 +242,14 @@ SB_INLINE float value_of(sb::Integers<Bits, Size, IsBfloat>, const char* panel, 
   return x * (IsBfloat ? sb::from_bfloat(scales) : sb::from_half(scales));
 }
 
-template <sb::Code C, int Size, int ScaleBytes>
-SB_INLINE float value_of(sb::FloatCodes<C, Size, ScaleBytes>, const char* panel, int64_t g, int column,
-                         int i) {
-  using Q = sb::FloatCodes<C, Size, ScaleBytes>;
+SB_INLINE float value_of(sb::Mxfp4 kind, const char* panel, int64_t g, int column, int i) {
+  const int number = sb::Mxfp4::Book::values[code_of<sb::Mxfp4>(panel + kind.at(g), column, i)];
+  return static_cast<float>(number) * Scales<sb::Mxfp4>::of(panel, g, 0, column / W * W).scale[column % W];
+}
+
+template <sb::Code C, int Size>
+SB_INLINE float value_of(sb::FloatCodes<C, Size>, const char* panel, int64_t g, int column, int i) {
+  using Q = sb::FloatCodes<C, Size>;
   const int first = column / W * W;  // of the vector that it is in
   const auto* codes = reinterpret_cast<const word*>(panel + Q::at(g)) + first;
   const V values = meaning_of<Q>(coded_word<Q>(codes, i / 4), i % 4) * scales_of<Q>(panel, g, first);

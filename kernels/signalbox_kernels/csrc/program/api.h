@@ -41,7 +41,7 @@ enum SbStorage : int32_t {
   SB_STORED_LAST_CODEBOOK = 0x87,
   // Whole numbers in groups: this, plus one of each of the parts below.
   SB_STORED_INTEGERS = 0x100,
-  // Codes of floats, which are multiplied as floats.
+  // Codes of floats, which are multiplied as floats; those of MXFP4 as whole numbers, too.
   SB_STORED_E4M3 = 0x200,
   SB_STORED_NF4 = 0x201,
   SB_STORED_FP4 = 0x202,

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe")
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss")
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
