@@ -51,6 +51,7 @@ QuantizationName = Literal[
     "compressed-tensors",
     "bitsandbytes",
     "modelopt",
+    "mxfp4",
 ]
 """Values of `--quantization`."""
 _OTHER_NAMES_OF_FORMS = {
@@ -86,10 +87,10 @@ class ModelConfig(NameSettings):
     ] = Field(
         "auto",
         description="form of the weights. auto is that of the model where it can be multiplied: on"
-        " a CPU the blocks of a GGUF file, awq, gptq, NVFP4 and the whole numbers of"
-        " compressed-tensors, in 8 bits unless --dtype is float32 or int16, and in floats fp8,"
-        " MXFP4 and bitsandbytes; on CUDA 4 bits and fp8. Elsewhere it is decoded. gguf, awq,"
-        " gptq, compressed-tensors, bitsandbytes and modelopt refuse a model where that is so, and"
+        " a CPU the blocks of a GGUF file, awq, gptq, mxfp4, NVFP4 and the whole numbers of"
+        " compressed-tensors, in 8 bits unless --dtype is float32 or int16, and in floats fp8 and"
+        " bitsandbytes; on CUDA 4 bits and fp8. Elsewhere it is decoded. gguf, awq, gptq, mxfp4,"
+        " compressed-tensors, bitsandbytes and modelopt refuse a model where that is so, and"
         " another form; int8 and int4 are made at load on a CPU, fp8 on CUDA. none multiplies"
         " floats of --dtype",
     )

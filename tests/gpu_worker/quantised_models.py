@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.gpu_worker.model_runners import WEIGHTS, remove_files
@@ -204,3 +204,29 @@ def in_gptq(
         "g_idx": (index if order is None else index[order.argsort()]).to(torch.int32),
     }
     return packed, decoded
+
+
+def make_mxfp4(path: Path) -> None:
+    """Saves a GPT-OSS with random codes and scales in the layout that it is published in."""
+    make_model(path, "gpt-oss", hidden_size=64, intermediate_size=96)
+    generator, tensors = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    for shard in path.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    remove_files(path, *WEIGHTS)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = tensors.pop(name).shape
+        scales = (experts, rows, columns // 32)
+        for end, size, low, high in (
+            ("blocks", (*scales, 16), 0, 256),
+            ("scales", scales, 121, 126),
+        ):
+            values = torch.randint(low, high, size, dtype=torch.uint8, generator=generator)
+            tensors[f"{name}_{end}"] = values
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": left_out,
+    }
+    (path / "config.json").write_text(json.dumps(config))

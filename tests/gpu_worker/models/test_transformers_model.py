@@ -17,14 +17,13 @@ from signalbox_worker.models.transformers.model import TransformersModel
 from signalbox_worker.runner.loading.model_source import open_model
 from signalbox_worker.runner.loading.opened_model import open_with_config
 from tests.gpu_worker.model_runners import (
-    WEIGHTS,
     WHOLE,
     assert_greedy,
     last_logits,
     make_prompts,
     make_runner,
-    remove_files,
 )
+from tests.gpu_worker.quantised_models import make_mxfp4
 from tests.gpu_worker.tiny_models import (
     SHAPE,
     THROUGH_TRANSFORMERS,
@@ -103,34 +102,6 @@ def test_window_that_only_the_mask_knows_is_honoured(tmp_path: Path) -> None:
     assert_greedy(runner, reference, make_prompts(50))
 
 
-def make_mxfp4(path: Path) -> None:
-    """Saves a GPT-OSS with random codes and scales in the layout that it is published in."""
-    from safetensors.torch import load_file, save_file
-
-    make_model(path, "gpt-oss", hidden_size=64, intermediate_size=96)
-    generator, tensors = torch.Generator().manual_seed(1), dict[str, torch.Tensor]()
-    for shard in path.glob("*.safetensors"):
-        tensors |= load_file(shard)
-    remove_files(path, *WEIGHTS)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, columns, rows = tensors.pop(name).shape
-        scales = (experts, rows, columns // 32)
-        for end, size, low, high in (
-            ("blocks", (*scales, 16), 0, 256),
-            ("scales", scales, 121, 126),
-        ):
-            values = torch.randint(low, high, size, dtype=torch.uint8, generator=generator)
-            tensors[f"{name}_{end}"] = values
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
-    config["quantization_config"] = {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": left_out,
-    }
-    (path / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_experts_in_mxfp4_are_decoded(backend: str, tmp_path: Path) -> None:
     """Natively where they are multiplied, which gives the same values."""
@@ -142,7 +113,8 @@ def test_experts_in_mxfp4_are_decoded(backend: str, tmp_path: Path) -> None:
     reference = GptOssForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, quantization_config=decoding
     ).eval()
-    runner = make_runner(tmp_path, cpu_backend=backend, block_size=16)
+    form = "mxfp4" if backend == "native" else "auto"
+    runner = make_runner(tmp_path, cpu_backend=backend, quantization=form, block_size=16)
     assert_greedy(runner, reference, make_prompts(1, 5, 33, 60), 10, chunks=(WHOLE, 7))
     if backend == "native":
         assert "MXFP4" in runner.executor.program.weights

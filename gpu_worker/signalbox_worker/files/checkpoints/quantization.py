@@ -69,7 +69,7 @@ _NATIVE = {
     "int8": Quantization("int8", Storage.Q8_0, Storage.Q8_0),
     "int4": Quantization("int4", Storage.Q4_1, Storage.Q8_0),
 }
-_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "modelopt")
+_CHECKPOINTS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 """Forms that a checkpoint may have."""
 _INT4 = ("awq", "gptq")
 _MADE_AT_LOAD = {"fp8": FP8}

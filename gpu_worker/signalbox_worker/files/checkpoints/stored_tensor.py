@@ -27,7 +27,8 @@ class StoredTensor:
     blocks: StoredMatrix | None = None
     """The same as quantised blocks, if it is stored in blocks that native programs run."""
     parts: Mapping[str, "StoredTensor"] = field(default_factory=dict)
-    """The tensors that a quantised checkpoint has instead of it, by the ends of their names."""
+    """The tensors that a quantised checkpoint has instead of it, by the ends of their names; those
+    of a tensor without a form are the matrices of experts, which a file has apart."""
     form: QuantisedForm | None = None
     """The form that gives them their meaning."""
     rounding: Rounding | None = None

@@ -106,7 +106,13 @@ class GGUFSource:
             taken |= {*names}
             parts = [tensors[part] for part in names]
             shape = join.shape(*(part.shape for part in parts))
-            yield name, names[0], StoredTensor(shape, partial(_joined, join, parts))
+            apart = {
+                one.name: _stored_tensor(part, one)
+                for part in parts
+                for one in family.of_experts(part.name, part.shape)
+            }
+            read = partial(_joined, join, parts)
+            yield name, names[0], StoredTensor(shape, read, parts=apart)
         for stored in tensors.values():
             if stored.name not in taken:
                 for renamed in family.renamed(stored.name, stored.shape, self._num_heads):

@@ -26,6 +26,7 @@ from tests.gpu_worker.model_runners import (
     make_prompts,
     make_runner,
 )
+from tests.gpu_worker.quantised_models import make_mxfp4
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import (
     architecture_of,
@@ -136,6 +137,7 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
         ("olmo3", {}),
         ("olmo3", {"quantization": "int4"}),
         ("cohere2", {}),
+        ("gpt-oss", {"quantization": "mxfp4"}),
     ],
     ids=str,
 )
@@ -144,7 +146,10 @@ def test_bits_depend_on_the_sequence_alone(
     family: str, form: dict[str, str], dtype: str, tmp_path: Path
 ) -> None:
     """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
-    make_model(tmp_path, family, hidden_size=96, head_dim=16)
+    if form.get("quantization") == "mxfp4":
+        make_mxfp4(tmp_path)
+    else:
+        make_model(tmp_path, family, hidden_size=96, head_dim=16)
     prompts = make_prompts(60, 5, 33, 61)
 
     def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
@@ -230,6 +235,24 @@ def test_a_file_runs_through_transformers_where_the_program_cannot(tmp_path: Pat
     assert_greedy(make_runner(path, cpu_backend="torch"), reference, [[5, 9, 60, 3]], 12)
     with pytest.raises(ModelError, match="computed natively alone, but cpu_backend"):
         make_runner(path, cpu_backend="torch", model_impl="signalbox")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_experts_that_transformers_has_joined_keep_the_blocks_of_a_file(
+    kind: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "swiglu_limit": 7.0}  # what files mean
+    reference = make_model(tmp_path / "hf", "gpt-oss", **sizes)
+    path = make_gguf(
+        tmp_path / "x.gguf",
+        reference,
+        "gpt-oss",
+        kind_of=lambda name: kind if "exps" in name else "F32",
+    )
+    runner = make_native(path)
+    assert kind in runner.executor.program.weights
+    expected = log_probabilities(make_runner(path, cpu_backend="torch"))
+    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
 
 
 def test_experts_of_several_types_run_through_pytorch(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     **dict.fromkeys(["llama2", "llama3", "llama-yarn", "llama-biased"], "llama"),
     **dict.fromkeys(["mistral", "mixtral"], "llama"),
     **{name: name for name in ("qwen2", "qwen3", "granite", "gemma", "gemma2", "gemma3")},
+    "gpt-oss": "gpt-oss",
     "granite-moe": "granitemoe",
     "qwen2-moe": "qwen2moe",
     "qwen3-moe": "qwen3moe",
@@ -242,18 +243,25 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         ):  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
-        if name.endswith(".layer_scalar"):
+        if name.endswith((".layer_scalar", ".sinks")):
             yield f"{names.get_name(name)}.weight", values
             continue
         if ".experts." not in name:  # the converter squeezes
             yield str(names.get_name(name, (".weight", ".bias"))), values.squeeze()
             continue
-        parts = {name: values}
-        if name.endswith("gate_up_proj"):
-            both = (name.replace("gate_up_proj", kind) for kind in ("gate_proj", "up_proj"))
-            parts = dict(zip(both, np.split(values, 2, axis=1), strict=True))
+        end = "bias" if name.endswith("_bias") else "weight"
+        parts = {name.removesuffix("_bias"): values}
+        if architecture == "gpt-oss" and end == "weight":  # whose checkpoints have columns first
+            parts[name] = values = values.swapaxes(1, 2)
+        if "gate_up_proj" in name:
+            one = name.removesuffix("_bias")
+            both = (one.replace("gate_up_proj", kind) for kind in ("gate_proj", "up_proj"))
+            halves = np.split(values, 2, axis=1)
+            if architecture == "gpt-oss":
+                halves = [values[:, 0::2], values[:, 1::2]]
+            parts = dict(zip(both, halves, strict=True))
         for one, matrices in parts.items():
-            yield f"{names.get_name(one)}.weight", matrices
+            yield f"{names.get_name(one)}.{end}", matrices
 
 
 def write_tensors(path: Path, tensors: dict[str, tuple[str, NDArray[np.uint8]]]) -> Path:

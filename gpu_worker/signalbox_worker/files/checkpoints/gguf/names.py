@@ -204,6 +204,15 @@ class Family:
                 if name == parts[0] and set(parts) <= {*names}:
                     yield f"model.layers.{match[1]}.{join.name}", join, parts
 
+    def of_experts(self, name: str, shape: tuple[int, ...]) -> Iterator[Renamed]:
+        """Yields the matrices of each expert in one of the file's that a join takes, by their names
+        within the experts; nothing of another tensor."""
+        match = _LAYER_TENSOR.fullmatch(name)
+        experts = match and _EXPERTS.fullmatch(match[2])
+        if match and experts and match[3] == "weight" and self.expert_names:
+            for index in range(shape[0]):
+                yield Renamed(f"{index}.{self.expert_names[experts[1]]}.weight", _same, index)
+
     def renamed(
         self, name: str, shape: tuple[int, ...], heads: Callable[[str], int]
     ) -> Iterator[Renamed]:
@@ -295,6 +304,7 @@ FAMILIES: Mapping[str, Family] = {
             "ffn_gate_inp": "mlp.router",
             "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
         },
+        expert_names=_QWEN_EXPERTS,
         joins=_GPT_OSS_JOINS,
     ),
     "deepseek2": Family(
