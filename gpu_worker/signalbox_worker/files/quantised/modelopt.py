@@ -21,8 +21,11 @@ _SCHEMES: Mapping[str, tuple[int, ActivationScheme | None]] = {
     "FP8": (8, ActivationScheme(code=Element.FP8_E4M3, is_static=True)),
     "FP8_PER_CHANNEL_PER_TOKEN": (8, ActivationScheme(code=Element.FP8_E4M3)),
     "NVFP4": (4, None),
+    "W4A16_NVFP4": (4, None),
 }
 """Bits of the weights of an algorithm, which are floats, and how activations are rounded."""
+_IN_4_BITS = "NVFP4"
+"""The algorithm that prescribes activations in 4 bits, which no program computes."""
 
 
 def of_hf_quant_config(content: Mapping[str, Any]) -> Described:
@@ -53,7 +56,7 @@ def modelopt_checkpoint(described: Described) -> QuantisedCheckpoint | None:
         lambda module: form,
         lambda module: activations,
         schemes,
-        leaves_activations=not schemes,
+        leaves_activations=algorithm == _IN_4_BITS,
         other_names=() if form.name == NAME else (NAME,),
     )
 

@@ -182,7 +182,12 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "bits", "is_static"),
-    [("NVFP4", 4, None), ("FP8", 8, True), ("FP8_PER_CHANNEL_PER_TOKEN", 8, False)],
+    [
+        ("NVFP4", 4, None),
+        ("W4A16_NVFP4", 4, None),
+        ("FP8", 8, True),
+        ("FP8_PER_CHANNEL_PER_TOKEN", 8, False),
+    ],
 )
 def test_an_algorithm_of_modelopt_is_that_of_all_modules(
     algorithm: str, bits: int, is_static: bool | None, tmp_path: Path
@@ -202,7 +207,7 @@ def test_an_algorithm_of_modelopt_is_that_of_all_modules(
         assert bits_of(dict(described), UP, QUERY) == [bits, bits]
         scheme = checkpoint.activations_of(UP)
         assert (None if scheme is None else scheme.is_static) is is_static
-        assert checkpoint.leaves_activations == (scheme is None)
+        assert checkpoint.leaves_activations == (algorithm == "NVFP4")
     assert quantised_checkpoint({"quantization_config": described | {"quant_algo": None}}) is None
 
 
