@@ -17,6 +17,7 @@ from signalbox_kernels.storage import StoredMatrix
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.blocks import held_as
 from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
+from signalbox_worker.files.checkpoints.gguf.factors import with_factors
 from signalbox_worker.files.checkpoints.gguf.names import Join, Renamed
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor, read_gguf
 from signalbox_worker.files.checkpoints.gguf.sizes import gguf_sizes, is_runnable
@@ -119,7 +120,7 @@ class GGUFSource:
                     yield renamed.name, stored.name, _stored_tensor(stored, renamed)
 
     def _stored(self) -> Iterator[GGUFTensor]:
-        tensors = self._content.tensors.values()
+        tensors = with_factors(self._content.tensors, self._config.family.layer_names)
         return (stored for stored in tensors if self._config.is_weight(stored.name))
 
     def _num_heads(self, part: str) -> int:

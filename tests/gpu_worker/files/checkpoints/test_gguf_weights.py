@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from struct import pack
 
@@ -13,9 +14,10 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray, to_float32
-from signalbox_kernels.storage import BOOKS, StoredMatrix
+from signalbox_kernels.storage import BOOKS, Storage, StoredMatrix
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.blocks import held_as, held_bytes
+from signalbox_worker.files.checkpoints.gguf.factors import with_factors
 from signalbox_worker.files.checkpoints.gguf.reader import read_gguf
 from signalbox_worker.files.checkpoints.gguf.weights import read_blocks, read_values
 from tests.gpu_worker.runner.loading.gguf_files import (
@@ -60,6 +62,38 @@ def test_weights_of_each_type_are_those_of_the_package(kind: str, tmp_path: Path
         num_blocks = expected.size // held.block_size
         in_panels = matrix.blocks.nbytes - (16 * num_blocks if held in BOOKS else 0)
         assert held_bytes(tensor.num_bytes, tensor.type) == in_panels
+
+
+@pytest.mark.parametrize("shape", [(6, 128), (3, 4, 64)])
+def test_factors_beside_matrices_in_nvfp4_are_of_their_values(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Of a matrix, or of each expert's; what families or other types have by the name stays."""
+    factors = np.array([1 / 3, 4.0, 0.3][: 3 if len(shape) > 2 else 1], dtype=np.float32)
+    weight = make_stored("NVFP4", shape)
+    beside = ("F32", factors.view(np.uint8))
+    others = {
+        "blk.0.b.weight": ("F32", np.zeros(4, np.uint8)),
+        "blk.0.g.weight": ("NVFP4", weight),
+        **dict.fromkeys(("blk.0.b.scale", "blk.0.g.scale", "n.scale"), beside),
+    }
+    scales = dict.fromkeys(("blk.0.a.scale", "blk.0.a.input_scale"), beside)
+    written = others | scales | {"blk.0.a.weight": ("NVFP4", weight)}
+    stored = read_gguf(write_tensors(tmp_path / "x.gguf", written)).tensors
+    tensors = {tensor.name: tensor for tensor in with_factors(stored, ["g.scale"])}
+    assert tensors.keys() == {*others, "blk.0.a.weight"}
+    assert not tensors["blk.0.g.weight"].factors
+    plain = dequantize(weight, GGMLQuantizationType.NVFP4).reshape(len(factors), -1)
+    expected = (plain * factors[:, None]).reshape(-1, shape[-1])
+    tensor = tensors["blk.0.a.weight"]
+    np.testing.assert_array_equal(read_values(tensor).reshape(expected.shape), expected)
+    for first in range(0, len(expected), 2):
+        read = partial(read_blocks, tensor, first, first + 2)
+        matrix = StoredMatrix(Storage.NVFP4, (2, shape[-1]), read)
+        np.testing.assert_allclose(values_of(matrix), expected[first : first + 2], rtol=2e-7)
+    if len(shape) > 2:
+        expert = read_values(tensor.of_expert(1))
+        np.testing.assert_array_equal(expert, expected.reshape(shape)[1])
 
 
 def test_weights_of_16_bits_are_not_widened(tmp_path: Path) -> None:

@@ -128,6 +128,13 @@ def _as_nvfp4(blocks: Bytes) -> Bytes:
     return nvfp4_blocks(codes, scales, np.ones(len(blocks), dtype=np.float32))
 
 
+def multiply_nvfp4(held: Bytes, factors: NDArray[np.float32]) -> None:
+    """Multiplies the values of blocks of NVFP4 as they are held, each with a factor."""
+    blocks = held.reshape(len(factors), -1)
+    of_blocks = np.ascontiguousarray(blocks[:, :4]).view(np.float32) * factors[:, None]
+    blocks[:, :4] = of_blocks.view(np.uint8)
+
+
 def _book(kind: GGMLQuantizationType) -> NDArray[np.int8]:
     """Returns the numbers that values of a type are multiples of, ascending."""
     form = getattr(gguf.quants, kind.name)

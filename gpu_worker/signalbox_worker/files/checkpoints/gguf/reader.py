@@ -50,6 +50,8 @@ class GGUFTensor:
     path: Path
     offset: int
     num_bytes: int
+    factors: tuple[float, ...] = ()
+    """What values are multiplied with: all, or those of each expert. Empty for none."""
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -74,7 +76,13 @@ class GGUFTensor:
         """Returns one expert's part of a tensor whose outermost dimension counts experts."""
         size = self.num_bytes // self.shape[0]
         start = self.offset + index * size
-        return replace(self, shape=self.shape[1:], offset=start, num_bytes=size)
+        own = self.factors[index : index + 1]
+        return replace(self, shape=self.shape[1:], offset=start, num_bytes=size, factors=own)
+
+    def factors_of(self, start: int, end: int) -> NDArray[np.float32]:
+        """Returns the factors of some rows, [rows]."""
+        factors = np.array(self.factors, dtype=np.float32)
+        return np.repeat(factors, self.num_rows // len(factors))[start:end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,13 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import BFLOAT16, AnyArray
+from signalbox_kernels.storage import GROUP
 from signalbox_worker.config import ModelError
-from signalbox_worker.files.checkpoints.gguf.blocks import held_blocks, is_held_as_stored
+from signalbox_worker.files.checkpoints.gguf.blocks import (
+    held_blocks,
+    is_held_as_stored,
+    multiply_nvfp4,
+)
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor
 
 _PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
@@ -37,7 +42,8 @@ def read_rows(stored: GGUFTensor, start: int, end: int) -> AnyArray:
     """Returns the values from a row to before another, [rows, columns]."""
     plain, data = _PLAIN.get(stored.type), stored.rows(start, end)
     values = _dequantised(data, stored.type) if plain is None else data.view(plain)
-    return values.reshape(end - start, stored.shape[-1])
+    values = values.reshape(end - start, stored.shape[-1])
+    return values * stored.factors_of(start, end)[:, None] if stored.factors else values
 
 
 def dtype_of(stored: GGUFTensor) -> np.dtype[Any]:
@@ -50,6 +56,8 @@ def read_blocks(stored: GGUFTensor, start: int, end: int) -> NDArray[np.uint8]:
     data = stored.rows(start, end)
     if not is_held_as_stored(stored.type):
         data = _changed(data, stored.type, np.dtype(np.uint8), held_blocks)
+    if stored.factors:
+        multiply_nvfp4(data, np.repeat(stored.factors_of(start, end), stored.shape[-1] // GROUP))
     return data.reshape(end - start, -1)
 
 
