@@ -30,6 +30,8 @@ FLOAT_TYPES: dict[Storage, np.dtype[Any]] = {
     Storage.BF16: BFLOAT16,
 }
 FLOAT_FACTORS = (Storage.NVFP4, *BOOKS)
+_MOST = {Storage.IQ4_XS: 0.001, Storage.NVFP4: 0.001, **dict.fromkeys(BOOKS, 1e-4)}
+"""Largest scales and factors of random blocks whose numbers are large: 0.01 of others."""
 _SCALES_AT = {  # bytes of a block that are half-precision scales
     Storage.Q4_0: (0,),
     Storage.Q4_1: (0, 2),
@@ -63,17 +65,17 @@ def make_stored(storage: Storage, n: int, k: int, *, seed: int = 0) -> StoredMat
 def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix:
     """Random codes under random scales; k is a multiple of the type's block, or of 32 for whole
     numbers, whose last block may be smaller."""
-    rng = np.random.default_rng(seed)
+    rng, most = np.random.default_rng(seed), _MOST.get(kind, 0.01)
     if kind is Storage.MXFP4:
         return make_float_codes(kind, n, k, seed=seed)
     if kind in FLOAT_FACTORS:
-        return make_under_floats(kind, n, k, rng.uniform(-0.01, 0.01, (n, -(-k // 256))), seed=seed)
+        return make_under_floats(kind, n, k, rng.uniform(-most, most, (n, -(-k // 256))), seed=seed)
     if kind in INTEGERS:
         scales = rng.uniform(-0.01, 0.01, (n, -(-k // kind.block_size)))
         return make_integers(kind, rng, k, to_dtype(scales, kind.scale_dtype))
     blocks = rng.integers(0, 256, (n, k // kind.block_size, kind.block_bytes), dtype=np.uint8)
     for at in _SCALES_AT[kind]:
-        scales = rng.uniform(-0.01, 0.01, blocks.shape[:2]).astype(np.float16)
+        scales = rng.uniform(-most, most, blocks.shape[:2]).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
     return StoredMatrix(kind, (n, k), lambda: packed)
