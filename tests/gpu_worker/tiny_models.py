@@ -166,8 +166,9 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": (
         "Ministral3",
         {
+            "head_dim": 8,
             "rope_parameters": YARN_ROPE
-            | {"factor": 16.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+            | {"factor": 16.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3},
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
