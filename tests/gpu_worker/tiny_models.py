@@ -72,6 +72,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3", {"sliding_window": 19}),
+    "seed-oss": ("SeedOss", {}),
     "opt": ("OPT", {"ffn_dim": 80, "init_std": 0.2}),
     "opt-350m": (
         "OPT",
@@ -172,6 +173,7 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "helium": ("Helium", {"head_dim": 8, "num_key_value_heads": 6}),
     "starcoder2": ("Starcoder2", {"sliding_window": 21}),
     "exaone4": (
         "Exaone4",

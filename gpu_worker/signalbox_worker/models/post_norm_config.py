@@ -10,6 +10,7 @@ from signalbox_worker.models.decoder_config import (
     DecoderConfig,
     HfConfig,
     check_no_windows,
+    dense_config,
     olmo_like,
     sliding_windows,
 )
@@ -17,6 +18,7 @@ from signalbox_worker.models.family_config import FamilyConfig, counted, family
 from signalbox_worker.models.rope_config import RopeParameters, read_layer_rotations
 
 _PERIOD = 4
+_NORMS: dict[str, Any] = {"has_input_norms": False, "has_inner_norms": True}
 
 
 @family("Olmo2Config")
@@ -36,10 +38,33 @@ def olmo3_config(config: FamilyConfig) -> DecoderConfig:
     return replace(base, sliding_rope=sliding.config(base.head_size))
 
 
+@family("Exaone4Config")
+def exaone4_config(config: FamilyConfig) -> DecoderConfig:
+    """Reads EXAONE 4, of which layers with a window alone rotate, if any has one."""
+    window, num_layers = (
+        config["sliding_window"],
+        counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
+    )
+    slides = [False] * num_layers
+    if window is not None and config.get("layer_types") is None:
+        period = counted(config, "sliding_window_pattern")
+        slides = [bool((i + 1) % period) for i in range(num_layers)]
+    config.disregard("sliding_window_pattern")
+    windows = sliding_windows(config, slides, window)
+    see_all = frozenset(i for i, one in enumerate(windows) if one is None)
+    return dense_config(
+        config,
+        qk_norm=True,
+        sliding_windows=windows,
+        unrotated_layers=frozenset() if window is None else see_all,
+        **_NORMS,
+    )
+
+
 def _olmo_config(
     config: HfConfig, rotation: RopeParameters | None = None, **fields: Any
 ) -> DecoderConfig:
-    return olmo_like(config, rotation, has_input_norms=False, has_inner_norms=True, **fields)
+    return olmo_like(config, rotation, **_NORMS, **fields)
 
 
 def _rotations(config: FamilyConfig) -> tuple[RopeParameters, RopeParameters]:

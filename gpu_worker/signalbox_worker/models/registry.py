@@ -38,6 +38,7 @@ from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.gpt_oss_config import gpt_oss_config
+from signalbox_worker.models.llama_kin_config import helium_config, seed_oss_config
 from signalbox_worker.models.ministral_config import ministral3_config
 from signalbox_worker.models.mixture_config import (
     glm4_moe_config,
@@ -47,7 +48,7 @@ from signalbox_worker.models.mixture_config import (
     qwen2_moe_config,
     qwen3_moe_config,
 )
-from signalbox_worker.models.post_norm_config import olmo2_config, olmo3_config
+from signalbox_worker.models.post_norm_config import exaone4_config, olmo2_config, olmo3_config
 from signalbox_worker.models.rope_config import stretched_length
 from signalbox_worker.models.smollm_config import smollm3_config
 
@@ -202,6 +203,7 @@ for _name, _reader in (
     ("MistralForCausalLM", mistral_config),
     ("Qwen2ForCausalLM", qwen2_config),
     ("Qwen3ForCausalLM", qwen3_config),
+    ("SeedOssForCausalLM", seed_oss_config),
 ):
     register_model(
         ModelSpec(_name, _reader, _from("llama", "Decoder"), has_stages=True, is_llama=True)
@@ -232,11 +234,13 @@ for _name, _reader in (
 for _name, _reader in (
     ("Cohere2ForCausalLM", cohere2_config),
     ("CohereForCausalLM", cohere_config),
+    ("Exaone4ForCausalLM", exaone4_config),
     ("Glm4ForCausalLM", glm4_config),
     ("Glm4MoeForCausalLM", glm4_moe_config),
     ("GlmForCausalLM", glm_config),
     ("GptOssForCausalLM", gpt_oss_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
+    ("HeliumForCausalLM", helium_config),
     ("Ministral3ForCausalLM", ministral3_config),
     ("Olmo2ForCausalLM", olmo2_config),
     ("Olmo3ForCausalLM", olmo3_config),

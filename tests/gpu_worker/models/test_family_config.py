@@ -50,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "CohereForCausalLM": SHAPE | {"num_attention_heads": 4},
     "DistilBertForMaskedLM": {"vocab_size": 97, "dim": 64, "hidden_dim": 48, "n_layers": 3}
     | {"n_heads": 8, "max_position_embeddings": 64, "initializer_range": 0.05},
+    "Exaone4ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "GPT2LMHeadModel": {"vocab_size": 97, "initializer_range": 0.2, **_GPT2},
     "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
@@ -66,6 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GraniteMoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "HeliumForCausalLM": SHAPE | {"num_attention_heads": 4, "head_dim": 16},
     "LlamaForCausalLM": SHAPE,
     "Ministral3ForCausalLM": SHAPE
     | {"head_dim": 16, "rope_parameters": YARN | {"factor": 4.0, "llama_4_scaling_beta": 0.3}},
@@ -88,6 +90,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3ForCausalLM": SHAPE | {"head_dim": 8},
     "Qwen3MoeForCausalLM": SHAPE | {"num_experts": 4} | _MIXTURE,
     "RobertaForMaskedLM": SHAPE,
+    "SeedOssForCausalLM": SHAPE | {"head_dim": 8},
     "SmolLM3ForCausalLM": SHAPE | {"num_attention_heads": 4, "pad_token_id": 0},
     "XLMRobertaForMaskedLM": SHAPE,
 }

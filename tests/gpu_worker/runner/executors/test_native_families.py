@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("cohere", "cohere2", "ministral3", "olmo2", "olmo3")
+FAMILIES = ("cohere", "cohere2", "exaone4", "helium", "ministral3", "olmo2", "olmo3", "seed-oss")
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_FAMILIES", "2"))
 KINDS = ("sliding_attention", "full_attention")
 
@@ -39,7 +39,7 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         "tie_word_embeddings": rng.random() < 0.5,
         "rms_norm_eps": rng.choice([1e-6, 1e-2]),
     }
-    if family in ("cohere2", "olmo3"):
+    if family in ("cohere2", "exaone4", "olmo3"):
         fields["sliding_window"] = rng.choice([5, 17])
         fields["layer_types"] = rng.choice([None, [rng.choice(KINDS) for _ in range(num_layers)]])
     if family == "olmo3":
@@ -48,8 +48,13 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     if family.startswith("cohere"):
         fields["layer_norm_eps"] = fields.pop("rms_norm_eps")
         fields["logit_scale"] = rng.choice([0.0625, 0.3])
-    if family == "ministral3":
+    if family in ("exaone4", "ministral3", "seed-oss"):  # whose heads need not share the width
         fields |= {"head_dim": head_size, "hidden_size": rng.choice([20, 52])}
+    if family == "helium":
+        fields["head_dim"] = head_size
+    if family in ("helium", "seed-oss"):
+        fields["mlp_bias"] = rng.random() < 0.5
+    if family == "ministral3":
         fields["sliding_window"] = rng.choice([None, 11])
     return fields
 
