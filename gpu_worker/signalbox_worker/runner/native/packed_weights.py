@@ -38,6 +38,8 @@ MOST_BYTES = 20 * GIB
 """Bytes of all files of a folder."""
 _LEAST_BYTES = 1 * GIB
 """Smaller weights are packed in a second, and not kept unless a folder is given."""
+_KEPT_FREE = 20
+"""Part of a disk that stays free."""
 _SUFFIX = ".packed"
 _NAME = "name"
 """Array in a file with the name that it was written for."""
@@ -159,8 +161,10 @@ def _make_room(folder: Path, num_bytes: int) -> None:
     while kept and used + num_bytes > MOST_BYTES:
         used -= kept[0].stat().st_size
         kept.pop(0).unlink()
-    if num_bytes > min(MOST_BYTES, shutil.disk_usage(folder).free):
-        raise OSError(0, f"{num_bytes >> 20} MiB do not fit")
+    disk = shutil.disk_usage(folder)
+    room = min(MOST_BYTES, disk.free - disk.total // _KEPT_FREE)
+    if num_bytes > room:
+        raise OSError(0, f"{num_bytes >> 20} MiB do not fit into {max(0, room) >> 20} MiB")
 
 
 def packed_weights(
@@ -176,15 +180,19 @@ def packed_weights(
     none = PackedWeights(path=None, num_threads=num_threads)
     if option == "off" or not files:
         return none
+    is_auto = option == "auto"
     try:
-        wanted = None if option == "auto" else Path(option).expanduser().absolute()
-        folder = own_folder(wanted or cache_folder() / "packed")
+        wanted = cache_folder() / "packed" if is_auto else Path(option).expanduser().absolute()
+        folder = own_folder(wanted)
     except (UnusableFolder, BuildError, RuntimeError) as error:
-        logger.warning("packed weights are not kept: %s", error)
+        # a container without a folder for caches has none to mend
+        logger.log(
+            logging.INFO if is_auto else logging.WARNING, "packed weights are not kept: %s", error
+        )
         return none
     digest = hashlib.sha256(own_sources() + _ADDRESS.sub("", repr(about)).encode())
     states = [(path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     digest.update(json.dumps(states).encode())
     path = folder / f"{_UNSAFE.sub('-', name)[:60]}-{digest.hexdigest()[:32]}{_SUFFIX}"
-    least = _LEAST_BYTES if wanted is None else 0
+    least = _LEAST_BYTES if is_auto else 0
     return PackedWeights(path=path, num_threads=num_threads, least_bytes=least)

@@ -95,7 +95,7 @@ def test_a_mixture_that_memory_cannot_hold_stays_on_the_disk(
     monkeypatch.setattr(packed_weights, "available_ram", lambda: 1000)
     folder = tmp_path / "packed"
     if is_full:
-        free = SimpleNamespace(free=100)
+        free = SimpleNamespace(free=100, total=2000)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
         with pytest.raises(MemoryError, match=f"not in {folder}: .* MiB do not fit"):
             hidden_or_tokens(tmp_path, folder, ParallelConfig())

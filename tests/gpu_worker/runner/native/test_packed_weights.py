@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_used_ends_no_start(
     folder = tmp_path / "packed"
     folder.mkdir(mode=0o700)
     if fault == "full":
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100, total=2000))
     elif fault == "others":
         folder.chmod(0o777)
     else:
