@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def write_packed(path: Path, arena: Arena, about: Mapping[str, AnyArray]) -> Non
     try:
         with file:
             _write(file, _pieces(arena.packed))
-            _finish(file, part, arena.packed, offsets, end, about)
+            _finish(file, arena.packed, offsets, end, about)
         part.replace(path)
     except BaseException:
         part.unlink()
@@ -87,7 +87,7 @@ class FileArena(Arena):
         for region in self._regions:
             region.flush()
         self._file.seek(self._file_bytes)
-        _finish(self._file, self._part, self.packed, found, self._file_bytes, about)
+        _finish(self._file, self.packed, found, self._file_bytes, about)
         self._part.replace(path)
         self._file.close()
         _sync_folder(path)
@@ -105,7 +105,6 @@ def _new_part(folder: Path) -> tuple[io.FileIO, Path]:
 
 def _finish(
     file: io.FileIO,
-    part: Path,
     packed: Sequence[PackedRun],
     offsets: Sequence[int],
     end: int,
@@ -116,7 +115,8 @@ def _finish(
     described = io.BytesIO()
     np.savez(described, allow_pickle=False, **about, **{_FORMS: np.array(forms, dtype=np.int64)})
     _write(file, [described.getbuffer()])
-    digests = _digest_of_samples(part, end), hashlib.sha256(described.getbuffer()).digest()
+    of_samples = _digest_of_samples(lambda at, to: os.pread(file.fileno(), to - at, at), end)
+    digests = of_samples, hashlib.sha256(described.getbuffer()).digest()
     _write(file, [memoryview(_TRAILER.pack(_MAGIC, end, described.tell(), *digests))])
     os.fsync(file.fileno())
 
@@ -157,11 +157,11 @@ def _write_chunk(file: io.FileIO, pieces: list[memoryview]) -> None:
             pieces[0] = pieces[0][count:]
 
 
-def _digest_of_samples(path: Path, num_bytes: int) -> bytes:
+def _digest_of_samples(read: Callable[[int, int], bytes], num_bytes: int) -> bytes:
+    """Args: read: returns the bytes from an offset to before another."""
     digest, stride = hashlib.sha256(), max(_SAMPLE_BYTES, num_bytes // _SAMPLES)
-    with path.open("rb", buffering=0) as file:
-        for offset in range(0, num_bytes, stride):
-            digest.update(os.pread(file.fileno(), min(_SAMPLE_BYTES, num_bytes - offset), offset))
+    for offset in range(0, num_bytes, stride):
+        digest.update(read(offset, min(offset + _SAMPLE_BYTES, num_bytes)))
     return digest.digest()
 
 
@@ -192,16 +192,21 @@ def open_packed(path: Path, *, num_threads: int, may_copy: bool = True) -> Packe
     Raises OSError, or PackedMismatch for a file that is damaged.
     """
     with path.open("rb", buffering=0) as file:
-        end, about = _described(path, file.fileno())
+        end, about, of_samples = _described(file.fileno())
         forms = tuple(tuple(map(int, form)) for form in about.pop(_FORMS))
         memory = mmap.mmap(file.fileno(), max(end, 1), access=mmap.ACCESS_READ)
         is_mapped = not may_copy or _is_on_huge_pages(memory)
         if not is_mapped:
+            memory.close()
             memory = _read(file.fileno(), end, num_threads)
+    # through memory: reads of their own would leave small pages of the file there
+    if _digest_of_samples(lambda at, to: memory[at:to], end) != of_samples:
+        raise PackedMismatch("its matrices are damaged")
     return PackedFile(forms=forms, about=about, memory=memory, num_bytes=end, is_mapped=is_mapped)
 
 
-def _described(path: Path, fd: int) -> tuple[int, dict[str, AnyArray]]:
+def _described(fd: int) -> tuple[int, dict[str, AnyArray], bytes]:
+    """Returns the bytes of the matrices, the arrays about them, and the digest of samples."""
     size = os.fstat(fd).st_size
     trailer = os.pread(fd, _TRAILER.size, max(0, size - _TRAILER.size))
     if len(trailer) < _TRAILER.size:
@@ -212,10 +217,8 @@ def _described(path: Path, fd: int) -> tuple[int, dict[str, AnyArray]]:
     described = os.pread(fd, length, end)
     if hashlib.sha256(described).digest() != of_description:
         raise PackedMismatch("its description is damaged")
-    if _digest_of_samples(path, end) != of_samples:
-        raise PackedMismatch("its matrices are damaged")
     with np.load(io.BytesIO(described), allow_pickle=False) as arrays:
-        return end, dict(arrays)
+        return end, dict(arrays), of_samples
 
 
 def _address(memory: mmap.mmap) -> int:
@@ -226,7 +229,8 @@ def _is_on_huge_pages(memory: mmap.mmap) -> bool:
     """Brings all of a mapped file into memory; says whether nearly all of it is on huge pages."""
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
-        memory.madvise(_POPULATE_READ)
+        for start in range(0, len(memory), _CHUNK):  # each holds the interpreter's lock
+            memory.madvise(_POPULATE_READ, start, min(_CHUNK, len(memory) - start))
         lines = iter(_SMAPS.read_text().splitlines())
     except (OSError, AttributeError):
         return False
