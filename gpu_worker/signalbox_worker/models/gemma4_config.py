@@ -6,7 +6,7 @@ be V, too. The last layers have no K and V of their own. Each layer may have an 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from signalbox_worker.config import ModelError
@@ -20,6 +20,7 @@ from signalbox_worker.models.decoder_config import (
 )
 from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, counted, family, flag
 from signalbox_worker.models.gemma_config import GELU_TANH, soft_cap
+from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig, moe_config
 from signalbox_worker.models.rope import FrequencyDivisors, RopeConfig
 from signalbox_worker.models.rope_config import RopeParameters, read_layer_rotations
 
@@ -35,6 +36,8 @@ _ROTATIONS: Mapping[str, Any] = {
         "rope_theta": 1_000_000.0,
     },
 }
+MIXTURE = "moe"
+"""Name of the mixture in a layer, whose parts checkpoints have in the layer itself."""
 _OF_FULL_LAYERS = {"head_dim", "num_key_value_heads"}
 """Fields that per_layer_config may say of layers that see all."""
 
@@ -51,6 +54,8 @@ class Gemma4Config(DecoderConfig):
     """Last layers, which read K and V of the last one of their kind before them."""
     widens_shared_layers: bool
     """True if the feed-forward of these is twice as wide."""
+    experts: MoeConfig | None
+    """Mixture beside the feed-forward of each layer, if there is one."""
     layer_input_size: int
     """Columns of the input that each layer has of its own; 0 is none."""
 
@@ -86,9 +91,6 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         raise ModelError(f"{architecture} with hidden_activation {activation!r} is not supported")
     if config["use_bidirectional_attention"] == "all":
         raise ModelError(f"{architecture} whose tokens see later ones is not supported")
-    if flag(config, "enable_moe_block"):
-        raise ModelError(f"{architecture} with enable_moe_block is not supported natively")
-    config.disregard("num_experts", "top_k_experts", "moe_intermediate_size")
     sizes, windows = decoder_sizes(config), _windows(config)
     size, kv_heads = _full_heads(config, sizes, windows)
     layer_input_size = config["hidden_size_per_layer_input"] or 0
@@ -121,10 +123,27 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         values_are_keys=flag(config, "attention_k_eq_v"),
         num_shared_layers=config["num_kv_shared_layers"] or 0,
         widens_shared_layers=flag(config, "use_double_wide_mlp"),
+        experts=None,
         layer_input_size=layer_input_size,
     )
     _check_shared(read)
+    if flag(config, "enable_moe_block"):
+        return replace(read, experts=_experts(config, read))
+    config.disregard("num_experts", "top_k_experts", "moe_intermediate_size")
     return read
+
+
+def _experts(config: FamilyConfig, base: DecoderConfig) -> MoeConfig:
+    return moe_config(
+        base,
+        num_experts=counted(config, "num_experts"),
+        experts_per_token=counted(config, "top_k_experts"),
+        expert_size=counted(config, "moe_intermediate_size"),
+        renormalise=True,
+        block=MIXTURE,
+        names=QWEN_EXPERTS,
+        router_has_norm=True,
+    )
 
 
 def _windows(config: FamilyConfig) -> tuple[int | None, ...]:

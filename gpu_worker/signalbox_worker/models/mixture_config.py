@@ -64,6 +64,8 @@ class MoeConfig(DecoderConfig):
     """True if they have GPT-OSS's, of [num_experts, columns, rows], gate and up in turn."""
     has_expert_biases: bool = False
     """True if the router and the matrices of experts have biases."""
+    router_has_norm: bool = False
+    """True if the router reads hidden states by a norm of its own, and shares have factors."""
     gate_limit: float | None = None
     """Largest gate of an expert, and largest magnitude of what it is for, which is then 1 more."""
     gate_scale: float = 1.0
@@ -113,7 +115,7 @@ def olmoe_config(config: HfConfig) -> MoeConfig:
     if config.get("clip_qkv") is not None:
         raise ModelError(f"{config['architectures'][0]} with clip_qkv is not supported natively")
     check_no_windows(config)
-    return _moe_config(
+    return moe_config(
         olmo_like(config),
         num_experts=counted(config, "num_experts"),
         experts_per_token=counted(config, "num_experts_per_tok"),
@@ -145,7 +147,7 @@ def glm4_moe_config(config: FamilyConfig) -> MoeConfig:
             f"{num_shared} n_shared_experts is not supported natively"
         )
     expert_size = counted(config, "moe_intermediate_size")
-    return _moe_config(
+    return moe_config(
         base,
         num_experts=num_experts,
         experts_per_token=counted(config, "num_experts_per_tok"),
@@ -170,7 +172,7 @@ def glm4_moe_config(config: FamilyConfig) -> MoeConfig:
 
 
 def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
-    return _moe_config(
+    return moe_config(
         base,
         num_experts=counted(config, "num_local_experts"),
         experts_per_token=counted(config, "num_experts_per_tok"),
@@ -194,7 +196,7 @@ def _alternating_windows(config: HfConfig) -> tuple[int | None, ...]:
 def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
     step = counted(config, "decoder_sparse_step")
     dense = {i for i in range(base.num_layers) if (i + 1) % step}
-    return _moe_config(
+    return moe_config(
         base,
         num_experts=counted(config, "num_experts"),
         experts_per_token=counted(config, "num_experts_per_tok"),
@@ -207,7 +209,8 @@ def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> Mo
     )
 
 
-def _moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
+def moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
+    """Adds experts to what a family shares with Llama."""
     k, num_experts = fields["experts_per_token"], fields["num_experts"]
     if not 1 <= k <= num_experts:
         raise ModelError(f"num_experts_per_tok is {k}; it must be in [1, {num_experts}]")

@@ -54,6 +54,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {"vocab_size": 97, "initializer_range": 0.2, **_GPT2},
     "Gemma2ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
     "Gemma3ForCausalLM": SHAPE | {"head_dim": 8, "query_pre_attn_scalar": 24},
+    "Gemma4ForCausalLM": SHAPE
+    | {"head_dim": 16, "global_head_dim": 32, "vocab_size_per_layer_input": 97}
+    | {"hidden_size_per_layer_input": 32, "initializer_range": 0.1}
+    | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "GemmaForCausalLM": SHAPE | {"head_dim": 8},
     "Glm4ForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
     "Glm4MoeForCausalLM": SHAPE
@@ -285,6 +289,7 @@ def read_names(architecture: str) -> dict[str, Any]:
 
 
 OF_LOADERS = {
+    "output_router_logits",
     "gradient_checkpointing", "initializer_range", "output_cross_attentions", "quantization_config",
     "vision_aspect_ratio", "vision_feature_layer", "vision_feature_select_strategy",
 }  # fmt: skip

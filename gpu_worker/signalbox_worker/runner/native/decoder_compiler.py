@@ -40,6 +40,7 @@ from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
     HEAD,
     LAYER_SCALE,
+    MIXED_NORMS,
     NORM,
     SINKS,
     feed_norm,
@@ -314,14 +315,16 @@ class _Compiler:
 
     @cached_property
     def _mixture(self) -> MixtureCompiler:
-        config = self._config
+        config, add_norm = self._config, self._add_feed_norm
+        if isinstance(config, Gemma4Config) and config.experts is not None:
+            config, add_norm = config.experts, self._add_mixture_norm
         assert isinstance(config, MoeConfig)
         return MixtureCompiler(
             self._builder,
             config,
             self._weights,
             self._normed,
-            self._add_feed_norm,
+            add_norm,
             factors=self._factors,
         )
 
@@ -331,6 +334,9 @@ class _Compiler:
         self._mixture.add(index, dst, adds=not is_divided)
         if self._shared is not None:
             self._builder.sum(self._shared, self._residual, adds=True)
+
+    def _add_mixture_norm(self, index: int, readers: list[Matrix]) -> None:
+        self._add_norm(f"{layer_prefix(index)}{MIXED_NORMS[1]}", readers)
 
     def _add_feed_norm(self, index: int, readers: list[Matrix]) -> None:
         self._add_norm(f"{layer_prefix(index)}{feed_norm(self._config)}", readers)
@@ -358,9 +364,34 @@ class _Compiler:
         else:
             self._add_gate_and_up(activated, matrices[0], matrices[1], bias, rows)
         scale = self._layer_scale(index) if self._inputs is None else 1.0
+        if isinstance(self._config, Gemma4Config) and self._config.experts is not None:
+            self._add_beside_mixture(activated, f"{prefix}down_proj", index, scale)
+            return
         self._add_down(
             activated, f"{prefix}down_proj", self._config.inner_norms[1], index, scale=scale
         )
+
+    def _add_beside_mixture(
+        self, activated: ProductRows, name: str, index: int, scale: float
+    ) -> None:
+        """Adds the end of a feed-forward, and the mixture that reads the same hidden states: each
+        has a norm, and so has their sum."""
+        prefix, matrix = layer_prefix(index), self._weights.matrix(f"{name}.weight")
+        source = activated.read_elements(matrix)
+        adapted = self._adapted(activated, {name: matrix.shape[0]})
+        out, epilogue = self._result, Epilogue.STORE
+        self._builder.linear(source, out, matrix, None, epilogue, adapted=adapted)
+        of_dense, of_experts = (self._norm(f"{prefix}{MIXED_NORMS[i]}") for i in (0, 2))
+        of_dense(out, self._mixed, to_floats=True)
+        self._mixture.add(index, out, adds=False)
+        of_experts(out, self._mixed, to_sum=True)
+        norm = self._norm(f"{prefix}{self._config.inner_norms[1]}")
+        norm(self._mixed, self._residual, to_sum=True, scale=scale)
+
+    @cached_property
+    def _mixed(self) -> int:
+        """Buffer of what a feed-forward and the mixture beside it compute."""
+        return self._builder.buffer(self._config.hidden_size, row=Row.FLOATS)
 
     def _add_gate_and_up(
         self,

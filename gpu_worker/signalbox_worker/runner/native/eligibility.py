@@ -165,6 +165,8 @@ def _why_no_layers(config: Any) -> str | None:
         return None
     if config.full_head_size % _GRAIN:
         return f"head size {config.full_head_size} is no multiple of {_GRAIN}"
+    if config.experts is not None and config.experts.num_experts > MOST_EXPERTS:
+        return f"it has more than {MOST_EXPERTS} experts in a layer"
     if config.layer_input_size % PANEL:
         return f"hidden_size_per_layer_input {config.layer_input_size} is no multiple of {PANEL}"
     return None

@@ -11,18 +11,21 @@ import numpy as np
 
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.program_builder import Clamped, Experts, ProgramBuilder, Routing
+from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.matrices import joined, kind_of
 from signalbox_worker.runner.native.product_rows import ProductRows
-from signalbox_worker.runner.native.program_parts import ACTIVATIONS
+from signalbox_worker.runner.native.program_parts import ACTIVATIONS, RESIDUAL
 from signalbox_worker.runner.native.weight_shapes import (
     CHOICE_BIAS,
+    EXPERT_SCALES,
     EXPERTS,
     ROUTER,
     ROUTER_BIAS,
+    ROUTER_SCALE,
     SHARED_GATE,
     layer_prefix,
 )
@@ -74,7 +77,8 @@ class MixtureCompiler:
         names = self._config.names
         expert = f"{prefix}{EXPERTS}"
         first = self._pair(expert, 0)
-        self._add_norm(index, [*routers, *shared, *first])
+        of_norm = [] if self._config.router_has_norm else routers
+        self._add_norm(index, [*of_norm, *shared, *first])
         self._ready.clear()
         self._add_choice(routers, prefix)
         bias = self._bias(expert, names.gate, names.up)
@@ -98,8 +102,13 @@ class MixtureCompiler:
     def _add_choice(self, routers: list[Matrix], prefix: str) -> None:
         config, choice, column = self._config, self._config.choice, 0
         bias = self._weights.vector_if_any(f"{prefix}{ROUTER_BIAS}")
+        rows, scales = self._normed, None
+        if config.router_has_norm:
+            rows = self._router_rows
+            self._add_router_norm(rows.begin(routers), prefix)
+            scales = self._weights.vector(f"{prefix}{EXPERT_SCALES}")
         for router in routers:
-            source = self._normed.read(router)
+            source = rows.read(router)
             self._builder.linear(source, self._scores, router, bias, Epilogue.STORE, column=column)
             column, bias = column + router.shape[0], None
         routing = Routing(
@@ -115,7 +124,18 @@ class MixtureCompiler:
         bias = None
         if choice.has_bias:
             bias = self._weights.vector(f"{prefix}{CHOICE_BIAS}", is_rounded=False)
-        self._builder.route(self._scores, routing, bias)
+        self._builder.route(self._scores, routing, bias, scales)
+
+    def _add_router_norm(self, outs: list[tuple[int, Rounding | None]], prefix: str) -> None:
+        config = self._config
+        weight = self._weights.vector(f"{prefix}{ROUTER_SCALE}")
+        weight = weight * np.float32(config.hidden_size**-0.5)
+        for out, rounding in outs:
+            self._builder.norm(RESIDUAL, out, weight, eps=config.rms_norm_eps, rounding=rounding)
+
+    @cached_property
+    def _router_rows(self) -> ProductRows:
+        return self._rows(self._config.hidden_size, 0)
 
     def _add_shared(
         self, name: str, gate_and_up: list[Matrix], dst: int, epilogue: Epilogue

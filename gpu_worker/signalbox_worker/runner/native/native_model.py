@@ -29,6 +29,7 @@ from signalbox_worker.files.checkpoints.quantization import (
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import check_shape
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from signalbox_worker.models.gemma4_config import MIXTURE, Gemma4Config
 from signalbox_worker.models.mixture_config import STACKED_ROUTER, MoeConfig
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.runner.loading.dummy_source import DummySource
@@ -251,7 +252,25 @@ def _stored(
     if left_out := sum(is_behind(name, config) for name in stored):
         logger.info("%d tensors of layers that predict further tokens are left out", left_out)
     separate = without_fused(without_transposed_stacks(stored, config), config)
+    if isinstance(config, Gemma4Config) and config.experts is not None:
+        return without_stacks(with_block(separate, config.num_layers), config.experts)
     return without_stacks(separate, config)
+
+
+def with_block(stored: Mapping[str, StoredTensor], num_layers: int) -> dict[str, StoredTensor]:
+    """Returns the tensors with the parts of Gemma 4's mixture, which lie in the layer itself, under
+    its name."""
+    parts = {"router.proj.weight": ROUTER, "router.": "", "experts.": f"{EXPERTS}."}
+    names = {
+        f"{layer_prefix(index)}{theirs}": f"{layer_prefix(index)}{MIXTURE}.{ours}"
+        for index in range(num_layers)
+        for theirs, ours in parts.items()
+    }
+    found = {}
+    for name, tensor in stored.items():
+        start = next((one for one in names if name.startswith(one)), "")
+        found[names.get(start, "") + name.removeprefix(start)] = tensor
+    return found
 
 
 def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> None:

@@ -34,6 +34,15 @@ INPUT_NORM = "model.per_layer_projection_norm.weight"
 INPUT_GATE, INPUT_DOWN = "per_layer_input_gate.weight", "per_layer_projection.weight"
 AFTER_INPUT = "post_per_layer_input_norm"
 """What adds a layer's own input to its hidden states."""
+MIXED_NORMS = (
+    "post_feedforward_layernorm_1",
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2",
+)
+"""Norms around a feed-forward and the mixture beside it: of the first's result, of what the second
+reads, and of its result."""
+ROUTER_SCALE, EXPERT_SCALES = "scale", "per_expert_scale"
+"""Weight of the norm of a router of its own, and factors of the experts' shares."""
 LAYER_SCALE = "layer_scalar"
 """Factor of the hidden states behind a layer."""
 TABLES = (EMBEDDING, HEAD, INPUT_TABLE)
@@ -173,6 +182,10 @@ def _of_gemma4(config: Gemma4Config) -> dict[str, Shape]:
         shapes[INPUT_GATE] = (size, config.hidden_size)
         shapes[INPUT_DOWN] = (config.hidden_size, size)
         shapes |= _norm(config, AFTER_INPUT)
+    if (experts := config.experts) is not None:
+        shapes |= _mixture(experts) | _norm(config, *MIXED_NORMS)
+        shapes[f"{experts.block}.{ROUTER_SCALE}"] = (config.hidden_size,)
+        shapes[f"{experts.block}.{EXPERT_SCALES}"] = (experts.num_experts,)
     return shapes
 
 

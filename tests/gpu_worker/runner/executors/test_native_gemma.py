@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
+from tests.gpu_worker.generation import Driver, make_sequence
 from tests.gpu_worker.model_runners import (
     LONG_PROMPT,
     WHOLE,
@@ -20,7 +22,7 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
-from tests.gpu_worker.tiny_models import make_model
+from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -29,6 +31,7 @@ pytestmark = pytest.mark.slow
 skip_without_native_kernels()
 
 FAMILIES = ("gemma", "gemma2", "gemma3", "gemma4")
+KINDS = ["sliding_attention", "full_attention", "full_attention"]
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_GEMMAS", "2"))
 
 
@@ -77,7 +80,12 @@ def _of_gemma4(rng: random.Random, kinds: list[str]) -> dict[str, Any]:
         "num_global_key_value_heads": rng.choice([None, 1]),
         "attention_k_eq_v": rng.random() < 0.5,
         "use_double_wide_mlp": rng.random() < 0.5,
-        "hidden_size_per_layer_input": rng.choice([0, 32, 64]),
+        "enable_moe_block": rng.random() < 0.5,
+        "num_experts": 3,  # of few, fewer are nearly as good as others
+        "top_k_experts": rng.choice([1, 2]),
+        "moe_intermediate_size": rng.choice([12, 36]),
+        # transformers shares K and V in models with such inputs alone.
+        "hidden_size_per_layer_input": rng.choice([32, 64] if num_shared else [0, 32]),
         "vocab_size_per_layer_input": 97,
         "final_logit_softcapping": rng.choice([None, 30.0]),
         "rope_parameters": {
@@ -131,9 +139,10 @@ def test_random_gemmas_equal_transformers(family: str, seed: int, tmp_path: Path
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_files_of_gemma4_run_in_their_blocks(seed: int, tmp_path: Path) -> None:
-    fields = random_fields("gemma4", seed) | {"hidden_size_per_layer_input": 32 * seed}
+    fields = random_fields("gemma4", seed)
     fields |= {"hidden_size": 96, "intermediate_size": 64, "tie_word_embeddings": True}
     fields |= {"head_dim": 32, "global_head_dim": 64}  # whole blocks
+    fields |= {"enable_moe_block": False, "num_experts": None, "moe_intermediate_size": None}
     reference = make_model(tmp_path / "hf", "gemma4", **fields)
     extra = gguf_fields(reference.config)
     exact = make_gguf(tmp_path / "exact.gguf", reference, "gemma4", extra=extra)
@@ -146,3 +155,48 @@ def test_files_of_gemma4_run_in_their_blocks(seed: int, tmp_path: Path) -> None:
     torch.testing.assert_close(
         log_probabilities(make_native(blocks)), expected, rtol=0, atol=LOGITS
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_depend_on_the_sequence_alone(dtype: str, tmp_path: Path) -> None:
+    """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
+    fields = {"num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 36}
+    fields |= {"head_dim": 48, "global_head_dim": 32, "enable_moe_block": True}
+    fields |= {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}
+    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=KINDS)
+    prompts = make_prompts(60, 5, 33)
+
+    def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
+        runner = make_native(tmp_path, num_threads=threads, dtype=dtype)
+        driver = Driver(runner=runner, chunk=chunk)
+        sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
+        while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
+            driver.step(active)
+        whole = [one.blocks[: one.num_computed // 16] for one in sequences]
+        return [
+            (one.token_ids, runner.pools.gpu_pool[blocks].tobytes())
+            for one, blocks in zip(sequences, whole, strict=True)
+        ]
+
+    together = found(prompts, WHOLE, 2)
+    assert found(prompts, 7, 1) == together
+    for prompt, alone in zip(prompts, together, strict=True):
+        assert found([prompt], 16, 3) == [alone]
+    if dtype == "float32":
+        tokens = [reference_tokens(reference, prompt, 12) for prompt in prompts]
+        assert [one[len(p) :] for (one, _), p in zip(together, prompts, strict=True)] == tokens
+
+
+def test_adapters_of_layers_that_differ(tmp_path: Path) -> None:
+    fields = {"head_dim": 48, "global_head_dim": 32, "hidden_size_per_layer_input": 32}
+    fields |= {"vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True}
+    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=KINDS)
+    kinds = [{"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")}]
+    runner = make_native(tmp_path, lora=make_adapters(reference, tmp_path / "adapters", kinds))
+    prompts = make_prompts(17, 9)
+    expected = [
+        peft_tokens(reference, tmp_path / "adapters/a0", prompts[:1], 8)[0],
+        reference_tokens(reference, prompts[1], 8),
+    ]
+    driver = Driver(runner=runner, chunk=6)
+    assert driver.generate(prompts, num_tokens=8, adapters=[0, -1]) == expected
