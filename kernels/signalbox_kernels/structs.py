@@ -343,9 +343,10 @@ def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
 
 
 def arithmetic_of(ops: Iterable[SbOp], buffers: Sequence[SbBuffer], element: Element) -> str:
-    """Returns the type of the factors of most products: "8 bits", "16 bits", or the elements'."""
-    rows = [buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR]
+    """Returns the type of the factors of products with whole numbers, "8 bits" or "16 bits"; that
+    of elements if there are none."""
+    rows = {buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR}
     for row, name in ((Row.CODES, "8 bits"), (Row.WIDE_CODES, "16 bits")):
-        if rows.count(row) > len(rows) // 2:
+        if row in rows:
             return name
     return element.name.lower()

@@ -154,6 +154,9 @@ def test_bits_depend_on_the_sequence_alone(
 
     def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
         runner = make_native(tmp_path, num_threads=threads, dtype=dtype, **form)
+        if form:
+            factors = "float32" if dtype == "float32" else "int8"
+            assert runner.model.numerics.factors == factors
         driver = Driver(runner=runner, chunk=chunk)
         sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
         while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
