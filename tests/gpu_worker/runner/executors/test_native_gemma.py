@@ -3,6 +3,7 @@
 SIGNALBOX_TEST_GEMMAS draws more configurations of each family.
 """
 
+import json
 import os
 import random
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from signalbox_worker.device.parallel_config import ParallelConfig
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
 from tests.gpu_worker.generation import Driver, make_sequence
 from tests.gpu_worker.model_runners import (
@@ -22,7 +24,8 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
-from tests.gpu_worker.tiny_models import VOCAB, make_model, reference_tokens
+from tests.gpu_worker.runner.native.test_eligibility import reason
+from tests.gpu_worker.tiny_models import SHAPE, VOCAB, make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -116,6 +119,7 @@ def gguf_fields(config: Any) -> dict[str, Any]:
         "attention.sliding_window_pattern": ["sliding" in one for one in config.layer_types],
         "attention.shared_kv_layers": config.num_kv_shared_layers,
         "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "expert_used_count": config.top_k_experts or 0,
         "feed_forward_length": widths,
         "rope.freq_base_swa": sliding["rope_theta"],
     }
@@ -142,7 +146,8 @@ def test_files_of_gemma4_run_in_their_blocks(seed: int, tmp_path: Path) -> None:
     fields = random_fields("gemma4", seed)
     fields |= {"hidden_size": 96, "intermediate_size": 64, "tie_word_embeddings": True}
     fields |= {"head_dim": 32, "global_head_dim": 64}  # whole blocks
-    fields |= {"enable_moe_block": False, "num_experts": None, "moe_intermediate_size": None}
+    fields |= {"enable_moe_block": bool(seed), "num_experts": 3 if seed else None}
+    fields["moe_intermediate_size"] = 32 if seed else None
     reference = make_model(tmp_path / "hf", "gemma4", **fields)
     extra = gguf_fields(reference.config)
     exact = make_gguf(tmp_path / "exact.gguf", reference, "gemma4", extra=extra)
@@ -200,3 +205,24 @@ def test_adapters_of_layers_that_differ(tmp_path: Path) -> None:
     ]
     driver = Driver(runner=runner, chunk=6)
     assert driver.generate(prompts, num_tokens=8, adapters=[0, -1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks", "expected"),
+    [
+        ({}, 2, "its layers have heads of several sizes"),
+        ({"global_head_dim": 40}, 1, "head size 40 is no multiple of 16"),
+        ({"hidden_size_per_layer_input": 8}, 1, "hidden_size_per_layer_input 8 is no multiple of"),
+        ({"num_experts": 1025, "enable_moe_block": True}, 1, "more than 1024 experts in a layer"),
+    ],
+    ids=str,
+)
+def test_what_gemma4_lacks_natively_is_said_by_name(
+    fields: dict[str, Any], ranks: int, expected: str, tmp_path: Path
+) -> None:
+    config = {"architectures": ["Gemma4ForCausalLM"], **SHAPE, "head_dim": 16, "top_k_experts": 1}
+    config |= {"moe_intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    parallel = ParallelConfig(tensor_parallel_size=ranks)
+    options = {"device": "cpu", "load_format": "dummy"}
+    assert expected in str(reason(tmp_path, parallel=parallel, **options))

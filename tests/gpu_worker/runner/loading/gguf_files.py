@@ -69,6 +69,12 @@ _SCALES_AT = {
     "Q6_K": (208,),
 }
 """Bytes of a block that are half-precision scales, of types that begin with none or with two."""
+_GEMMA4 = {
+    "layer_scalar": ("layer_scalar", "weight"),
+    "router.scale": ("router.proj", "scale"),
+    "router.per_expert_scale": ("experts.down_proj", "scale"),
+}
+"""Vectors by the ends of their names: the tensors that they are named as, and their ends there."""
 _ADDERS = {bool: "add_bool", int: "add_int64", float: "add_float32", str: "add_string"}
 
 
@@ -243,8 +249,12 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         ):  # rotated halves become pairs
             split = values.reshape(heads[part], 2, -1, *values.shape[1:])
             values = split.swapaxes(1, 2).reshape(values.shape)
-        if name.endswith((".layer_scalar", ".sinks")):
+        if name.endswith(".sinks"):
             yield f"{names.get_name(name)}.weight", values
+            continue
+        if own := next((one for one in _GEMMA4 if name.endswith(one)), None):
+            named, end = _GEMMA4[own]
+            yield f"{names.get_name(name.replace(own, named))}.{end}", values
             continue
         if ".experts." not in name:  # the converter squeezes
             yield str(names.get_name(name, (".weight", ".bias"))), values.squeeze()
@@ -253,7 +263,7 @@ def stored_tensors(reference: Any, architecture: str) -> Iterator[tuple[str, NDA
         parts = {name.removesuffix("_bias"): values}
         if architecture == "gpt-oss" and end == "weight":  # whose checkpoints have columns first
             parts[name] = values = values.swapaxes(1, 2)
-        if "gate_up_proj" in name:
+        if "gate_up_proj" in name and architecture != "gemma4":
             one = name.removesuffix("_bias")
             both = (one.replace("gate_up_proj", kind) for kind in ("gate_proj", "up_proj"))
             halves = np.split(values, 2, axis=1)
