@@ -48,6 +48,20 @@ class LayerHeads(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Sizes of attention to latents, of which each head's K and V are products."""
+
+    query_rank: int | None
+    """Width of what queries are products of; None is the hidden size."""
+    size: int
+    """Width of the latent."""
+    rotated: int
+    """First elements of K that rotate, and are the same for all heads."""
+    unrotated: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Shapes and flags of a decoder; whole numbers of the model, not of a shard."""
 
@@ -110,6 +124,9 @@ class DecoderConfig:
     rotates_neighbours: bool = False
     """True if elements 2 i and 2 i + 1 of a head are turned together, as GLM was trained, and not
     those of its halves."""
+    latents: LatentSizes | None = None
+    """Sizes of attention whose one K head is the rotated part of K and the latent; None has K and V
+    of `num_kv_heads`."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose Q and K have no positions (NoPE)."""
     query_scaling: QueryScaling | None = None

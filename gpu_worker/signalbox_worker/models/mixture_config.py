@@ -34,6 +34,8 @@ class ExpertChoice:
     """Groups of neighbouring experts."""
     num_chosen_groups: int = 1
     """Groups that a token's experts are of."""
+    num_summed: int = 2
+    """Experts of a group whose shares, summed, decide whether it is chosen."""
     scale: float = 1.0
     """Factor of the shares of those that are chosen."""
 
@@ -214,5 +216,12 @@ def moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
     k, num_experts = fields["experts_per_token"], fields["num_experts"]
     if not 1 <= k <= num_experts:
         raise ModelError(f"num_experts_per_tok is {k}; it must be in [1, {num_experts}]")
+    choice: ExpertChoice = fields.get("choice", ExpertChoice())
+    most = num_experts // choice.num_groups * choice.num_chosen_groups
+    if num_experts % choice.num_groups or k > most:
+        raise ModelError(
+            f"num_experts_per_tok {k} of {num_experts} experts cannot be chosen with n_group "
+            f"{choice.num_groups} and topk_group {choice.num_chosen_groups}"
+        )
     shared = {name: getattr(base, name) for name in DecoderConfig.__dataclass_fields__}
     return MoeConfig(**shared, **fields)

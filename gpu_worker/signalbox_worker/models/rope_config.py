@@ -56,6 +56,12 @@ class RopeParameters:
             {"max_position_embeddings": length}, "max_position_embeddings", most=MAX_POSITION
         )
 
+    @property
+    def score_factor(self) -> float:
+        """Factor of scores in attention to latents, which YaRN's window changes there."""
+        scale = 0.0 if self.kind == "default" else self._number("mscale_all_dim", 0.0)
+        return _magnitude(self._number("factor"), scale) ** 2 if scale else 1.0
+
     def config(self, head_size: int) -> RopeConfig:
         """Returns the frequencies' configuration. Raises ModelError for what is not served."""
         part = self._number(_PART, 1.0)

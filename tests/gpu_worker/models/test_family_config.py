@@ -43,11 +43,17 @@ SHAPE: dict[str, Any] = {
 }
 _MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+_LATENTS = {
+    "num_key_value_heads": 8, "kv_lora_rank": 32, "q_lora_rank": 12, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+}  # fmt: skip
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": SHAPE,
     "Cohere2ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "CohereForCausalLM": SHAPE | {"num_attention_heads": 4},
+    "DeepseekV2ForCausalLM": SHAPE | _LATENTS,
     "DistilBertForMaskedLM": {"vocab_size": 97, "dim": 64, "hidden_dim": 48, "n_layers": 3}
     | {"n_heads": 8, "max_position_embeddings": 64, "initializer_range": 0.05},
     "Exaone4ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},

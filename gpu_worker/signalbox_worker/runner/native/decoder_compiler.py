@@ -26,6 +26,7 @@ from signalbox_worker.models.decoder_config import LayerHeads
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.kv_places import KVPlaces, kv_places
+from signalbox_worker.runner.native.latent_compiler import LatentCompiler
 from signalbox_worker.runner.native.layer_inputs import LayerInputs
 from signalbox_worker.runner.native.matrices import joined
 from signalbox_worker.runner.native.mixture_compiler import MixtureCompiler
@@ -145,10 +146,11 @@ class _Compiler:
         self._first_token = weights.share.tokens.start
         self._shared = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else None
         self._normed = ProductRows(builder, config.hidden_size, factors=factors)
-        # What comes last is stored in whole panels, if it is a matrix of its own.
-        width = max((one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads)
-        self._qkv = builder.buffer(width + PANEL, row=Row.FLOATS)
-        self._query = builder.buffer(max(one.num_heads * one.size for one in heads))
+        if config.latents is None:
+            # What comes last is stored in whole panels, if it is a matrix of its own.
+            width = max((one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads)
+            self._qkv = builder.buffer(width + PANEL, row=Row.FLOATS)
+            self._query = builder.buffer(max(one.num_heads * one.size for one in heads))
         self._rows: dict[tuple[str, int], ProductRows] = {}
         sliding, size = config.sliding_rope, config.head_size
         self._sliding_rotary = (
@@ -166,7 +168,10 @@ class _Compiler:
         head = self._add_ends()
         for index in self._stage.indices:
             beside = self._gate_and_up(index) if self._config.is_parallel else None
-            self._add_attention(index, [] if beside is None else beside.matrices)
+            if self._config.latents is None:
+                self._add_attention(index, [] if beside is None else beside.matrices)
+            else:
+                self._add_latent_attention(index)
             if has_experts(self._config, index):
                 self._add_mixture(index)
             else:
@@ -212,6 +217,25 @@ class _Compiler:
             scale = to_float32(to_dtype(scale, self._weights.dtype))
         return float(scale[0])
 
+    @cached_property
+    def _latents(self) -> LatentCompiler:
+        config = self._config
+        assert config.latents is not None
+        return LatentCompiler(
+            self._builder,
+            config,
+            config.latents,
+            self._weights,
+            self._normed,
+            lambda index, readers: self._add_norm(_attention_norm(index), readers),
+            factors=self._factors,
+        )
+
+    def _add_latent_attention(self, index: int) -> None:
+        attended = self._latents.add(index, cached=self._places.first[index])
+        name = f"{layer_prefix(index)}self_attn.o_proj"
+        self._add_down(attended, name, self._config.inner_norms[0], index)
+
     def _add_attention(self, index: int, beside: list[Matrix]) -> None:
         """Adds attention.
 
@@ -224,7 +248,7 @@ class _Compiler:
         names = [f"{prefix}{part}_proj" for part in heads.projections]
         parts = [weights.matrix(f"{name}.weight") for name in names]
         matrices, bias = joined(parts), self._bias(names)
-        self._add_norm(f"{layer_prefix(index)}input_layernorm", [*matrices, *beside])
+        self._add_norm(_attention_norm(index), [*matrices, *beside])
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         column = 0
         for matrix in matrices:
@@ -511,6 +535,10 @@ class _Compiler:
             return None
         site = AdapterSite(tuple(num_rows), tuple(num_rows.values()), rows.width, is_interleaved)
         return Adapted(site, rows.elements, self._shrunk)
+
+
+def _attention_norm(index: int) -> str:
+    return f"{layer_prefix(index)}input_layernorm"
 
 
 def _taken(rows: dict[str, int], num_rows: int) -> dict[str, int]:

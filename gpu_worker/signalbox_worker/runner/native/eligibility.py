@@ -154,6 +154,9 @@ def _why_no_program(
         return "it adds no results of LayerNorms to hidden states"
     elif (reason := _why_no_mixture(opened) or _why_no_layers(opened.config)) is not None:
         return reason
+    has_latents = getattr(opened.config, "latents", None) is not None
+    if has_latents and cache_config.kv_cache_dtype in ("int8", "fp8"):
+        return "its cache of latents takes no codes of 8 bits"
     if shape.head_size % _GRAIN:
         return f"head size {shape.head_size} is no multiple of {_GRAIN}"
     return None

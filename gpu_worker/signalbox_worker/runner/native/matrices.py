@@ -6,6 +6,7 @@ multiplied with become one matrix; each type stays as it is stored.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -19,6 +20,13 @@ from signalbox_kernels.storage import Matrix, Storage, stored
 def joined(parts: list[Matrix]) -> list[Matrix]:
     """Returns the parts as few matrices, in order."""
     return [_joined(list(run)) for _, run in groupby(parts, key=kind_of)]
+
+
+def rows_of_heads(matrix: Matrix, num_heads: int, rows: range) -> list[Matrix]:
+    """Returns some rows of each head's."""
+    size, whole = matrix.shape[0] // num_heads, stored(matrix)
+    whole = replace(whole, read=lru_cache(maxsize=1)(whole.read))
+    return [whole.rows(head * size + rows.start, len(rows)) for head in range(num_heads)]
 
 
 def kind_of(part: Matrix) -> tuple[Storage, bytes, Rounding | None]:

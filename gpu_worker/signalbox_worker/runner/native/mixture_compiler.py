@@ -118,6 +118,7 @@ class MixtureCompiler:
             renormalises=config.renormalise,
             num_groups=choice.num_groups,
             num_chosen_groups=choice.num_chosen_groups,
+            num_summed=choice.num_summed,
             has_common=self._shared_has_gate,
             scale=choice.scale,
         )

@@ -47,6 +47,7 @@ def program_shape(
 
     Without instructions for bfloat16, a program of that dtype computes in float32.
     """
+    latents = config.latents if isinstance(config, DecoderConfig) else None
     is_bfloat16 = dtype == BFLOAT16 and multiplies_bfloat16(isa)
     element = Element.BFLOAT16 if is_bfloat16 else Element.FLOAT32
     return ProgramShape(
@@ -60,6 +61,7 @@ def program_shape(
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         scale=config.scale,
+        value_size=0 if latents is None else latents.size,
     )
 
 

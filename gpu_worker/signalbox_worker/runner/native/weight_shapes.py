@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
-from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig
+from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig, LatentSizes
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 
@@ -23,6 +23,8 @@ SHARED_GATE = "shared_expert_gate.weight"
 """Matrix whose product is the score of the expert that all tokens have."""
 SINKS = "self_attn.sinks"
 """Vector of a score for each head."""
+_OF_LATENTS = tuple(f".{name}_proj.weight" for name in ("q", "q_a", "q_b", "kv_b"))
+"""Matrices that products read in parts."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
@@ -95,6 +97,7 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
         name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes(config).items()
         if name.endswith("_proj.weight") and "expert" not in name
+        if config.latents is None or not name.endswith(_OF_LATENTS)
     }
 
 
@@ -190,6 +193,8 @@ def _of_gemma4(config: Gemma4Config) -> dict[str, Shape]:
 
 
 def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
+    if config.latents is not None:
+        return _latent_attention(config, config.latents)
     heads = config.heads_of(index)
     hidden, head_size = config.hidden_size, heads.size
     query, key = heads.num_heads * head_size, heads.num_kv_heads * head_size
@@ -209,6 +214,24 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
             if name in heads.projections
         }
     return shapes
+
+
+def _latent_attention(config: DecoderConfig, sizes: LatentSizes) -> dict[str, Shape]:
+    num_heads, hidden, bias = config.num_heads, config.hidden_size, config.qkv_bias
+    shapes = _norm(config, "input_layernorm")
+    queries, query, rank = num_heads * (sizes.rotated + sizes.unrotated), "q_proj", hidden
+    if sizes.query_rank is not None:
+        query, rank = "q_b_proj", sizes.query_rank
+        shapes |= _linear("self_attn.q_a_proj", (rank, hidden), has_bias=bias)
+        shapes["self_attn.q_a_layernorm.weight"] = (rank,)
+    shapes[f"self_attn.{query}.weight"] = (queries, rank)
+    keys = (sizes.size + sizes.rotated, hidden)
+    shapes |= _linear("self_attn.kv_a_proj_with_mqa", keys, has_bias=bias)
+    shapes["self_attn.kv_a_layernorm.weight"] = (sizes.size,)
+    expanded = num_heads * (sizes.unrotated + sizes.value)
+    shapes["self_attn.kv_b_proj.weight"] = (expanded, sizes.size)
+    down = (hidden, num_heads * sizes.value)
+    return shapes | _linear("self_attn.o_proj", down, has_bias=config.o_bias)
 
 
 def _feed_forward(config: DecoderConfig, index: int) -> dict[str, Shape]:

@@ -129,6 +129,11 @@ class Weights:
         """Returns the type of a matrix of floats that is stored in another one."""
         return dtype if self.dtype == np.float32 and dtype in DTYPES.values() else self.dtype
 
+    def floats(self, name: str) -> AnyArray:
+        """Returns a matrix decoded to floats, which products read in parts."""
+        values = self._take(name).read()
+        return to_dtype(values, self._dtype_of(values.dtype))
+
     def vector(self, name: str, *, is_rounded: bool = True) -> AnyArray:
         """Returns this shard of a vector as float32.
 

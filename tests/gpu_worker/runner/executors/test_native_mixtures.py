@@ -4,6 +4,7 @@ that depend on a sequence alone.
 SIGNALBOX_TEST_MIXTURES draws more configurations of each family.
 """
 
+import json
 import logging
 import os
 import random
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.models.latent_config import deepseek_v2_config
+from signalbox_worker.runner.native.tensor_share import why_not_divided
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
 from tests.gpu_worker.generation import Driver, make_sequence
 from tests.gpu_worker.model_runners import (
@@ -29,6 +32,7 @@ from tests.gpu_worker.model_runners import (
 from tests.gpu_worker.quantised_models import make_mxfp4
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import (
+    YARN_ROPE,
     architecture_of,
     make_model,
     make_tokenizer,
@@ -41,7 +45,11 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss")
+FAMILIES = (
+    *("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss"),
+    "deepseek-v2",
+)
+LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
@@ -62,6 +70,8 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         "tie_word_embeddings": rng.random() < 0.5,
         "rms_norm_eps": rng.choice([1e-6, 1e-2]),
     }
+    if family == "deepseek-v2":
+        return fields | latent_fields(rng, num_heads=kv_heads * group)
     if family in ("olmoe", "granite-moe"):  # whose heads share its width
         fields["hidden_size"] = fields["num_attention_heads"] * head_size
     if family == "glm4-moe":
@@ -105,6 +115,31 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     return fields
 
 
+def latent_fields(rng: random.Random, *, num_heads: int) -> dict[str, Any]:
+    """Fields of attention to latents, and of mixtures with groups of experts."""
+    fields: dict[str, Any] = {
+        "hidden_size": 4 * num_heads * rng.choice([5, 9]),
+        "num_key_value_heads": num_heads,
+        "kv_lora_rank": rng.choice([32, 96]),
+        "q_lora_rank": rng.choice([None, 20, 33]),
+        "qk_nope_head_dim": rng.choice([32, 64]),
+        "qk_rope_head_dim": rng.choice([32, 64]),
+        "v_head_dim": rng.choice([32, 96]),
+        "attention_bias": rng.random() < 0.5,
+        "n_routed_experts": 8,
+        "n_shared_experts": rng.choice([1, 2]),
+        "first_k_dense_replace": rng.choice([0, 1]),
+        "routed_scaling_factor": rng.choice([1.0, 2.5]),
+        "topk_method": rng.choice(["greedy", "group_limited_greedy"]),
+        "n_group": 4,
+        "topk_group": 2,
+    }
+    if rng.random() < 0.6:
+        scales = {"mscale": 0.7, "mscale_all_dim": rng.choice([0.0, 0.7, 1.0])}
+        fields["rope_parameters"] = YARN_ROPE | scales
+    return fields
+
+
 def make_native(path: Path, **options: Any) -> Any:
     return make_runner(path, cpu_backend="native", block_size=16, **options)
 
@@ -138,6 +173,8 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
         ("olmo3", {"quantization": "int4"}),
         ("cohere2", {}),
         ("gpt-oss", {"quantization": "mxfp4"}),
+        ("deepseek-v2", {}),
+        ("deepseek-v2", {"quantization": "int8"}),
     ],
     ids=str,
 )
@@ -149,7 +186,8 @@ def test_bits_depend_on_the_sequence_alone(
     if form.get("quantization") == "mxfp4":
         make_mxfp4(tmp_path)
     else:
-        make_model(tmp_path, family, hidden_size=96, head_dim=16)
+        own = LATENTS if family == "deepseek-v2" else {"head_dim": 16}
+        make_model(tmp_path, family, hidden_size=96, **own)
     prompts = make_prompts(60, 5, 33, 61)
 
     def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
@@ -202,6 +240,25 @@ def test_adapters_that_are_served(
     for chunk in (WHOLE, 6):
         driver = Driver(runner=runner, chunk=chunk)
         assert driver.generate(prompts, num_tokens=8, adapters=[0, 1, -1]) == expected
+
+
+def test_latents_are_the_whole_cache(tmp_path: Path) -> None:
+    """One vector a token and layer, which is no code; one rank has all heads."""
+    make_model(tmp_path, "deepseek-v2", **LATENTS)
+    runner = make_native(tmp_path)
+    assert runner.pools.gpu_pool.shape[1] == 3 * 16 * (64 + 32) * 4
+    with pytest.raises(ValueError, match="its cache of latents takes no codes of 8 bits"):
+        make_native(tmp_path, kv_cache_dtype="int8")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert why_not_divided(deepseek_v2_config(config), 2) == "its heads share one latent"
+
+
+def test_adapters_of_latents_are_refused_by_name(tmp_path: Path) -> None:
+    reference = make_model(tmp_path, "deepseek-v2", **LATENTS)
+    kinds = [{"r": 4, "target_modules": ("q_b_proj", "o_proj")}]
+    lora = make_adapters(reference, tmp_path / "adapters", kinds)
+    with pytest.raises(ModelError, match="q_b_proj"):
+        make_native(tmp_path, lora=lora)
 
 
 def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Configuration of decoders whose attention caches one latent vector for all heads.
+
+Multi-head latent attention (DeepSeek-V2, 2024): K and V of all heads are products of the latent,
+but for a part of K that is rotated, which all heads share, too.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from signalbox_kernels.structs import PANEL
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import (
+    DecoderConfig,
+    LatentSizes,
+    check_no_windows,
+    decoder_sizes,
+)
+from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
+from signalbox_worker.models.mixture_config import (
+    QWEN_EXPERTS,
+    ExpertChoice,
+    MoeConfig,
+    moe_config,
+)
+from signalbox_worker.models.rope_config import read_rotation
+
+
+@family("DeepseekV2Config")
+def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
+    """Reads DeepSeek V2; like transformers it passes over norm_topk_prob and moe_layer_freq."""
+    base = _latent_config(config)
+    if flag(config, "mlp_bias"):
+        raise ModelError(f"{base.architecture} with mlp_bias is not supported natively")
+    num_dense = counted(config, "first_k_dense_replace", least=0)
+    return moe_config(
+        base,
+        num_experts=counted(config, "n_routed_experts"),
+        renormalise=False,
+        dense_layers=frozenset(range(min(num_dense, base.num_layers))),
+        choice=_groups_by_their_best(config),
+        **_experts(config),
+    )
+
+
+def _groups_by_their_best(config: FamilyConfig) -> ExpertChoice:
+    method, scale = config["topk_method"], positive(config, "routed_scaling_factor")
+    if method == "greedy":
+        config.disregard("n_group", "topk_group")
+        return ExpertChoice(scale=scale)
+    if method != "group_limited_greedy":
+        raise ModelError(
+            f"{config['architectures'][0]} with topk_method {str(method)[:40]!r} is not supported; "
+            "use greedy or group_limited_greedy"
+        )
+    num_groups = counted(config, "n_group")
+    return ExpertChoice(
+        num_groups=num_groups,
+        num_chosen_groups=counted(config, "topk_group", most=num_groups),
+        num_summed=1,
+        scale=scale,
+    )
+
+
+def _experts(config: FamilyConfig) -> dict[str, Any]:
+    size = counted(config, "moe_intermediate_size")
+    return {
+        "experts_per_token": counted(config, "num_experts_per_tok"),
+        "expert_size": size,
+        "shared_size": size * counted(config, "n_shared_experts"),
+        "shared_name": "shared_experts",
+        "shared_has_gate": False,
+        "block": "mlp",
+        "names": QWEN_EXPERTS,
+    }
+
+
+def _latent_config(config: FamilyConfig) -> DecoderConfig:
+    """Reads the attention, and what it has in common with Llama's decoders."""
+    check_no_windows(config)
+    config.disregard("qk_head_dim")  # the sum of the sizes of its parts, whatever a file says
+    architecture, activation = config["architectures"][0], config.get("hidden_act")
+    if activation not in ("silu", "swish"):
+        raise ModelError(
+            f"{architecture} with hidden_act {activation!r} is not supported; use silu"
+        )
+    rank = config["q_lora_rank"]
+    latents = LatentSizes(
+        query_rank=None if rank is None else counted(config, "q_lora_rank"),
+        size=_in_panels(config, "kv_lora_rank"),
+        rotated=_in_panels(config, "qk_rope_head_dim"),
+        unrotated=_in_panels(config, "qk_nope_head_dim"),
+        value=_in_panels(config, "v_head_dim"),
+    )
+    rotation, bias = read_rotation(config), flag(config, "attention_bias")
+    sizes = decoder_sizes(config)
+    if sizes["num_kv_heads"] != sizes["num_heads"]:
+        raise ModelError(
+            f"{architecture} with num_key_value_heads {sizes['num_kv_heads']} is not supported, "
+            f"since its {sizes['num_heads']} heads share one latent; use as many"
+        )
+    rope = rotation.config(latents.rotated)
+    sizes |= {
+        "num_kv_heads": 1,
+        "head_size": latents.rotated + latents.size,
+        "rope": replace(rope, num_rotated=latents.rotated),
+    }
+    return DecoderConfig(
+        **sizes,
+        architecture=architecture,
+        max_position=rotation.served_length,
+        latents=latents,
+        qkv_bias=bias,
+        o_bias=bias,
+        attention_scale=(latents.rotated + latents.unrotated) ** -0.5 * rotation.score_factor,
+        rotates_neighbours=True,
+    )
+
+
+def _in_panels(config: FamilyConfig, name: str) -> int:
+    """Reads a size of heads, whose columns native programs compute in panels."""
+    size = counted(config, name)
+    if size % PANEL:
+        raise ModelError(
+            f"{config['architectures'][0]} with {name} {size}, no multiple of {PANEL}, is not "
+            "supported natively"
+        )
+    return size

@@ -1,0 +1,160 @@
+"""Adds attention to latents to the program of a decoder.
+
+The cache has one vector a token: the rotated part of K, and the latent that the rest of K and V of
+all heads are products of. These products are not computed for cached tokens. A query is multiplied
+with the matrix of its head's K instead, so that it scores latents, and what attention gathers of
+them with that of its head's V (DeepSeek-V2, 2024). A prompt is computed so too: each row has the
+same bits however it is cut.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.program_builder import HeadMatrices, ProgramBuilder
+from signalbox_kernels.storage import Matrix
+from signalbox_kernels.structs import Activation, Epilogue, Pairs, Row
+from signalbox_worker.models.decoder_config import DecoderConfig, LatentSizes
+from signalbox_worker.runner.native.matrices import joined, rows_of_heads
+from signalbox_worker.runner.native.product_rows import ProductRows
+from signalbox_worker.runner.native.weight_shapes import layer_prefix
+from signalbox_worker.runner.native.weights import Weights
+
+_EPS = 1e-6
+"""Epsilon of the norms of latents, which no config.json says."""
+
+
+class LatentCompiler:
+    """Appends attention; layers share their buffers.
+
+    Args:
+        normed: rows that attention reads.
+        add_norm: adds the norm that writes these, of a layer and for products with some matrices.
+    """
+
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        config: DecoderConfig,
+        sizes: LatentSizes,
+        weights: Weights,
+        normed: ProductRows,
+        add_norm: Callable[[int, list[Matrix]], None],
+        *,
+        factors: Row,
+    ) -> None:
+        self._builder, self._config, self._sizes = builder, config, sizes
+        self._weights, self._normed, self._add_norm = weights, normed, add_norm
+        num_heads = config.num_heads
+        self._queries = num_heads * config.head_size
+        """Columns of Q in `_heads`, before those of K; each head has the rotated part first."""
+        self._heads = builder.buffer(self._queries + config.head_size, row=Row.FLOATS)
+        self._rotated = builder.buffer(self._queries)
+        self._unrotated = builder.buffer(num_heads * sizes.unrotated)
+        self._gathered = builder.buffer(num_heads * sizes.size)
+        self._attended = ProductRows(builder, num_heads * sizes.value, factors=factors)
+        if sizes.query_rank is not None:
+            self._small_floats = builder.buffer(sizes.query_rank, row=Row.FLOATS)
+            self._small = ProductRows(builder, sizes.query_rank, factors=factors)
+
+    def add(self, index: int, *, cached: int) -> ProductRows:
+        """Adds the attention of a layer; returns the rows that the product with `o_proj` reads.
+
+        Args:
+            cached: number of the layer in the cache.
+        """
+        build, sizes, size = self._builder, self._sizes, self._config.head_size
+        prefix = f"{layer_prefix(index)}self_attn."
+        keys, values = self._parts(f"{prefix}kv_b_proj.weight")
+        self._add_products(index, prefix)
+        absorbed = HeadMatrices(keys, sizes.unrotated, size)
+        self._store(self._unrotated, absorbed, column=sizes.rotated)
+        weight = self._weights.norm(f"{prefix}kv_a_layernorm.weight")
+        build.norm_columns(self._heads, weight, column=self._queries + sizes.rotated, eps=_EPS)
+        build.rotate(
+            self._heads,
+            self._rotated,
+            layer=cached,
+            num_rotated=sizes.rotated,
+            pairs=Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES,
+        )
+        build.attend(self._rotated, self._gathered, layer=cached)
+        expanded = HeadMatrices(values, sizes.size, sizes.value)
+        self._make_elements(self._gathered, self._attended.elements, expanded)
+        return self._attended
+
+    def _add_products(self, index: int, prefix: str) -> None:
+        """Adds those with the normed rows, and of queries that are products of a product."""
+        sizes, weights, size = self._sizes, self._weights, self._config.head_size
+        keys = self._keys(prefix)
+        bias = weights.vector_if_any(f"{prefix}kv_a_proj_with_mqa.bias")
+        if bias is not None:
+            bias = self._rotated_first(bias)
+        if sizes.query_rank is None:
+            rows, (plain, turned) = self._normed, self._query_parts(f"{prefix}q_proj.weight")
+            self._add_norm(index, [plain, turned[0], *keys])
+        else:
+            small = weights.matrix(f"{prefix}q_a_proj.weight")
+            self._add_norm(index, [small, *keys])
+            small_bias = weights.vector_if_any(f"{prefix}q_a_proj.bias")
+            source = self._normed.read(small)
+            self._builder.linear(source, self._small_floats, small, small_bias, Epilogue.STORE)
+            rows, (plain, turned) = self._small, self._query_parts(f"{prefix}q_b_proj.weight")
+            weight = weights.norm(f"{prefix}q_a_layernorm.weight")
+            for out, rounding in rows.begin([plain, turned[0]]):
+                self._builder.norm(
+                    self._small_floats,
+                    out,
+                    weight,
+                    eps=_EPS,
+                    width=sizes.query_rank,
+                    rounding=rounding,
+                )
+        self._make_elements(rows.read(plain), self._unrotated, plain)
+        self._store(rows.read(turned[0]), HeadMatrices(turned, 0, size))
+        column = self._queries
+        for matrix in keys:
+            end = column - self._queries + matrix.shape[0]
+            part = None if bias is None else bias[column - self._queries : end]
+            self._store(self._normed.read(matrix), matrix, part, column=column)
+            column += matrix.shape[0]
+
+    def _query_parts(self, name: str) -> tuple[Matrix, list[Matrix]]:
+        """Returns the rows of all heads that are not rotated, and those of each that are."""
+        sizes, num_heads = self._sizes, self._config.num_heads
+        matrix, first = self._weights.matrix(name), sizes.unrotated
+        [plain] = joined(rows_of_heads(matrix, num_heads, range(first)))
+        return plain, rows_of_heads(matrix, num_heads, range(first, first + sizes.rotated))
+
+    def _keys(self, prefix: str) -> list[Matrix]:
+        """Returns what makes a token's vector, the rotated part first."""
+        matrix, size = self._weights.matrix(f"{prefix}kv_a_proj_with_mqa.weight"), self._sizes.size
+        parts = (range(size, size + self._sizes.rotated), range(size))
+        return joined([rows_of_heads(matrix, 1, part)[0] for part in parts])
+
+    def _rotated_first(self, bias: AnyArray) -> AnyArray:
+        size = self._sizes.size
+        return np.concatenate([bias[size:], bias[:size]])
+
+    def _parts(self, name: str) -> tuple[list[Matrix], list[Matrix]]:
+        """Returns what queries of each head are multiplied with, and what makes its V."""
+        sizes = self._sizes
+        matrix = self._weights.floats(name)
+        heads = matrix.reshape(self._config.num_heads, -1, sizes.size)
+        keys: list[Matrix] = [np.ascontiguousarray(one[: sizes.unrotated].T) for one in heads]
+        return keys, [one[sizes.unrotated :] for one in heads]
+
+    def _store(
+        self,
+        src: int,
+        matrix: Matrix | HeadMatrices,
+        bias: AnyArray | None = None,
+        *,
+        column: int = 0,
+    ) -> None:
+        self._builder.linear(src, self._heads, matrix, bias, Epilogue.STORE, column=column)
+
+    def _make_elements(self, src: int, dst: int, matrix: Matrix | HeadMatrices) -> None:
+        activation = Activation.IDENTITY
+        self._builder.linear(src, dst, matrix, None, Epilogue.ACTIVATE, activation=activation)
