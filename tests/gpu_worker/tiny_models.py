@@ -191,6 +191,7 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-v2": ("DeepseekV2", _MLA),
+    "glm4-moe-lite": ("Glm4MoeLite", _MLA),
     "deepseek-v2-lite": ("DeepseekV2", _MLA | {"q_lora_rank": None}),
     "deepseek-v3": ("DeepseekV3", _MLA),
     "deepseek-v3-yarn": (

@@ -15,7 +15,14 @@ from signalbox_worker.models.decoder_config import (
     check_no_windows,
     decoder_sizes,
 )
-from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
+from signalbox_worker.models.family_config import (
+    FamilyConfig,
+    UnsoundConfig,
+    counted,
+    family,
+    flag,
+    positive,
+)
 from signalbox_worker.models.mixture_config import (
     QWEN_EXPERTS,
     ExpertChoice,
@@ -28,7 +35,7 @@ from signalbox_worker.models.rope_config import read_rotation
 @family("DeepseekV2Config")
 def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
     """Reads DeepSeek V2; like transformers it passes over norm_topk_prob and moe_layer_freq."""
-    base = _latent_config(config)
+    base = _latent_config(config, rotates_neighbours=True)
     if flag(config, "mlp_bias"):
         raise ModelError(f"{base.architecture} with mlp_bias is not supported natively")
     num_dense = counted(config, "first_k_dense_replace", least=0)
@@ -40,6 +47,40 @@ def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
         choice=_groups_by_their_best(config),
         **_experts(config),
     )
+
+
+@family("Glm4MoeLiteConfig")
+def glm4_moe_lite_config(config: FamilyConfig) -> MoeConfig:
+    """Reads GLM-4.7-Flash."""
+    neighbours = flag(config, "rope_interleave")
+    base = _latent_config(config, rotates_neighbours=neighbours, may_have_more_layers=True)
+    num_groups = counted(config, "n_group")
+    choice = ExpertChoice(
+        by_sigmoid=True,
+        has_bias=True,
+        num_groups=num_groups,
+        num_chosen_groups=counted(config, "topk_group", most=num_groups),
+        scale=positive(config, "routed_scaling_factor"),
+    )
+    return moe_config(
+        base,
+        num_experts=counted(config, "n_routed_experts"),
+        renormalise=flag(config, "norm_topk_prob"),
+        dense_layers=_dense_layers(config, base.num_layers),
+        choice=choice,
+        **_experts(config),
+    )
+
+
+def _dense_layers(config: FamilyConfig, num_layers: int) -> frozenset[int]:
+    kinds = config["mlp_layer_types"]
+    if kinds is None:
+        return frozenset({0})
+    if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {"dense", "sparse"}:
+        raise UnsoundConfig(
+            f"config.json says no mlp_layer_types, dense or sparse, of {num_layers} layers"
+        )
+    return frozenset(i for i, kind in enumerate(kinds) if kind == "dense")
 
 
 def _groups_by_their_best(config: FamilyConfig) -> ExpertChoice:
@@ -74,7 +115,7 @@ def _experts(config: FamilyConfig) -> dict[str, Any]:
     }
 
 
-def _latent_config(config: FamilyConfig) -> DecoderConfig:
+def _latent_config(config: FamilyConfig, **fields: Any) -> DecoderConfig:
     """Reads the attention, and what it has in common with Llama's decoders."""
     check_no_windows(config)
     config.disregard("qk_head_dim")  # the sum of the sizes of its parts, whatever a file says
@@ -112,7 +153,7 @@ def _latent_config(config: FamilyConfig) -> DecoderConfig:
         qkv_bias=bias,
         o_bias=bias,
         attention_scale=(latents.rotated + latents.unrotated) ** -0.5 * rotation.score_factor,
-        rotates_neighbours=True,
+        **fields,
     )
 
 

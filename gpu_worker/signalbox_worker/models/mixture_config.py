@@ -220,8 +220,8 @@ def moe_config(base: DecoderConfig, **fields: Any) -> MoeConfig:
     most = num_experts // choice.num_groups * choice.num_chosen_groups
     if num_experts % choice.num_groups or k > most:
         raise ModelError(
-            f"num_experts_per_tok {k} of {num_experts} experts cannot be chosen with n_group "
-            f"{choice.num_groups} and topk_group {choice.num_chosen_groups}"
+            f"num_experts_per_tok {k} of n_routed_experts {num_experts} cannot be chosen with "
+            f"n_group {choice.num_groups} and topk_group {choice.num_chosen_groups}"
         )
     shared = {name: getattr(base, name) for name in DecoderConfig.__dataclass_fields__}
     return MoeConfig(**shared, **fields)

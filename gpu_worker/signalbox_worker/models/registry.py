@@ -38,7 +38,7 @@ from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.gpt_oss_config import gpt_oss_config
-from signalbox_worker.models.latent_config import deepseek_v2_config
+from signalbox_worker.models.latent_config import deepseek_v2_config, glm4_moe_lite_config
 from signalbox_worker.models.llama_kin_config import helium_config, seed_oss_config
 from signalbox_worker.models.ministral_config import ministral3_config
 from signalbox_worker.models.mixture_config import (
@@ -239,6 +239,7 @@ for _name, _reader in (
     ("Exaone4ForCausalLM", exaone4_config),
     ("Glm4ForCausalLM", glm4_config),
     ("Glm4MoeForCausalLM", glm4_moe_config),
+    ("Glm4MoeLiteForCausalLM", glm4_moe_lite_config),
     ("GlmForCausalLM", glm_config),
     ("GptOssForCausalLM", gpt_oss_config),
     ("GraniteMoeForCausalLM", granite_moe_config),

@@ -66,6 +66,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "GemmaForCausalLM": SHAPE | {"head_dim": 8},
     "Glm4ForCausalLM": SHAPE | {"head_dim": 16, "pad_token_id": 0},
+    "Glm4MoeLiteForCausalLM": SHAPE | _LATENTS | {"n_group": 2, "topk_group": 1},
     "Glm4MoeForCausalLM": SHAPE
     | {"head_dim": 16, "n_routed_experts": 4, "pad_token_id": 0}
     | _MIXTURE,
@@ -127,6 +128,7 @@ VALUES: dict[str, Any] = {
     "label2id": {"a": 0, "b": 1, "c": 2},
     "layer_types": KINDS,
     "local_attention": 10,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
     "mlp_only_layers": [1],
     "n_inner": 40,
     "no_rope_layer_interval": 2,

@@ -47,7 +47,7 @@ skip_without_native_kernels()
 
 FAMILIES = (
     *("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss"),
-    "deepseek-v2",
+    *("deepseek-v2", "glm4-moe-lite"),
 )
 LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
@@ -70,8 +70,8 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         "tie_word_embeddings": rng.random() < 0.5,
         "rms_norm_eps": rng.choice([1e-6, 1e-2]),
     }
-    if family == "deepseek-v2":
-        return fields | latent_fields(rng, num_heads=kv_heads * group)
+    if family in ("deepseek-v2", "glm4-moe-lite"):
+        return fields | latent_fields(family, rng, num_heads=kv_heads * group)
     if family in ("olmoe", "granite-moe"):  # whose heads share its width
         fields["hidden_size"] = fields["num_attention_heads"] * head_size
     if family == "glm4-moe":
@@ -115,7 +115,7 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     return fields
 
 
-def latent_fields(rng: random.Random, *, num_heads: int) -> dict[str, Any]:
+def latent_fields(family: str, rng: random.Random, *, num_heads: int) -> dict[str, Any]:
     """Fields of attention to latents, and of mixtures with groups of experts."""
     fields: dict[str, Any] = {
         "hidden_size": 4 * num_heads * rng.choice([5, 9]),
@@ -128,12 +128,17 @@ def latent_fields(rng: random.Random, *, num_heads: int) -> dict[str, Any]:
         "attention_bias": rng.random() < 0.5,
         "n_routed_experts": 8,
         "n_shared_experts": rng.choice([1, 2]),
-        "first_k_dense_replace": rng.choice([0, 1]),
         "routed_scaling_factor": rng.choice([1.0, 2.5]),
-        "topk_method": rng.choice(["greedy", "group_limited_greedy"]),
         "n_group": 4,
         "topk_group": 2,
     }
+    if family == "deepseek-v2":
+        fields["first_k_dense_replace"] = rng.choice([0, 1])
+        fields["topk_method"] = rng.choice(["greedy", "group_limited_greedy"])
+    else:
+        fields["norm_topk_prob"] = rng.random() < 0.5
+        fields["rope_interleave"] = rng.random() < 0.5
+        fields["head_dim"] = fields["qk_rope_head_dim"]  # of which it is another name
     if rng.random() < 0.6:
         scales = {"mscale": 0.7, "mscale_all_dim": rng.choice([0.0, 0.7, 1.0])}
         fields["rope_parameters"] = YARN_ROPE | scales
