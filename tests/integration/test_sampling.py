@@ -45,7 +45,17 @@ PARAMS = [
     pb.SamplingParams(beam_search=pb.BeamSearch(width=3), n=2),
 ]
 PREFIXES = [np.random.default_rng(i).integers(3, VOCAB, 33).tolist() for i in range(4)]
-FAMILIES = ("llama3", "qwen3-moe", "cohere2", "ministral3", "olmo3")
+FAMILIES = (
+    "llama3",
+    "qwen3-moe",
+    "cohere2",
+    "deepseek-v2",
+    "gemma4",
+    "glm4-moe",
+    "gpt-oss",
+    "ministral3",
+    "olmo3",
+)
 """A model of each kind that native programs compute."""
 
 

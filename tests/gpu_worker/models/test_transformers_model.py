@@ -154,7 +154,7 @@ def test_sinks_in_half_precision_are_close(kv_cache_dtype: str, tmp_path: Path) 
 # ---- refusals ----
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3", "cohere2"])
+@pytest.mark.parametrize("family", ["deepseek-v3", "stablelm"])
 @pytest.mark.parametrize(
     ("options", "message"),
     [

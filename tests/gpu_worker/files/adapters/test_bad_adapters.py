@@ -239,7 +239,7 @@ def test_an_adapter_with_the_models_name_is_refused(sound: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [("gpt2", "GPT2LMHeadModel"), ("cohere2", "Cohere2ForCausalLM")]
+    ("family", "name"), [("gpt2", "GPT2LMHeadModel"), ("stablelm", "StableLmForCausalLM")]
 )
 def test_a_family_without_adapters_is_named(
     sound: Path, tmp_path: Path, family: str, name: str

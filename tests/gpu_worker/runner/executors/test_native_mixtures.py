@@ -302,7 +302,7 @@ def test_a_file_runs_through_transformers_where_the_program_cannot(tmp_path: Pat
         make_runner(path, cpu_backend="torch", model_impl="signalbox")
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "MXFP4"])
 def test_experts_that_transformers_has_joined_keep_the_blocks_of_a_file(
     kind: str, tmp_path: Path
 ) -> None:
