@@ -37,6 +37,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+"""Sizes of latent attention that native programs compute."""
 YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 500.0,

@@ -18,7 +18,7 @@ from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.service import runner_factory as factory
-from tests.gpu_worker.tiny_models import VOCAB, make_model
+from tests.gpu_worker.tiny_models import LATENTS, VOCAB, make_model
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
@@ -64,7 +64,10 @@ def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     family = getattr(request, "param", "llama3")
     if family != "llama3":  # which PyTorch computes as well
         skip_without_native_kernels()
-    make_model(tmp_path, family, head_dim=16, hidden_size=96)
+    heads = LATENTS if family == "deepseek-v2" else {"head_dim": 16}
+    make_model(tmp_path, family, hidden_size=96, **heads)
+    if family != "llama3":
+        assert make_runner(tmp_path, None).model.numerics.kernels.startswith("native")
     return tmp_path
 
 

@@ -32,6 +32,7 @@ from tests.gpu_worker.model_runners import (
 from tests.gpu_worker.quantised_models import make_mxfp4
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import (
+    LATENTS,
     YARN_ROPE,
     architecture_of,
     make_model,
@@ -49,7 +50,6 @@ FAMILIES = (
     *("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss"),
     *("deepseek-v2", "glm4-moe-lite"),
 )
-LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
 NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
