@@ -7,67 +7,48 @@ them with that of its head's V (DeepSeek-V2, 2024). A prompt is computed so too:
 same bits however it is cut.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import HeadMatrices, ProgramBuilder
+from signalbox_kernels.program_builder import HeadMatrices
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Activation, Epilogue, Pairs, Row
-from signalbox_worker.models.decoder_config import DecoderConfig, LatentSizes
+from signalbox_worker.models.decoder_config import LatentSizes
+from signalbox_worker.runner.native.hidden_states import HiddenStates
+from signalbox_worker.runner.native.kv_places import KVPlaces
 from signalbox_worker.runner.native.matrices import joined, rows_of_heads
 from signalbox_worker.runner.native.product_rows import ProductRows
-from signalbox_worker.runner.native.weight_shapes import layer_prefix
-from signalbox_worker.runner.native.weights import Weights
+from signalbox_worker.runner.native.weight_shapes import ATTENTION_NORM, layer_prefix
 
 _EPS = 1e-6
 """Epsilon of the norms of latents, which no config.json says."""
 
 
 class LatentCompiler:
-    """Appends attention; layers share their buffers.
+    """Appends attention; layers share their buffers."""
 
-    Args:
-        normed: rows that attention reads.
-        add_norm: adds the norm that writes these, of a layer and for products with some matrices.
-    """
-
-    def __init__(
-        self,
-        builder: ProgramBuilder,
-        config: DecoderConfig,
-        sizes: LatentSizes,
-        weights: Weights,
-        normed: ProductRows,
-        add_norm: Callable[[int, list[Matrix]], None],
-        *,
-        factors: Row,
-    ) -> None:
-        self._builder, self._config, self._sizes = builder, config, sizes
-        self._weights, self._normed, self._add_norm = weights, normed, add_norm
-        num_heads = config.num_heads
+    def __init__(self, hidden: HiddenStates, sizes: LatentSizes, places: KVPlaces) -> None:
+        self._hidden, self._sizes, self._places = hidden, sizes, places
+        self._builder, self._weights, self._normed = hidden.builder, hidden.weights, hidden.normed
+        builder, config = hidden.builder, hidden.config
+        self._config, num_heads = config, config.num_heads
         self._queries = num_heads * config.head_size
         """Columns of Q in `_heads`, before those of K; each head has the rotated part first."""
         self._heads = builder.buffer(self._queries + config.head_size, row=Row.FLOATS)
         self._rotated = builder.buffer(self._queries)
         self._unrotated = builder.buffer(num_heads * sizes.unrotated)
         self._gathered = builder.buffer(num_heads * sizes.size)
-        self._attended = ProductRows(builder, num_heads * sizes.value, factors=factors)
+        self._attended = hidden.rows("attended", num_heads * sizes.value)
         if sizes.query_rank is not None:
             self._small_floats = builder.buffer(sizes.query_rank, row=Row.FLOATS)
-            self._small = ProductRows(builder, sizes.query_rank, factors=factors)
+            self._small = hidden.rows("queries", sizes.query_rank)
 
-    def add(self, index: int, *, cached: int) -> ProductRows:
-        """Adds the attention of a layer; returns the rows that the product with `o_proj` reads.
-
-        Args:
-            cached: number of the layer in the cache.
-        """
+    def add(self, index: int, beside: list[Matrix]) -> ProductRows:
+        """Does what `AttentionCompiler.add` does."""
         build, sizes, size = self._builder, self._sizes, self._config.head_size
-        prefix = f"{layer_prefix(index)}self_attn."
+        prefix, cached = f"{layer_prefix(index)}self_attn.", self._places.first[index]
         keys, values = self._parts(f"{prefix}kv_b_proj.weight")
-        self._add_products(index, prefix)
+        self._add_products(index, prefix, beside)
         absorbed = HeadMatrices(keys, sizes.unrotated, size)
         self._store(self._unrotated, absorbed, column=sizes.rotated)
         weight = self._weights.norm(f"{prefix}kv_a_layernorm.weight")
@@ -84,19 +65,19 @@ class LatentCompiler:
         self._make_elements(self._gathered, self._attended.elements, expanded)
         return self._attended
 
-    def _add_products(self, index: int, prefix: str) -> None:
+    def _add_products(self, index: int, prefix: str, beside: list[Matrix]) -> None:
         """Adds those with the normed rows, and of queries that are products of a product."""
         sizes, weights, size = self._sizes, self._weights, self._config.head_size
-        keys = self._keys(prefix)
+        keys, norm = self._keys(prefix), f"{layer_prefix(index)}{ATTENTION_NORM}"
         bias = weights.vector_if_any(f"{prefix}kv_a_proj_with_mqa.bias")
         if bias is not None:
             bias = self._rotated_first(bias)
         if sizes.query_rank is None:
             rows, (plain, turned) = self._normed, self._query_parts(f"{prefix}q_proj.weight")
-            self._add_norm(index, [plain, turned[0], *keys])
+            self._hidden.add_norm(norm, [plain, turned[0], *keys, *beside])
         else:
             small = weights.matrix(f"{prefix}q_a_proj.weight")
-            self._add_norm(index, [small, *keys])
+            self._hidden.add_norm(norm, [small, *keys, *beside])
             small_bias = weights.vector_if_any(f"{prefix}q_a_proj.bias")
             source = self._normed.read(small)
             self._builder.linear(source, self._small_floats, small, small_bias, Epilogue.STORE)

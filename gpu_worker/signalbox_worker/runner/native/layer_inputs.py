@@ -4,16 +4,12 @@ They are rows of a second table of tokens, plus what a matrix makes of the embed
 gates its hidden states by its own, and adds the result to them.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from signalbox_kernels.floats import to_dtype, to_float32
-from signalbox_kernels.program_builder import ProgramBuilder
-from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_worker.models.gemma4_config import Gemma4Config
-from signalbox_worker.runner.native.product_rows import ProductRows
+from signalbox_worker.runner.native.hidden_states import HiddenStates
 from signalbox_worker.runner.native.program_parts import ACTIVATIONS, RESIDUAL
 from signalbox_worker.runner.native.weight_shapes import (
     AFTER_INPUT,
@@ -24,7 +20,6 @@ from signalbox_worker.runner.native.weight_shapes import (
     INPUT_TABLE,
     layer_prefix,
 )
-from signalbox_worker.runner.native.weights import Weights
 
 _SHARE = np.float32(2**-0.5)
 """Factor of both parts of an input."""
@@ -33,24 +28,14 @@ _SHARE = np.float32(2**-0.5)
 class LayerInputs:
     """Appends the inputs of all layers, which lie beside each other in one buffer."""
 
-    def __init__(
-        self,
-        builder: ProgramBuilder,
-        config: Gemma4Config,
-        weights: Weights,
-        add_copy: Callable[[list[Matrix]], None],
-        *,
-        factors: Row,
-    ) -> None:
-        """Args: add_copy: adds the op that writes hidden states as they are, for products with some
-        matrices."""
-        self._builder, self._config, self._weights = builder, config, weights
-        self._add_copy, self._size = add_copy, config.layer_input_size
-        width = config.num_layers * self._size
-        self._context, self._inputs = (builder.buffer(width, row=Row.FLOATS) for _ in range(2))
-        self._gated = ProductRows(builder, self._size, factors=factors)
+    def __init__(self, hidden: HiddenStates, config: Gemma4Config) -> None:
+        self._hidden, self._config, self._size = hidden, config, config.layer_input_size
+        self._builder, self._weights, self._normed = hidden.builder, hidden.weights, hidden.normed
+        width, build = config.num_layers * self._size, hidden.builder
+        self._context, self._inputs = (build.buffer(width, row=Row.FLOATS) for _ in range(2))
+        self._gated = hidden.rows("inputs", self._size)
 
-    def add(self, normed: ProductRows) -> None:
+    def add(self) -> None:
         """Adds what makes the inputs, behind the embedding.
 
         The matrix has a factor in the model, which its norm undoes but for epsilon.
@@ -60,8 +45,8 @@ class LayerInputs:
         scale = to_float32(to_dtype(np.array([self._size**0.5], np.float32), weights.dtype))
         build.embed(self._inputs, table, scale=float(scale[0] * _SHARE))
         matrix = weights.matrix(INPUT_PROJECTION)
-        self._add_copy([matrix])
-        build.linear(normed.read(matrix), self._context, matrix, None, Epilogue.STORE)
+        self._hidden.add_copy([matrix])
+        build.linear(self._normed.read(matrix), self._context, matrix, None, Epilogue.STORE)
         build.norm_columns(
             self._context,
             weights.norm(INPUT_NORM) * _SHARE,
@@ -71,17 +56,14 @@ class LayerInputs:
             added_to=self._inputs,
         )
 
-    def add_to(self, index: int, normed: ProductRows, result: int, scale: float) -> None:
-        """Adds a layer's input to its hidden states, whose sum has a factor.
-
-        Args:
-            result: a buffer of floats for what is added before its norm.
-        """
+    def add_to(self, index: int) -> None:
+        """Adds a layer's input to its hidden states, whose sum has a factor."""
         build, weights, prefix = self._builder, self._weights, layer_prefix(index)
+        result, scale = self._hidden.result, self._hidden.layer_scale(index)
         gate, down = (weights.matrix(f"{prefix}{name}") for name in (INPUT_GATE, INPUT_DOWN))
-        self._add_copy([gate])
+        self._hidden.add_copy([gate])
         build.linear(
-            normed.read(gate),
+            self._normed.read(gate),
             self._gated.elements,
             gate,
             None,

@@ -4,18 +4,19 @@ Scores choose the experts of each token; rows are put in the order of experts, c
 by shares. What tokens choose is known only while a step runs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import Clamped, Experts, ProgramBuilder, Routing
+from signalbox_kernels.program_builder import Clamped, Experts, Routing
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.runner.native.hidden_states import HiddenStates
 from signalbox_worker.runner.native.matrices import joined, kind_of
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import ACTIVATIONS, RESIDUAL
@@ -29,37 +30,23 @@ from signalbox_worker.runner.native.weight_shapes import (
     SHARED_GATE,
     layer_prefix,
 )
-from signalbox_worker.runner.native.weights import Weights
 
 
 class MixtureCompiler:
-    """Appends mixtures; layers share their buffers.
+    """Appends mixtures; layers share their buffers."""
 
-    Args:
-        normed: rows that mixtures read.
-        add_norm: adds the norm that writes these, of a layer and for products with some matrices.
-    """
-
-    def __init__(
-        self,
-        builder: ProgramBuilder,
-        config: MoeConfig,
-        weights: Weights,
-        normed: ProductRows,
-        add_norm: Callable[[int, list[Matrix]], None],
-        *,
-        factors: Row,
-    ) -> None:
-        self._builder, self._config, self._weights = builder, config, weights
-        self._normed, self._add_norm, self._factors = normed, add_norm, factors
-        self._copies = config.experts_per_token
+    def __init__(self, hidden: HiddenStates, config: MoeConfig, norm: str) -> None:
+        """Args: norm: name, within a layer, of the norm of what mixtures read."""
+        self._hidden, self._config, self._norm = hidden, config, norm
+        self._builder, self._weights, self._normed = hidden.builder, hidden.weights, hidden.normed
+        builder, self._copies = hidden.builder, config.experts_per_token
         padding = PANEL if self._shared_has_gate else 0
         self._scores = builder.buffer(config.num_experts + padding, row=Row.FLOATS)
         self._gathered: dict[int, int] = {}
         """Buffers of experts' rows, by those that they are gathered of."""
         self._ready = set[int]()
         self._gates: dict[int, int] = {}
-        self._activated = self._rows(config.expert_size, self._copies)
+        self._activated = hidden.rows("experts", config.expert_size, copies=self._copies)
         self._results = builder.buffer(config.hidden_size, row=Row.FLOATS, copies=self._copies)
 
     def add(self, index: int, dst: int, *, adds: bool) -> None:
@@ -78,7 +65,8 @@ class MixtureCompiler:
         expert = f"{prefix}{EXPERTS}"
         first = self._pair(expert, 0)
         of_norm = [] if self._config.router_has_norm else routers
-        self._add_norm(index, [*of_norm, *shared, *first])
+        norm = f"{layer_prefix(index)}{self._norm}"
+        self._hidden.add_norm(norm, [*of_norm, *shared, *first])
         self._ready.clear()
         self._add_choice(routers, prefix)
         bias = self._bias(expert, names.gate, names.up)
@@ -104,7 +92,7 @@ class MixtureCompiler:
         bias = self._weights.vector_if_any(f"{prefix}{ROUTER_BIAS}")
         rows, scales = self._normed, None
         if config.router_has_norm:
-            rows = self._router_rows
+            rows = self._hidden.rows("routed", config.hidden_size)
             self._add_router_norm(rows.begin(routers), prefix)
             scales = self._weights.vector(f"{prefix}{EXPERT_SCALES}")
         for router in routers:
@@ -134,16 +122,13 @@ class MixtureCompiler:
         for out, rounding in outs:
             self._builder.norm(RESIDUAL, out, weight, eps=config.rms_norm_eps, rounding=rounding)
 
-    @cached_property
-    def _router_rows(self) -> ProductRows:
-        return self._rows(self._config.hidden_size, 0)
-
     def _add_shared(
         self, name: str, gate_and_up: list[Matrix], dst: int, epilogue: Epilogue
     ) -> None:
-        self._add_gated(gate_and_up, self._shared_activated, copies=0)
+        activated = self._hidden.rows("shared", self._config.shared_size)
+        self._add_gated(gate_and_up, activated, copies=0)
         down = self._weights.matrix(f"{name}.down_proj.weight")
-        source = self._shared_activated.read_elements(down)
+        source = activated.read_elements(down)
         self._builder.linear(source, dst, down, None, epilogue)
 
     def _add_gated(
@@ -234,13 +219,6 @@ class MixtureCompiler:
 
     def _gate_and_up(self, prefix: str) -> list[Matrix]:
         return joined([self._one(f"{prefix}.{name}_proj.weight") for name in ("gate", "up")])
-
-    def _rows(self, width: int, copies: int) -> ProductRows:
-        return ProductRows(self._builder, width, factors=self._factors, copies=copies)
-
-    @cached_property
-    def _shared_activated(self) -> ProductRows:
-        return self._rows(self._config.shared_size, 0)
 
     @cached_property
     def _common(self) -> int:

@@ -15,6 +15,8 @@ from signalbox_worker.models.mixture_config import MoeConfig
 Shape = tuple[int, ...]
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+ATTENTION_NORM = "input_layernorm"
+"""Norm of what attention reads, within its layer."""
 EXPERTS, ROUTER, ROUTER_BIAS = "experts", "gate.weight", "gate.bias"
 """What the names of experts begin with within a mixture; the matrix whose product chooses."""
 CHOICE_BIAS = "gate.e_score_correction_bias"
@@ -198,7 +200,7 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
     heads = config.heads_of(index)
     hidden, head_size = config.hidden_size, heads.size
     query, key = heads.num_heads * head_size, heads.num_kv_heads * head_size
-    shapes = _norm(config, "input_layernorm") if config.has_input_norms else {}
+    shapes = _norm(config, ATTENTION_NORM) if config.has_input_norms else {}
     for name in heads.projections:
         rows = query if name == "q" else key
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
@@ -218,7 +220,7 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
 
 def _latent_attention(config: DecoderConfig, sizes: LatentSizes) -> dict[str, Shape]:
     num_heads, hidden, bias = config.num_heads, config.hidden_size, config.qkv_bias
-    shapes = _norm(config, "input_layernorm")
+    shapes = _norm(config, ATTENTION_NORM)
     queries, query, rank = num_heads * (sizes.rotated + sizes.unrotated), "q_proj", hidden
     if sizes.query_rank is not None:
         query, rank = "q_b_proj", sizes.query_rank

@@ -1,0 +1,139 @@
+"""Adds attention, whose cache has K and V of each head, to the program of a decoder."""
+
+from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.program_builder import Heads
+from signalbox_kernels.storage import Matrix
+from signalbox_kernels.structs import PANEL, KeysAndValues, Pairs, Row
+from signalbox_worker.batch.arrays import FloatArray
+from signalbox_worker.files.checkpoints.kv_scales import KVScales
+from signalbox_worker.models.decoder_config import LayerHeads
+from signalbox_worker.runner.native.hidden_states import HiddenStates
+from signalbox_worker.runner.native.kv_places import KVPlaces
+from signalbox_worker.runner.native.product_rows import ProductRows
+from signalbox_worker.runner.native.program_parts import rotary_table
+from signalbox_worker.runner.native.weight_shapes import ATTENTION_NORM, SINKS, layer_prefix
+
+
+class AttentionCompiler:
+    """Appends attention; layers share their buffers."""
+
+    def __init__(
+        self, hidden: HiddenStates, places: KVPlaces, *, kv_scales: KVScales, max_model_len: int
+    ) -> None:
+        config, build = hidden.config, hidden.builder
+        self._hidden, self._config, self._builder = hidden, config, build
+        self._weights, self._places, self._kv_scales = hidden.weights, places, kv_scales
+        heads = [config.heads_of(index) for index in hidden.weights.stage.indices]
+        # What comes last is stored in whole panels, if it is a matrix of its own.
+        width = max((one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads)
+        self._qkv = build.buffer(width + PANEL, row=Row.FLOATS)
+        self._query = build.buffer(max(one.num_heads * one.size for one in heads))
+        sliding, size = config.sliding_rope, config.head_size
+        self._sliding_rotary = (
+            None if sliding is None else rotary_table(sliding, size, max_model_len)
+        )
+        scaling = config.query_scaling
+        self._query_scales = None if scaling is None else scaling.factors(max_model_len)
+
+    def add(self, index: int, beside: list[Matrix]) -> ProductRows:
+        """Adds the attention of a layer; returns the rows that the product with `o_proj` reads.
+
+        Args:
+            beside: matrices of the feed-forward that read the same rows.
+        """
+        config, heads = self._config, self._config.heads_of(index)
+        self._add_projections(index, heads, beside)
+        self._add_rotation(index, heads)
+        cached, scales = self._place(index)
+        attended = self._hidden.rows("attended", heads.num_heads * heads.size)
+        self._builder.attend(
+            self._query,
+            attended.elements,
+            layer=cached,
+            window=self._window(index),
+            is_causal=not config.is_bidirectional,
+            cap=config.attention_soft_cap,
+            kv_scales=scales,
+            sinks=self._weights.vector_if_any(f"{layer_prefix(index)}{SINKS}"),
+            heads=self._own_heads(heads),
+        )
+        return attended
+
+    def _add_projections(self, index: int, heads: LayerHeads, beside: list[Matrix]) -> None:
+        """Adds the products that write Q, K and V one behind the other."""
+        prefix = layer_prefix(index)
+        names = [f"{prefix}self_attn.{part}_proj" for part in heads.projections]
+        matrices, rows, bias = self._hidden.modules(names)
+        self._hidden.add_norm(f"{prefix}{ATTENTION_NORM}", [*matrices, *beside])
+        column = 0
+        for matrix in matrices:
+            end = column + matrix.shape[0]
+            part = None if bias is None else bias[column:end]
+            self._hidden.add_stored(self._qkv, matrix, part, rows, column=column)
+            column = end
+
+    def _add_rotation(self, index: int, heads: LayerHeads) -> None:
+        """Adds what turns Q and K, and writes K and V to the cache."""
+        norms, config = self._norms(index, heads), self._config
+        rotary, num_rotated = self._table(index, heads)
+        cached, scales = self._place(index)
+        self._builder.rotate(
+            self._qkv,
+            self._query,
+            layer=cached,
+            norms=norms,
+            eps=config.rms_norm_eps,
+            kv_scales=scales,
+            rotary=rotary,
+            num_rotated=num_rotated,
+            pairs=Pairs.NEIGHBOURS if config.rotates_neighbours else Pairs.HALVES,
+            heads=self._own_heads(heads),
+            keys_and_values=self._keys_and_values(heads),
+            query_scales=self._query_scales,
+        )
+
+    def _norms(self, index: int, heads: LayerHeads) -> tuple[AnyArray, AnyArray] | None:
+        """Returns the weights of the norms of each head; adds those of all heads together."""
+        config, prefix = self._config, f"{layer_prefix(index)}self_attn."
+        if not config.qk_norm:
+            return None
+        query = self._weights.norm(f"{prefix}q_norm.weight")
+        has_keys = "k" in heads.projections
+        key = self._weights.norm(f"{prefix}k_norm.weight") if has_keys else query
+        if not config.qk_norm_is_whole:
+            return query, key
+        for column, weight in ((0, query), (len(query), key)):
+            eps = config.rms_norm_eps
+            self._builder.norm_columns(self._qkv, weight, column=column, eps=eps)
+        return None
+
+    def _own_heads(self, heads: LayerHeads) -> Heads | None:
+        """Returns a layer's heads if they are not those of the program's shape."""
+        shape = self._builder.shape
+        if (heads.num_kv_heads, heads.size) == (shape.num_kv_heads, shape.head_size):
+            return None
+        return Heads(heads.num_heads, heads.num_kv_heads, heads.size)
+
+    def _keys_and_values(self, heads: LayerHeads) -> KeysAndValues:
+        bits = KeysAndValues.PLAIN if "k" in heads.projections else KeysAndValues.NO_KEYS
+        if self._config.norms_values:
+            bits |= KeysAndValues.NORMED_VALUES
+        return bits if "v" in heads.projections else bits | KeysAndValues.VALUES_OF_KEYS
+
+    def _table(self, index: int, heads: LayerHeads) -> tuple[FloatArray | None, int]:
+        """Returns the table of a layer's own, if it has one, and how much of each head it turns."""
+        config = self._config
+        if index in config.unrotated_layers:
+            return None, 0
+        own = None if self._window(index) is None else self._sliding_rotary
+        rope = config.rope if own is None or config.sliding_rope is None else config.sliding_rope
+        return own, rope.rotated(heads.size)
+
+    def _window(self, index: int) -> int | None:
+        windows = self._config.sliding_windows
+        return windows[index] if windows else None
+
+    def _place(self, index: int) -> tuple[int, tuple[float, float]]:
+        """Returns where the cache has a layer's K and V, and their scales."""
+        owner = self._config.kv_layer(index)
+        return self._places.first[owner], self._kv_scales[owner]
