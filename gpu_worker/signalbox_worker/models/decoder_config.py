@@ -325,8 +325,8 @@ def decoder_sizes(config: HfConfig) -> dict[str, Any]:
 
 def _qwen_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Returns the windows of Qwen: only if enabled, in the layers past max_window_layers."""
-    enabled, first_layer = flag(config, "use_sliding_window"), config["max_window_layers"]
-    window = config.get("sliding_window")
+    enabled, window = flag(config, "use_sliding_window"), config.get("sliding_window")
+    first_layer = counted(config, "max_window_layers", least=0)
     num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     slides = [enabled and window is not None and i >= first_layer for i in range(num_layers)]
     return sliding_windows(config, slides, window if enabled else None)

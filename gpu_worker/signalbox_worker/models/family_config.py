@@ -184,7 +184,12 @@ def family(name: str) -> Callable[[Callable[[Any], T]], Callable[[Mapping[str, A
             if isinstance(config, FamilyConfig):
                 return reader(config)
             own = FamilyConfig(config, name)
-            result = reader(own)
+            try:
+                result = reader(own)
+            except ArithmeticError as error:
+                raise UnsoundConfig(
+                    f"config.json has a number that nothing can be computed with: {error}"
+                ) from error
             own.refuse_unread()
             return result
 

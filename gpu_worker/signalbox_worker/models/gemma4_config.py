@@ -22,7 +22,7 @@ from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, c
 from signalbox_worker.models.gemma_config import GELU_TANH, soft_cap
 from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig, moe_config
 from signalbox_worker.models.rope import FrequencyDivisors, RopeConfig
-from signalbox_worker.models.rope_config import RopeParameters, read_layer_rotations
+from signalbox_worker.models.rope_config import RopeParameters, parameters_of, read_layer_rotations
 
 _PERIOD = 6
 """Every so many layers one sees all, unless layer_types says it."""
@@ -93,7 +93,7 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         raise ModelError(f"{architecture} whose tokens see later ones is not supported")
     sizes, windows = decoder_sizes(config), _windows(config)
     size, kv_heads = _full_heads(config, sizes, windows)
-    layer_input_size = config["hidden_size_per_layer_input"] or 0
+    layer_input_size = counted(config, "hidden_size_per_layer_input", 0, least=0)
     num_rows = counted(config, "vocab_size_per_layer_input")
     if layer_input_size and num_rows < sizes["vocab_size"]:
         raise UnsoundConfig(
@@ -121,7 +121,7 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         full_head_size=size,
         full_kv_heads=kv_heads,
         values_are_keys=flag(config, "attention_k_eq_v"),
-        num_shared_layers=config["num_kv_shared_layers"] or 0,
+        num_shared_layers=counted(config, "num_kv_shared_layers", 0, least=0),
         widens_shared_layers=flag(config, "use_double_wide_mlp"),
         experts=None,
         layer_input_size=layer_input_size,
@@ -191,8 +191,8 @@ def _dividing(sizes: Mapping[str, Any], kv_heads: int) -> int:
 
 def _rotations(config: FamilyConfig) -> tuple[RopeParameters, RopeParameters]:
     """Returns those of layers that see all, which may be of a kind of their own, and of others."""
-    given = config["rope_parameters"]
-    nested = dict(_ROTATIONS if given is None else given)
+    given = parameters_of(config, "rope_parameters")
+    nested = dict(_ROTATIONS if config["rope_parameters"] is None else given)
     thetas = {FULL: "rope_theta", SLIDING: "rope_theta"}
     own = nested.get(FULL)
     if not isinstance(own, Mapping) or own.get("rope_type") != "proportional":
@@ -222,11 +222,7 @@ def _check_shared(config: Gemma4Config) -> None:
     """Raises UnsoundConfig for a layer without one before it whose K and V it could read."""
     shared, windows = config.num_shared_layers, config.sliding_windows
     first = config.num_layers - shared
-    if (
-        type(shared) is not int
-        or not 0 <= first <= config.num_layers
-        or (shared and not set(windows[first:]) <= set(windows[:first]))
-    ):
+    if first < 0 or (shared and not set(windows[first:]) <= set(windows[:first])):
         raise UnsoundConfig(
             f"config.json says num_kv_shared_layers = {shared}, and no layer of each kind has K "
             "and V of its own"

@@ -18,7 +18,14 @@ from signalbox_worker.models.decoder_config import (
     sliding_windows,
     uniform_windows,
 )
-from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
+from signalbox_worker.models.family_config import (
+    FamilyConfig,
+    UnsoundConfig,
+    counted,
+    family,
+    flag,
+    positive,
+)
 from signalbox_worker.models.glm_config import glm_like
 
 
@@ -188,7 +195,8 @@ def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeCo
 def _alternating_windows(config: HfConfig) -> tuple[int | None, ...]:
     """Returns the windows of Qwen2's mixtures: only if enabled, in every other one of the first
     max_window_layers."""
-    enabled, end = flag(config, "use_sliding_window"), config["max_window_layers"]
+    enabled = flag(config, "use_sliding_window")
+    end = counted(config, "max_window_layers", least=0)
     num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     slides = [enabled and i % 2 == 0 and i < end for i in range(num_layers)]
     window = config["sliding_window"]
@@ -198,13 +206,16 @@ def _alternating_windows(config: HfConfig) -> tuple[int | None, ...]:
 def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
     step = counted(config, "decoder_sparse_step")
     dense = {i for i in range(base.num_layers) if (i + 1) % step}
+    dense_too = config.get("mlp_only_layers") or []
+    if not isinstance(dense_too, list) or any(type(one) is not int for one in dense_too):
+        raise UnsoundConfig(f"config.json says mlp_only_layers = {str(dense_too)[:40]}")
     return moe_config(
         base,
         num_experts=counted(config, "num_experts"),
         experts_per_token=counted(config, "num_experts_per_tok"),
         expert_size=counted(config, "moe_intermediate_size"),
         renormalise=flag(config, "norm_topk_prob"),
-        dense_layers=frozenset(dense | set(config.get("mlp_only_layers") or ())),
+        dense_layers=frozenset(dense.union(dense_too)),
         block="mlp",
         names=QWEN_EXPERTS,
         **fields,

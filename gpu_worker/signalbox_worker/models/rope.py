@@ -177,6 +177,15 @@ class RopeConfig:
                 return replace(self, theta=theta, scaling=None)
         return self
 
+    def is_finite(self, head_size: int, max_position: int) -> bool:
+        """Says whether the window's frequencies are numbers."""
+        try:
+            with np.errstate(all="ignore"):
+                rope = self._of_window(head_size, max_position)
+                return bool(np.isfinite(rope.inv_freq(head_size)).all())
+        except (ArithmeticError, ValueError):  # a logarithm of 0
+            return False
+
     def cos_sin(self, head_size: int, max_position: int) -> tuple[FloatArray, FloatArray]:
         """Returns the factors of each position, [max_position, rotated / 2] float32 each."""
         positions = np.arange(max_position, dtype=np.float32)

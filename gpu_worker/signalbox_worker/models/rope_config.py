@@ -72,7 +72,12 @@ class RopeParameters:
                 "of each head; use a model that rotates an even number of them"
             )
         num_rotated = None if size == head_size else size
-        return RopeConfig(theta=self.theta, scaling=self._scaling(size), num_rotated=num_rotated)
+        rope = RopeConfig(theta=self.theta, scaling=self._scaling(size), num_rotated=num_rotated)
+        if not rope.is_finite(head_size, self.served_length):
+            raise UnsoundConfig(
+                f"config.json has rope scaling {self.kind!r} by which angles are no numbers"
+            )
+        return rope
 
     def query_scaling(self) -> QueryScaling | None:
         """Returns how queries are scaled, if the parameters say it."""
@@ -91,7 +96,7 @@ class RopeParameters:
             case "dynamic":
                 return DynamicScaling(factor=self._number("factor"), original=self.max_position)
             case "divisors":  # written by our GGUF loader
-                return FrequencyDivisors(tuple(self.parameters["divisors"]))
+                return FrequencyDivisors(self._divisors("divisors", size))
             case "llama3":
                 return Llama3Scaling(
                     factor=self._number("factor"),
@@ -109,18 +114,24 @@ class RopeParameters:
         )
 
     def _longrope(self, size: int) -> LongRopeScaling:
-        short, long = (self.parameters.get(f"{one}_factor") for one in ("short", "long"))
-        if not all(isinstance(one, list) and len(one) == size // 2 for one in (short, long)):
-            raise UnsoundConfig(
-                f"config.json has LongRoPE without a factor for each of {size // 2} frequencies"
-            )
         stretch = math.log(self._factor) / math.log(self._original) if self._factor > 1 else 0.0
         return LongRopeScaling(
-            short=tuple(map(float, short or ())),
-            long=tuple(map(float, long or ())),
+            short=self._divisors("short_factor", size),
+            long=self._divisors("long_factor", size),
             original_max_position=self._original,
             attention_factor=self._number("attention_factor", math.sqrt(1 + stretch)),
         )
+
+    def _divisors(self, name: str, size: int) -> tuple[float, ...]:
+        given = self.parameters.get(name)
+        factors = given if isinstance(given, list | tuple) else ()
+        are_numbers = all(type(one) in (int, float) and one > 0 for one in factors)
+        if not are_numbers or len(factors) != size // 2:
+            raise UnsoundConfig(
+                f"config.json has rope scaling {self.kind!r} without a {name} for each of "
+                f"{size // 2} frequencies"
+            )
+        return tuple(map(float, factors))
 
     def _yarn(self) -> YarnScaling:
         factor = self._factor
@@ -182,7 +193,7 @@ def read_rotation(
         names: of kinds of scaling that the family has other names for.
     """
     own = FamilyConfig.of(config)
-    before, scaling = _parameters(own, "rope_parameters"), _parameters(own, "rope_scaling")
+    before, scaling = parameters_of(own, "rope_parameters"), parameters_of(own, "rope_scaling")
     parameters = dict(scaling or before)
     if any(isinstance(one, Mapping) for one in parameters.values()):
         raise ModelError("rotations of several kinds of layers are not supported for this family")
@@ -208,7 +219,7 @@ def read_layer_rotations(
         scaled: kinds that `rope_scaling` is for.
     """
     own = FamilyConfig.of(config)
-    nested, scaling = _parameters(own, "rope_parameters"), _parameters(own, "rope_scaling")
+    nested, scaling = parameters_of(own, "rope_parameters"), parameters_of(own, "rope_scaling")
     rotations = {}
     for kind, name in thetas.items():
         found = nested.get(kind)
@@ -227,7 +238,9 @@ def read_layer_rotations(
     return rotations
 
 
-def _parameters(config: FamilyConfig, name: str) -> Parameters:
+def parameters_of(config: FamilyConfig, name: str) -> Parameters:
+    """Returns a mapping of a config.json, empty if it is null. Raises UnsoundConfig for what is
+    none."""
     value = config[name]
     if not isinstance(value, Mapping | None):
         raise UnsoundConfig(f"config.json says {name} = {str(value)[:40]}")

@@ -14,11 +14,22 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.models.attention import attention_backend
 from signalbox_worker.models.attention.registry import register_attention_backend
 from signalbox_worker.models.attention.torch_backend import TorchAttention
-from signalbox_worker.models.decoder_config import HfConfig
+from signalbox_worker.models.decoder_config import (
+    HfConfig,
+    granite_config,
+    llama_config,
+    qwen2_config,
+)
+from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
+from signalbox_worker.models.glm_config import glm_config
 from signalbox_worker.models.gpt2 import gpt2_config
 from signalbox_worker.models.layers import ExpertNames, MixtureOfExperts, ParallelGroup, Placement
-from signalbox_worker.models.mixture_config import mixtral_config, qwen3_moe_config
+from signalbox_worker.models.mixture_config import (
+    mixtral_config,
+    qwen2_moe_config,
+    qwen3_moe_config,
+)
 from signalbox_worker.models.opt import opt_config
 from signalbox_worker.models.rope import FrequencyDivisors
 from signalbox_worker.models.smollm_config import smollm3_config
@@ -38,7 +49,14 @@ SHAPES = {
 GPT2 = {"vocab_size": 10, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
 OPT = {**SHAPES, "ffn_dim": 8}
 MIXTRAL = {**SHAPES, "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = {**MIXTRAL, "moe_intermediate_size": 4, "num_experts": 4}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 5}
+ORIGINAL = "original_max_position_embeddings"
 Reader = Callable[[HfConfig], Any]
+
+
+def rotation(kind: str, **parameters: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": kind, **parameters}}
 
 
 def read(reader: Reader, config: Mapping[str, object], **changes: object) -> Any:
@@ -59,6 +77,22 @@ def read(reader: Reader, config: Mapping[str, object], **changes: object) -> Any
         (mixtral_config, MIXTRAL, {"num_experts_per_tok": 5}, r"must be in \[1, 4\]"),
         (mixtral_config, MIXTRAL, {"num_local_experts": 0}, "num_local_experts = 0"),
         (qwen3_moe_config, MIXTRAL, {"moe_intermediate_size": None}, "_size = null"),
+        (qwen3_moe_config, QWEN_MOE, {"mlp_only_layers": 3}, "mlp_only_layers = 3"),
+        (qwen3_moe_config, QWEN_MOE, {"mlp_only_layers": [[1]]}, r"mlp_only_layers = \[\[1"),
+        (qwen2_config, SHAPES, WINDOWED | {"max_window_layers": "x"}, "max_window_layers = x"),
+        (qwen2_moe_config, MIXTRAL, WINDOWED | {"max_window_layers": []}, r"_layers = \[\]"),
+        (granite_config, SHAPES, {"residual_multiplier": 1e-200}, "a number that nothing can"),
+        (granite_config, SHAPES, {"residual_multiplier": 1e200}, "a number that nothing can"),
+        (gemma4_config, SHAPES, {"num_kv_shared_layers": [1]}, r"num_kv_shared_layers = \[1"),
+        (gemma4_config, SHAPES, {"hidden_size_per_layer_input": "x"}, "_layer_input = x"),
+        (gemma4_config, SHAPES, {"rope_parameters": 5}, "rope_parameters = 5"),
+        (glm_config, SHAPES, {"partial_rotary_factor": 1e308}, "a number that nothing can"),
+        (llama_config, SHAPES, rotation("linear", factor=1e308), "a number that nothing can"),
+        (llama_config, SHAPES, rotation("yarn", factor=4, **{ORIGINAL: 0}), "nothing can"),
+        (llama_config, SHAPES, rotation("yarn", factor=4, rope_theta=1), "are no numbers"),
+        (llama_config, SHAPES, rotation("linear", factor=0.2, rope_theta=1e-300), "are no numbers"),
+        (llama_config, SHAPES, rotation("divisors"), "without a divisors for each of 2"),
+        (llama_config, SHAPES, rotation("longrope", short_factor=["a", 1]), "a short_factor"),
     ],
 )
 def test_what_is_not_served_is_refused(
