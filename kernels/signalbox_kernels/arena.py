@@ -162,9 +162,27 @@ class Arena:
         step = max(1, _PART_BYTES // panel_bytes) * width
         for start in range(0, most, step):
             at = address + start // width * panel_bytes
-            self._begin(_pack_rows, matrix, range(start, min(start + step, most)), interleaved, at)
+            self._begin(
+                self._pack_rows, matrix, range(start, min(start + step, most)), interleaved, at
+            )
         if is_whole:
             self._wait(0)
+
+    def _pack_rows(
+        self, matrix: StoredMatrix, rows: range, interleaved: bool, address: int
+    ) -> None:
+        """Reads and packs the panels of some rows; of an interleaved matrix those of both halves.
+
+        A thread that runs this keeps the arena, which may be given up before all is packed.
+        """
+        assert matrix.read_rows is not None
+        blocks, columns = matrix.read_rows(rows.start, rows.stop), matrix.shape[1]
+        if interleaved:
+            half = matrix.shape[0] // 2
+            blocks = joined_rows([blocks, matrix.read_rows(half + rows.start, half + rows.stop)])
+        blocks = np.ascontiguousarray(blocks)
+        source = blocks.ctypes.data, blocks.strides[0]
+        library().sb_pack(matrix.type, *source, len(blocks), columns, interleaved, address)
 
     def _begin(self, work: Callable[..., None], *args: object) -> None:
         if self._num_threads == 1:
@@ -195,15 +213,3 @@ class Arena:
         array = np.ascontiguousarray(array)
         self._arrays.append(array)
         return int(array.ctypes.data)
-
-
-def _pack_rows(matrix: StoredMatrix, rows: range, interleaved: bool, address: int) -> None:
-    """Reads and packs the panels of some rows; of an interleaved matrix those of both halves."""
-    assert matrix.read_rows is not None
-    blocks, columns = matrix.read_rows(rows.start, rows.stop), matrix.shape[1]
-    if interleaved:
-        half = matrix.shape[0] // 2
-        blocks = joined_rows([blocks, matrix.read_rows(half + rows.start, half + rows.stop)])
-    blocks = np.ascontiguousarray(blocks)
-    source = blocks.ctypes.data, blocks.strides[0]
-    library().sb_pack(matrix.type, *source, len(blocks), columns, interleaved, address)

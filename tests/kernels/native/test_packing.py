@@ -1,6 +1,9 @@
 """Matrices are packed by threads in parts of some rows, and the bytes are those of one part."""
 
 import ctypes
+import gc
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +67,27 @@ def test_a_part_that_cannot_be_read_ends_the_packing() -> None:
     memory.pack(replace(make_stored(Storage.F32, 64, 64), read_rows=fails))
     with pytest.raises(OSError, match="gone"):
         memory.finish()
+
+
+def test_memory_that_is_given_up_stays_while_a_part_is_packed() -> None:
+    """As where a later tensor of the model is missing."""
+    is_read, go_on = threading.Event(), threading.Event()
+
+    def read(start: int, end: int) -> NDArray[np.uint8]:
+        is_read.set()
+        assert go_on.wait(60)
+        return matrix.blocks[start:end]
+
+    matrix = make_stored(Storage.F32, 64, 64)
+    memory = Arena(num_threads=2)
+    memory.pack(replace(matrix, read_rows=read))
+    assert is_read.wait(60)
+    part, memory_of = memory._waiting[0], weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert memory_of() is not None
+    go_on.set()
+    assert part.result(60) is None
 
 
 @pytest.mark.parametrize("may_copy", [True, False])
