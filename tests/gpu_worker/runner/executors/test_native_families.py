@@ -1,16 +1,18 @@
-"""Dense decoders of random shapes, natively: tokens and log probabilities beside transformers'.
+"""Dense decoders of random shapes, natively: tokens and log probabilities beside transformers'."""
 
-SIGNALBOX_TEST_FAMILIES draws more configurations of each family.
-"""
-
-import os
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gpu_worker.runner.executors.test_native_mixtures import assert_like_transformers
+from tests.gpu_worker.runner.executors.native_models import (
+    KINDS,
+    NUM_DRAWN,
+    assert_like_transformers,
+    random_shape,
+    widen_to_heads,
+)
 from tests.gpu_worker.tiny_models import YARN_ROPE, make_model
 from tests.native_kernels import skip_without_native_kernels
 
@@ -18,44 +20,42 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
-FAMILIES = ("cohere", "cohere2", "exaone4", "helium", "ministral3", "olmo2", "olmo3", "seed-oss")
-NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_FAMILIES", "2"))
-KINDS = ("sliding_attention", "full_attention")
+FAMILIES = (
+    *("cohere", "cohere2", "exaone4", "glm", "glm4", "helium", "ministral3", "olmo2", "olmo3"),
+    *("phi3", "seed-oss", "smollm3"),
+)
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 300.0}
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:
-    """Fields of config.json: odd numbers of heads, tied or not, with biases or not."""
+    """Fields of config.json: rotations of a part or of some layers, windows, with biases or not."""
     rng = random.Random(f"{family} {seed}")
-    head_size, group = rng.choice([16, 48]), rng.choice([1, 2, 3])
-    kv_heads = rng.choice([1, 2, 3]) if head_size == 16 else 1  # longer sums are less exact
-    num_layers = rng.choice([1, 2, 3])
-    fields: dict[str, Any] = {
-        "hidden_size": kv_heads * group * head_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": kv_heads * group,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": rng.choice([12, 40, 84]),
-        "attention_bias": rng.random() < 0.5,
-        "tie_word_embeddings": rng.random() < 0.5,
-        "rms_norm_eps": rng.choice([1e-6, 1e-2]),
-    }
+    fields = random_shape(rng)
+    num_layers = fields["num_hidden_layers"]
+    if family in ("cohere", "cohere2", "helium", "olmo2", "olmo3"):
+        widen_to_heads(fields)
+    if family != "phi3":
+        fields["attention_bias"] = rng.random() < 0.5
+    if family in ("helium", "seed-oss", "smollm3"):
+        fields["mlp_bias"] = rng.random() < 0.5
     if family in ("cohere2", "exaone4", "olmo3"):
         fields["sliding_window"] = rng.choice([5, 17])
-        fields["layer_types"] = rng.choice([None, [rng.choice(KINDS) for _ in range(num_layers)]])
-    if family == "olmo3":
-        full = rng.choice([YARN_ROPE, {"rope_type": "default", "rope_theta": 300.0}])
-        fields["rope_parameters"] = {KINDS[1]: dict(full)}
+        fields["layer_types"] = rng.choice([None, rng.choices(KINDS, k=num_layers)])
+    elif family in ("ministral3", "phi3", "smollm3"):
+        fields["sliding_window"] = rng.choice([None, 11])
     if family.startswith("cohere"):
         fields["layer_norm_eps"] = fields.pop("rms_norm_eps")
         fields["logit_scale"] = rng.choice([0.0625, 0.3])
-    if family in ("exaone4", "ministral3", "seed-oss"):  # whose heads need not share the width
-        fields |= {"head_dim": head_size, "hidden_size": rng.choice([20, 52])}
-    if family == "helium":
-        fields["head_dim"] = head_size
-    if family in ("helium", "seed-oss"):
-        fields["mlp_bias"] = rng.random() < 0.5
-    if family == "ministral3":
-        fields["sliding_window"] = rng.choice([None, 11])
+    elif family == "smollm3":
+        fields["no_rope_layers"] = rng.choice([None, rng.choices([0, 1], k=num_layers)])
+        fields["no_rope_layer_interval"] = rng.choice([1, 2, 3])
+        fields["use_sliding_window"] = rng.random() < 0.7
+    elif family == "olmo3":
+        fields["rope_parameters"] = {KINDS[1]: dict(rng.choice([YARN_ROPE, PLAIN_ROPE]))}
+    elif family in ("glm", "glm4", "phi3"):
+        rotation = PLAIN_ROPE if family == "phi3" else rng.choice([PLAIN_ROPE, YARN_ROPE])
+        part = rng.choice([0.25, 0.5, 0.75, 1.0])
+        fields["rope_parameters"] = rotation | {"partial_rotary_factor": part}
     return fields
 
 

@@ -1,10 +1,6 @@
-"""Gemmas of random shapes, natively: tokens and log probabilities beside transformers'.
-
-SIGNALBOX_TEST_GEMMAS draws more configurations of each family.
-"""
+"""Gemmas of random shapes, natively: tokens and log probabilities beside transformers'."""
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,14 +10,20 @@ import torch
 
 from signalbox_worker.device.parallel_config import ParallelConfig
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
-from tests.gpu_worker.generation import Driver, make_sequence
+from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import (
-    LONG_PROMPT,
     WHOLE,
     assert_greedy,
     log_probabilities,
     make_prompts,
     make_runner,
+)
+from tests.gpu_worker.runner.executors.native_models import (
+    KINDS,
+    NUM_DRAWN,
+    assert_bits_depend_on_the_sequence_alone,
+    assert_like_transformers,
+    make_native,
 )
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.runner.native.test_eligibility import reason
@@ -34,8 +36,8 @@ pytestmark = pytest.mark.slow
 skip_without_native_kernels()
 
 FAMILIES = ("gemma", "gemma2", "gemma3", "gemma4")
-KINDS = ["sliding_attention", "full_attention", "full_attention"]
-NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_GEMMAS", "2"))
+THREE = [*KINDS, KINDS[1]]
+"""Kinds of the layers of a model with three."""
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:
@@ -57,23 +59,22 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
     }
     if family == "gemma":
         return fields
-    kinds = ["sliding_attention", "full_attention"]
     if family == "gemma4":
-        return fields | _of_gemma4(rng, kinds)
+        return fields | _of_gemma4(rng)
     return fields | {
         "query_pre_attn_scalar": rng.choice([16, 100]),
         "sliding_window": rng.choice([1, 13, 40]),
-        "layer_types": rng.choices(kinds, k=num_layers),
+        "layer_types": rng.choices(KINDS, k=num_layers),
         "final_logit_softcapping": rng.choice([None, 2.0, 30.0]),
         **({"attn_logit_softcapping": rng.choice([None, 1.0])} if family == "gemma2" else {}),
     }
 
 
-def _of_gemma4(rng: random.Random, kinds: list[str]) -> dict[str, Any]:
+def _of_gemma4(rng: random.Random) -> dict[str, Any]:
     """Heads of two sizes, K that is V, K and V of other layers, inputs of each layer."""
     num_shared = rng.choice([0, 0, 2, 3])
-    layer_types = [*rng.choices(kinds, k=rng.choice([0, 1, 2])), *kinds]
-    layer_types += [*rng.choices(kinds, k=max(0, num_shared - 1)), kinds[1]]
+    layer_types = [*rng.choices(KINDS, k=rng.choice([0, 1, 2])), *KINDS]
+    layer_types += [*rng.choices(KINDS, k=max(0, num_shared - 1)), KINDS[1]]
     return {
         "num_hidden_layers": len(layer_types),
         "layer_types": layer_types,
@@ -125,20 +126,11 @@ def gguf_fields(config: Any) -> dict[str, Any]:
     }
 
 
-def make_native(path: Path, **options: Any) -> Any:
-    return make_runner(path, cpu_backend="native", block_size=16, **options)
-
-
 @pytest.mark.parametrize("seed", range(NUM_DRAWN))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_gemmas_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family, **random_fields(family, seed))
-    runner = make_native(tmp_path)
-    assert_greedy(runner, reference, make_prompts(1, 17, 40), 6, chunks=(WHOLE, 7))
-    with torch.no_grad():
-        logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
-    expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
-    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
+    assert_like_transformers(tmp_path, reference)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -164,38 +156,21 @@ def test_files_of_gemma4_run_in_their_blocks(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_depend_on_the_sequence_alone(dtype: str, tmp_path: Path) -> None:
-    """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
     fields = {"num_experts": 3, "top_k_experts": 2, "moe_intermediate_size": 36}
     fields |= {"head_dim": 48, "global_head_dim": 32, "enable_moe_block": True}
     fields |= {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}
-    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=KINDS)
+    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=THREE)
     prompts = make_prompts(60, 5, 33)
-
-    def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
-        runner = make_native(tmp_path, num_threads=threads, dtype=dtype)
-        driver = Driver(runner=runner, chunk=chunk)
-        sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
-        while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
-            driver.step(active)
-        whole = [one.blocks[: one.num_computed // 16] for one in sequences]
-        return [
-            (one.token_ids, runner.pools.gpu_pool[blocks].tobytes())
-            for one, blocks in zip(sequences, whole, strict=True)
-        ]
-
-    together = found(prompts, WHOLE, 2)
-    assert found(prompts, 7, 1) == together
-    for prompt, alone in zip(prompts, together, strict=True):
-        assert found([prompt], 16, 3) == [alone]
+    found = assert_bits_depend_on_the_sequence_alone(tmp_path, prompts, dtype=dtype)
     if dtype == "float32":
         tokens = [reference_tokens(reference, prompt, 12) for prompt in prompts]
-        assert [one[len(p) :] for (one, _), p in zip(together, prompts, strict=True)] == tokens
+        assert [one[len(p) :] for one, p in zip(found, prompts, strict=True)] == tokens
 
 
 def test_adapters_of_layers_that_differ(tmp_path: Path) -> None:
     fields = {"head_dim": 48, "global_head_dim": 32, "hidden_size_per_layer_input": 32}
     fields |= {"vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": True}
-    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=KINDS)
+    reference = make_model(tmp_path, "gemma4", **fields, num_kv_shared_layers=1, layer_types=THREE)
     kinds = [{"r": 4, "target_modules": ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")}]
     runner = make_native(tmp_path, lora=make_adapters(reference, tmp_path / "adapters", kinds))
     prompts = make_prompts(17, 9)

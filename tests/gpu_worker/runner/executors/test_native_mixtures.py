@@ -1,17 +1,12 @@
 """Mixtures of random shapes, natively: tokens and log probabilities beside transformers', and bits
-that depend on a sequence alone.
-
-SIGNALBOX_TEST_MIXTURES draws more configurations of each family.
-"""
+that depend on a sequence alone."""
 
 import json
 import logging
-import os
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,9 +15,8 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.models.latent_config import deepseek_v2_config
 from signalbox_worker.runner.native.tensor_share import why_not_divided
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
-from tests.gpu_worker.generation import Driver, make_sequence
+from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import (
-    LONG_PROMPT,
     WHOLE,
     assert_greedy,
     log_probabilities,
@@ -30,6 +24,16 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.quantised_models import make_mxfp4
+from tests.gpu_worker.runner.executors.native_models import (
+    KINDS,
+    NUM_DRAWN,
+    assert_bits_depend_on_the_sequence_alone,
+    assert_like_transformers,
+    expected_log_probabilities,
+    make_native,
+    random_shape,
+    widen_to_heads,
+)
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.tiny_models import (
     LATENTS,
@@ -50,30 +54,20 @@ FAMILIES = (
     *("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss"),
     *("deepseek-v2", "glm4-moe-lite"),
 )
-NUM_DRAWN = int(os.environ.get("SIGNALBOX_TEST_MIXTURES", "2"))
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:
-    """Fields of config.json: odd numbers of heads and experts, tied or not, with biases or not."""
+    """Fields of config.json: odd numbers of experts, with biases or not."""
     rng = random.Random(f"{family} {seed}")
-    kv_heads, group, head_size = rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([16, 48])
     num_experts = rng.choice([3, 7, 16])
-    fields: dict[str, Any] = {
-        "hidden_size": rng.choice([20, 52, 100]),
-        "num_hidden_layers": rng.choice([1, 2, 3]),
-        "num_attention_heads": kv_heads * group,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_size,
-        "intermediate_size": rng.choice([12, 40, 84]),
+    fields = random_shape(rng) | {
         "moe_intermediate_size": rng.choice([12, 36, 68]),
         "num_experts_per_tok": rng.choice([1, 2, 3]),
-        "tie_word_embeddings": rng.random() < 0.5,
-        "rms_norm_eps": rng.choice([1e-6, 1e-2]),
     }
     if family in ("deepseek-v2", "glm4-moe-lite"):
-        return fields | latent_fields(family, rng, num_heads=kv_heads * group)
-    if family in ("olmoe", "granite-moe"):  # whose heads share its width
-        fields["hidden_size"] = fields["num_attention_heads"] * head_size
+        return fields | latent_fields(family, rng, num_heads=fields["num_attention_heads"])
+    if family in ("olmoe", "granite-moe"):
+        widen_to_heads(fields)
     if family == "glm4-moe":
         return fields | {
             "n_routed_experts": (groups := rng.choice([1, 2, 3])) * rng.choice([2, 5]),
@@ -88,12 +82,11 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         }
     if family == "gpt-oss":
         del fields["moe_intermediate_size"]
-        kinds = ["sliding_attention", "full_attention"]
         return fields | {
             "num_local_experts": num_experts,
             "attention_bias": rng.random() < 0.5,
             "sliding_window": rng.choice([5, 19]),
-            "layer_types": rng.choices(kinds, k=fields["num_hidden_layers"]),
+            "layer_types": rng.choices(KINDS, k=fields["num_hidden_layers"]),
             "swiglu_limit": rng.choice([0.25, 7.0]),
             "swiglu_alpha": rng.choice([1.0, 1.702]),
         }
@@ -145,20 +138,6 @@ def latent_fields(family: str, rng: random.Random, *, num_heads: int) -> dict[st
     return fields
 
 
-def make_native(path: Path, **options: Any) -> Any:
-    return make_runner(path, cpu_backend="native", block_size=16, **options)
-
-
-def assert_like_transformers(path: Path, reference: Any) -> None:
-    """Checks tokens and log probabilities of a model in a folder."""
-    runner = make_native(path)
-    assert_greedy(runner, reference, make_prompts(1, 17, 40), 6, chunks=(WHOLE, 7))
-    with torch.no_grad():
-        logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
-    expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
-    torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=LOGITS)
-
-
 @pytest.mark.compares(how="natively in random shapes", of=architecture_of)
 @pytest.mark.parametrize("seed", range(NUM_DRAWN))
 @pytest.mark.parametrize("family", FAMILIES)
@@ -187,34 +166,16 @@ def test_random_mixtures_equal_transformers(family: str, seed: int, tmp_path: Pa
 def test_bits_depend_on_the_sequence_alone(
     family: str, form: dict[str, str], dtype: str, tmp_path: Path
 ) -> None:
-    """In any batch, by any chunks, and on any number of threads: tokens, and K and V of them."""
     if form.get("quantization") == "mxfp4":
         make_mxfp4(tmp_path)
     else:
         own = LATENTS if family == "deepseek-v2" else {"head_dim": 16}
         make_model(tmp_path, family, hidden_size=96, **own)
-    prompts = make_prompts(60, 5, 33, 61)
-
-    def found(chosen: list[list[int]], chunk: int, threads: int) -> list[tuple[list[int], bytes]]:
-        runner = make_native(tmp_path, num_threads=threads, dtype=dtype, **form)
-        if form:
-            factors = "float32" if dtype == "float32" else "int8"
-            assert runner.model.numerics.factors == factors
-        driver = Driver(runner=runner, chunk=chunk)
-        sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
-        while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
-            driver.step(active)
-        pool = runner.pools.gpu_pool
-        whole = [one.blocks[: one.num_computed // 16] for one in sequences]
-        return [
-            (one.token_ids, np.ascontiguousarray(pool[blocks]).tobytes())
-            for one, blocks in zip(sequences, whole, strict=True)
-        ]
-
-    together = found(prompts, WHOLE, 2)
-    assert found(prompts, 7, 1) == together
-    for prompt, alone in zip(prompts, together, strict=True):
-        assert found([prompt], 16, 3) == [alone]
+    options = form | {"dtype": dtype}
+    if form:
+        factors = "float32" if dtype == "float32" else "int8"
+        assert make_native(tmp_path, **options).model.numerics.factors == factors
+    assert_bits_depend_on_the_sequence_alone(tmp_path, make_prompts(60, 5, 33, 61), **options)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +294,5 @@ def test_experts_of_several_types_run_through_pytorch(tmp_path: Path) -> None:
         make_native(folder)
     runner = make_runner(folder, block_size=16)
     assert runner.model.numerics.kernels.startswith("torch")
-    with torch.no_grad():
-        logits = reference(torch.tensor([LONG_PROMPT])).logits[0].log_softmax(dim=-1)
-    expected = logits[:-1].gather(1, torch.tensor(LONG_PROMPT[1:])[:, None])[:, 0]
+    expected = expected_log_probabilities(reference)
     torch.testing.assert_close(log_probabilities(runner), expected, rtol=0, atol=0.05)
