@@ -32,7 +32,7 @@ FLOAT_TYPES: dict[Storage, np.dtype[Any]] = {
 FLOAT_FACTORS = (Storage.NVFP4, *BOOKS)
 _MOST = {Storage.IQ4_XS: 0.001, Storage.NVFP4: 0.001, **dict.fromkeys(BOOKS, 1e-4)}
 """Largest scales and factors of random blocks whose numbers are large: 0.01 of others."""
-_SCALES_AT = {  # bytes of a block that are half-precision scales
+SCALES_AT: dict[int, tuple[int, ...]] = {
     Storage.Q4_0: (0,),
     Storage.Q4_1: (0, 2),
     Storage.Q5_0: (0,),
@@ -46,6 +46,8 @@ _SCALES_AT = {  # bytes of a block that are half-precision scales
     Storage.IQ4_NL: (0,),
     Storage.IQ4_XS: (0,),
 }
+"""Bytes of a block that are half-precision scales, by ggml's numbers of types; others begin with
+one."""
 
 
 def make_floats(*shape: int, dtype: np.dtype[Any] = FLOAT32, seed: int = 0) -> AnyArray:
@@ -74,7 +76,7 @@ def make_blocks(kind: Storage, n: int, k: int, *, seed: int = 0) -> StoredMatrix
         scales = rng.uniform(-0.01, 0.01, (n, -(-k // kind.block_size)))
         return make_integers(kind, rng, k, to_dtype(scales, kind.scale_dtype))
     blocks = rng.integers(0, 256, (n, k // kind.block_size, kind.block_bytes), dtype=np.uint8)
-    for at in _SCALES_AT[kind]:
+    for at in SCALES_AT[kind]:
         scales = rng.uniform(-most, most, blocks.shape[:2]).astype(np.float16)
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)
     packed = blocks.reshape(n, -1)
@@ -159,7 +161,7 @@ def make_extreme(kind: Storage, n: int) -> StoredMatrix:
     blocks[::3] = 255  # largest codes and scales of scales, or -1
     blocks[1::3] = 128  # the least signed bytes
     halves = np.array([2.0**-24, -(2.0**-15), 0.0, 65504.0, -65504.0], dtype=np.float16)
-    for step, at in enumerate(_SCALES_AT[kind]):
+    for step, at in enumerate(SCALES_AT[kind]):
         chosen = np.arange(blocks.shape[0] * blocks.shape[1]) * (step + 1) % len(halves)
         scales = halves[chosen].reshape(blocks.shape[:2])
         blocks[:, :, at : at + 2] = scales[..., None].view(np.uint8)

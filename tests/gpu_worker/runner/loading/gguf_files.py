@@ -17,6 +17,7 @@ from tokenizers import pre_tokenizers
 from signalbox_worker.config import ModelConfig
 from signalbox_worker.runner.loading.model_source import ModelSource, open_model
 from tests.gpu_worker.tiny_models import make_model
+from tests.kernels.native.matrices import SCALES_AT
 from tests.transformers_demo import DEMO, read
 
 ARCHITECTURES = {
@@ -61,14 +62,6 @@ _SCALING_FIELDS = {
     "beta_fast": "add_rope_scaling_yarn_beta_fast",
     "beta_slow": "add_rope_scaling_yarn_beta_slow",
 }
-_SCALES_AT = {
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
-"""Bytes of a block that are half-precision scales, of types that begin with none or with two."""
 _GEMMA4 = {
     "layer_scalar": ("layer_scalar", "weight"),
     "router.scale": ("router.proj", "scale"),
@@ -114,7 +107,7 @@ def random_blocks(
     elif kind is GGMLQuantizationType.NVFP4:
         blocks[:, :4] &= 0x1F
     else:
-        for at in _SCALES_AT.get(kind.name, (0,)):
+        for at in SCALES_AT.get(kind, (0,)):
             half = rng.uniform(-scale, scale, len(blocks)).astype(np.float16)
             blocks[:, at : at + 2] = half.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(*shape[:-1], -1)
