@@ -62,7 +62,8 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
         if one.default is not dataclasses.MISSING
     }
     usual = kind()
-    fields |= {name: _scaling(getattr(usual, name)) for name in fields if name == "rope_parameters"}
+    if "rope_parameters" in fields:
+        fields["rope_parameters"] = _scaling(usual.rope_parameters, kind.default_theta)
     own = {aliases.get(name, name) for name in fields}
     found = _joined(_shared(kind), _of_models(names), _of_class(kind))
     read = {
@@ -94,11 +95,15 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else None
 
 
-def _scaling(rotation: Any) -> Any:
-    """Returns the rotation that the class makes where a file has none, but for its base, which has
-    a name of its own; None if nothing is scaled."""
-    is_scaled = isinstance(rotation, dict) and rotation.get("rope_type") not in (None, "default")
-    return {k: v for k, v in rotation.items() if k != "rope_theta"} if is_scaled else None
+def _scaling(rotation: Any, base: float) -> Any:
+    """Returns the rotation that the class makes where a file has none; None if nothing is scaled.
+
+    Args:
+        base: the class's, which has a name of its own and is left out.
+    """
+    if not isinstance(rotation, dict) or rotation.get("rope_type") in (None, "default"):
+        return None
+    return {k: v for k, v in rotation.items() if (k, v) != ("rope_theta", base)}
 
 
 def _joined(*found: Names) -> Names:

@@ -198,7 +198,7 @@ def read_rotation(
     if any(isinstance(one, Mapping) for one in parameters.values()):
         raise ModelError("rotations of several kinds of layers are not supported for this family")
     theta = own["rope_theta"]
-    if not own.says("rope_theta"):
+    if own.says("rope_parameters") and not own.says("rope_theta"):
         theta = before.get("rope_theta", theta)
     parameters.setdefault("rope_theta", theta)
     parameters.setdefault(_PART, own[_PART])
