@@ -4,11 +4,10 @@ from typing import Any
 
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import (
-    MAX_NUM_LAYERS,
     DecoderConfig,
     check_no_windows,
     dense_config,
-    sliding_windows,
+    periodic_windows,
 )
 from signalbox_worker.models.family_config import (
     FamilyConfig,
@@ -31,10 +30,8 @@ def cohere_config(config: FamilyConfig) -> DecoderConfig:
 @family("Cohere2Config")
 def cohere2_config(config: FamilyConfig) -> DecoderConfig:
     """Reads Cohere 2, of which layers with a window alone rotate."""
-    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     period = counted(config, "sliding_window_pattern")
-    slides = [bool((i + 1) % period) for i in range(num_layers)]
-    windows = sliding_windows(config, slides, config["sliding_window"])
+    windows = periodic_windows(config, period, config["sliding_window"])
     unrotated = frozenset(i for i, window in enumerate(windows) if window is None)
     if not config.says("head_dim"):  # the class's default follows from its other sizes
         config = config.replacing(head_dim=None)

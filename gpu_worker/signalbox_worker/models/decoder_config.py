@@ -43,22 +43,24 @@ class LayerHeads(NamedTuple):
     num_kv_heads: int
     size: int
     projections: str = "qkv"
-    """Which of Q, K and V have a matrix: without one of V it is K before its norm, and without one
-    of K both are those of another layer."""
+    """Those of Q, K and V that have a matrix. Without that of V, V is K before its norm; without
+    that of K, K and V are those of another layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """Sizes of attention to latents, of which each head's K and V are products."""
+    """Sizes of latent attention, where K and V of all heads are products of one latent."""
 
     query_rank: int | None
-    """Width of what queries are products of; None is the hidden size."""
+    """Width of the latent of queries; None if they are products of hidden states."""
     size: int
     """Width of the latent."""
     rotated: int
     """First elements of K that rotate, and are the same for all heads."""
     unrotated: int
+    """Other elements of each head's K."""
     value: int
+    """Elements of each head's V."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +84,10 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """True if Q and K pass an RMSNorm before rotation (Qwen3)."""
+    qk_norm_is_whole: bool = False
+    """True if that norm is of all heads together (OLMoE)."""
     has_sinks: bool = False
     """True if each head has a sink: a score beside those of the tokens, without a value."""
-    qk_norm_is_whole: bool = False
-    """True if that is of all heads together (OLMoE)."""
     sliding_windows: tuple[int | None, ...] = ()
     """Number of positions that a token sees in each layer; None sees all."""
     attention_scale: float | None = None
@@ -122,14 +124,15 @@ class DecoderConfig:
     sliding_rope: RopeConfig | None = None
     """Rotation of the layers with a window; None is `rope`."""
     rotates_neighbours: bool = False
-    """True if elements 2 i and 2 i + 1 of a head are turned together, as GLM was trained, and not
-    those of its halves."""
+    """True if elements 2 i and 2 i + 1 of a head are turned together (GLM), False if element i of
+    one half is turned with that of the other."""
     latents: LatentSizes | None = None
-    """Sizes of attention whose one K head is the rotated part of K and the latent; None has K and V
-    of `num_kv_heads`."""
+    """Sizes of latent attention, which caches one K head: the rotated part of K, and the latent.
+    None caches K and V of `num_kv_heads`."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose Q and K have no positions (NoPE)."""
     query_scaling: QueryScaling | None = None
+    """Factors of rotated queries; None is 1."""
     may_have_more_layers: bool = False
     """True if checkpoints may have layers behind the last one, which predict further tokens."""
     has_head: bool = True
@@ -275,12 +278,18 @@ def dense_config(
         rotation: None reads it as in most families.
         fields: of the result, which families read in ways of their own.
     """
+    architecture = checked_architecture(config)
+    return DecoderConfig(**decoder_shapes(config, rotation), **fields, architecture=architecture)
+
+
+def checked_architecture(config: HfConfig) -> str:
+    """Returns the architecture. Raises ModelError unless its gate is a SiLU."""
     architecture, activation = config["architectures"][0], config.get("hidden_act")
     if activation not in ("silu", "swish"):
         raise ModelError(
             f"{architecture} with hidden_act {activation!r} is not supported; use silu"
         )
-    return DecoderConfig(**decoder_shapes(config, rotation), **fields, architecture=architecture)
+    return str(architecture)
 
 
 def is_causal(config: HfConfig) -> bool:
@@ -354,6 +363,14 @@ def check_no_windows(config: HfConfig) -> None:
             f"{config['architectures'][0]} with sliding_window {window} is not supported, since "
             "its layers have none; use the family that the window is of, or take the field out"
         )
+
+
+def periodic_windows(config: HfConfig, period: int, window: int | None) -> tuple[int | None, ...]:
+    """Returns the windows of layers, of which the last of each `period` sees all, unless
+    layer_types says it."""
+    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
+    slides = [bool((i + 1) % period) for i in range(num_layers)]
+    return sliding_windows(config, slides, window)
 
 
 def sliding_windows(

@@ -16,7 +16,7 @@ from signalbox_worker.models.decoder_config import (
     DecoderConfig,
     LayerHeads,
     decoder_sizes,
-    sliding_windows,
+    periodic_windows,
 )
 from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, counted, family, flag
 from signalbox_worker.models.gemma_config import GELU_TANH, soft_cap
@@ -148,9 +148,7 @@ def _experts(config: FamilyConfig, base: DecoderConfig) -> MoeConfig:
 
 def _windows(config: FamilyConfig) -> tuple[int | None, ...]:
     """Returns the layers' windows; the last layer sees all, whatever layer_types says."""
-    num_layers = counted(config, "num_hidden_layers")
-    slides = [bool((i + 1) % _PERIOD) for i in range(num_layers)]
-    windows = sliding_windows(config, slides, config["sliding_window"])
+    windows = periodic_windows(config, _PERIOD, config["sliding_window"])
     return (*windows[:-1], None)
 
 

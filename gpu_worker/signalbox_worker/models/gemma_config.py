@@ -11,7 +11,7 @@ from signalbox_worker.models.decoder_config import (
     check_no_windows,
     decoder_shapes,
     decoder_sizes,
-    sliding_windows,
+    periodic_windows,
 )
 from signalbox_worker.models.family_config import counted, family, flag, positive
 from signalbox_worker.models.rope_config import read_layer_rotations
@@ -41,7 +41,7 @@ def gemma2_config(config: HfConfig) -> DecoderConfig:
         **decoder_shapes(config),
         **_gemma2_fields(config),
         attention_soft_cap=soft_cap(config, "attn_logit_softcapping"),  # which Gemma 3 only names
-        sliding_windows=_windows(config, 2, config["sliding_window"]),
+        sliding_windows=periodic_windows(config, 2, config["sliding_window"]),
     )
 
 
@@ -60,7 +60,7 @@ def gemma3_config(config: HfConfig) -> DecoderConfig:
         rope=rotations[FULL].config(sizes["head_size"]),
         sliding_rope=rotations[SLIDING].config(sizes["head_size"]),
         max_position=rotations[FULL].max_position,  # which counts the scaling
-        sliding_windows=_windows(config, counted(config, "sliding_window_pattern"), window),
+        sliding_windows=periodic_windows(config, counted(config, "sliding_window_pattern"), window),
     )
 
 
@@ -100,10 +100,3 @@ def _gemma_config(config: HfConfig, activation: tuple[str, str], **fields: Any) 
         embedding_scale=fields["hidden_size"] ** 0.5,
         rounds_embedding_scale=True,
     )
-
-
-def _windows(config: HfConfig, every: int, window: int | None) -> tuple[int | None, ...]:
-    """Returns the layers' windows; the last of `every` layers sees all, unless layer_types says
-    it."""
-    num_layers = counted(config, "num_hidden_layers")
-    return sliding_windows(config, [bool((i + 1) % every) for i in range(num_layers)], window)

@@ -1,6 +1,6 @@
 """Configuration of GPT-OSS: sinks of attention, and mixtures with biases and clamped gates."""
 
-from signalbox_worker.models.decoder_config import MAX_NUM_LAYERS, decoder_shapes, sliding_windows
+from signalbox_worker.models.decoder_config import decoder_shapes, periodic_windows
 from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
 from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig
 
@@ -15,16 +15,14 @@ def gpt_oss_config(config: FamilyConfig) -> MoeConfig:
     """
     if config[_ROTATION] is None:
         config = config.replacing(**{_ROTATION: config.default(_ROTATION)})
-    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
     num_experts, bias = counted(config, "num_local_experts"), flag(config, "attention_bias")
-    alternating = [index % 2 == 0 for index in range(num_layers)]
     return MoeConfig(
         **decoder_shapes(config),
         architecture=config["architectures"][0],
         qkv_bias=bias,
         o_bias=bias,
         has_sinks=True,
-        sliding_windows=sliding_windows(config, alternating, config["sliding_window"]),
+        sliding_windows=periodic_windows(config, 2, config["sliding_window"]),
         num_experts=num_experts,
         experts_per_token=counted(config, "num_experts_per_tok", most=num_experts),
         expert_size=counted(config, "intermediate_size"),

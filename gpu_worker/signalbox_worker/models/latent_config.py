@@ -13,6 +13,7 @@ from signalbox_worker.models.decoder_config import (
     DecoderConfig,
     LatentSizes,
     check_no_windows,
+    checked_architecture,
     decoder_sizes,
 )
 from signalbox_worker.models.family_config import (
@@ -24,10 +25,12 @@ from signalbox_worker.models.family_config import (
     positive,
 )
 from signalbox_worker.models.mixture_config import (
-    QWEN_EXPERTS,
     ExpertChoice,
     MoeConfig,
+    biased_choice,
+    first_layers,
     moe_config,
+    routed_and_shared,
 )
 from signalbox_worker.models.rope_config import read_rotation
 
@@ -38,14 +41,12 @@ def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
     base = _latent_config(config, rotates_neighbours=True)
     if flag(config, "mlp_bias"):
         raise ModelError(f"{base.architecture} with mlp_bias is not supported natively")
-    num_dense = counted(config, "first_k_dense_replace", least=0)
     return moe_config(
         base,
-        num_experts=counted(config, "n_routed_experts"),
         renormalise=False,
-        dense_layers=frozenset(range(min(num_dense, base.num_layers))),
+        dense_layers=first_layers(config, base.num_layers),
         choice=_groups_by_their_best(config),
-        **_experts(config),
+        **routed_and_shared(config),
     )
 
 
@@ -54,21 +55,12 @@ def glm4_moe_lite_config(config: FamilyConfig) -> MoeConfig:
     """Reads GLM-4.7-Flash."""
     neighbours = flag(config, "rope_interleave")
     base = _latent_config(config, rotates_neighbours=neighbours, may_have_more_layers=True)
-    num_groups = counted(config, "n_group")
-    choice = ExpertChoice(
-        by_sigmoid=True,
-        has_bias=True,
-        num_groups=num_groups,
-        num_chosen_groups=counted(config, "topk_group", most=num_groups),
-        scale=positive(config, "routed_scaling_factor"),
-    )
     return moe_config(
         base,
-        num_experts=counted(config, "n_routed_experts"),
         renormalise=flag(config, "norm_topk_prob"),
         dense_layers=_dense_layers(config, base.num_layers),
-        choice=choice,
-        **_experts(config),
+        choice=biased_choice(config),
+        **routed_and_shared(config),
     )
 
 
@@ -102,28 +94,11 @@ def _groups_by_their_best(config: FamilyConfig) -> ExpertChoice:
     )
 
 
-def _experts(config: FamilyConfig) -> dict[str, Any]:
-    size = counted(config, "moe_intermediate_size")
-    return {
-        "experts_per_token": counted(config, "num_experts_per_tok"),
-        "expert_size": size,
-        "shared_size": size * counted(config, "n_shared_experts"),
-        "shared_name": "shared_experts",
-        "shared_has_gate": False,
-        "block": "mlp",
-        "names": QWEN_EXPERTS,
-    }
-
-
 def _latent_config(config: FamilyConfig, **fields: Any) -> DecoderConfig:
     """Reads the attention, and what it has in common with Llama's decoders."""
     check_no_windows(config)
     config.disregard("qk_head_dim")  # the sum of the sizes of its parts, whatever a file says
-    architecture, activation = config["architectures"][0], config.get("hidden_act")
-    if activation not in ("silu", "swish"):
-        raise ModelError(
-            f"{architecture} with hidden_act {activation!r} is not supported; use silu"
-        )
+    architecture = checked_architecture(config)
     rank = config["q_lora_rank"]
     latents = LatentSizes(
         query_rank=None if rank is None else counted(config, "q_lora_rank"),

@@ -31,7 +31,7 @@ from signalbox_worker.models.glm_config import glm_like
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertChoice:
-    """How experts are chosen, and what their shares are beside renormalisation."""
+    """How experts are chosen, and their shares before renormalisation and after it."""
 
     by_sigmoid: bool = False
     """True if a share is the sigmoid of its score alone, and not the softmax of all scores."""
@@ -40,7 +40,7 @@ class ExpertChoice:
     num_groups: int = 1
     """Groups of neighbouring experts."""
     num_chosen_groups: int = 1
-    """Groups that a token's experts are of."""
+    """Groups among whose experts a token chooses."""
     num_summed: int = 2
     """Experts of a group whose shares, summed, decide whether it is chosen."""
     scale: float = 1.0
@@ -74,9 +74,10 @@ class MoeConfig(DecoderConfig):
     has_expert_biases: bool = False
     """True if the router and the matrices of experts have biases."""
     router_has_norm: bool = False
-    """True if the router reads hidden states by a norm of its own, and shares have factors."""
+    """True if the router has a norm of its own, and each expert a factor of its share (Gemma 4)."""
     gate_limit: float | None = None
-    """Largest gate of an expert, and largest magnitude of what it is for, which is then 1 more."""
+    """Largest gate of an expert, and largest magnitude of the product with `up`, to which 1 is then
+    added (GPT-OSS)."""
     gate_scale: float = 1.0
     """Factor within the sigmoid of a gate that has a limit."""
 
@@ -148,36 +149,47 @@ def glm4_moe_config(config: FamilyConfig) -> MoeConfig:
     Raises ModelError for groups that cannot be, or if nothing is shared.
     """
     base = glm_like(config, qk_norm=flag(config, "use_qk_norm"), may_have_more_layers=True)
-    num_experts, num_groups = counted(config, "n_routed_experts"), counted(config, "n_group")
-    num_shared = counted(config, "n_shared_experts", least=0)
-    if num_experts % num_groups or not num_shared:
-        raise ModelError(
-            f"{base.architecture} with {num_experts} n_routed_experts in {num_groups} n_group and "
-            f"{num_shared} n_shared_experts is not supported natively"
-        )
-    expert_size = counted(config, "moe_intermediate_size")
+    if not counted(config, "n_shared_experts", least=0):
+        raise ModelError(f"{base.architecture} without n_shared_experts is not supported natively")
     return moe_config(
         base,
-        num_experts=num_experts,
-        experts_per_token=counted(config, "num_experts_per_tok"),
-        expert_size=expert_size,
         renormalise=flag(config, "norm_topk_prob"),
-        choice=ExpertChoice(
-            by_sigmoid=True,
-            has_bias=True,
-            num_groups=num_groups,
-            num_chosen_groups=counted(config, "topk_group", most=num_groups),
-            scale=positive(config, "routed_scaling_factor"),
-        ),
-        dense_layers=frozenset(
-            range(counted(config, "first_k_dense_replace", least=0, most=MAX_NUM_LAYERS))
-        ),
-        block="mlp",
-        names=QWEN_EXPERTS,
-        shared_size=expert_size * num_shared,
-        shared_name="shared_experts",
-        shared_has_gate=False,
+        dense_layers=first_layers(config, base.num_layers),
+        choice=biased_choice(config),
+        **routed_and_shared(config),
     )
+
+
+def first_layers(config: FamilyConfig, num_layers: int) -> frozenset[int]:
+    """Returns the layers with a plain feed-forward of DeepSeek and GLM, which are the first."""
+    return frozenset(range(min(counted(config, "first_k_dense_replace", least=0), num_layers)))
+
+
+def biased_choice(config: FamilyConfig) -> ExpertChoice:
+    """Reads how DeepSeek V3 and GLM choose experts: by sigmoids and a bias, within groups."""
+    num_groups = counted(config, "n_group")
+    return ExpertChoice(
+        by_sigmoid=True,
+        has_bias=True,
+        num_groups=num_groups,
+        num_chosen_groups=counted(config, "topk_group", most=num_groups),
+        scale=positive(config, "routed_scaling_factor"),
+    )
+
+
+def routed_and_shared(config: FamilyConfig) -> dict[str, Any]:
+    """Reads the experts of DeepSeek and GLM, of which those that all tokens have are one."""
+    size = counted(config, "moe_intermediate_size")
+    return {
+        "num_experts": counted(config, "n_routed_experts"),
+        "experts_per_token": counted(config, "num_experts_per_tok"),
+        "expert_size": size,
+        "shared_size": size * counted(config, "n_shared_experts"),
+        "shared_name": "shared_experts",
+        "shared_has_gate": False,
+        "block": "mlp",
+        "names": QWEN_EXPERTS,
+    }
 
 
 def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:

@@ -5,14 +5,13 @@ from typing import Any
 
 from signalbox_worker.models.decoder_config import (
     FULL,
-    MAX_NUM_LAYERS,
     SLIDING,
     DecoderConfig,
     HfConfig,
     check_no_windows,
     dense_config,
     olmo_like,
-    sliding_windows,
+    periodic_windows,
 )
 from signalbox_worker.models.family_config import FamilyConfig, counted, family
 from signalbox_worker.models.rope_config import RopeParameters, read_layer_rotations
@@ -31,9 +30,7 @@ def olmo2_config(config: HfConfig) -> DecoderConfig:
 def olmo3_config(config: FamilyConfig) -> DecoderConfig:
     """Reads OLMo 3; every fourth layer sees all, unless layer_types says it."""
     full, sliding = _rotations(config)
-    num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
-    slides = [bool((i + 1) % _PERIOD) for i in range(num_layers)]
-    windows = sliding_windows(config, slides, config["sliding_window"])
+    windows = periodic_windows(config, _PERIOD, config["sliding_window"])
     base = _olmo_config(config, full, sliding_windows=windows)
     return replace(base, sliding_rope=sliding.config(base.head_size))
 
@@ -41,16 +38,11 @@ def olmo3_config(config: FamilyConfig) -> DecoderConfig:
 @family("Exaone4Config")
 def exaone4_config(config: FamilyConfig) -> DecoderConfig:
     """Reads EXAONE 4, of which layers with a window alone rotate, if any has one."""
-    window, num_layers = (
-        config["sliding_window"],
-        counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
-    )
-    slides = [False] * num_layers
+    window, period = config["sliding_window"], 1
     if window is not None and config.get("layer_types") is None:
         period = counted(config, "sliding_window_pattern")
-        slides = [bool((i + 1) % period) for i in range(num_layers)]
     config.disregard("sliding_window_pattern")
-    windows = sliding_windows(config, slides, window)
+    windows = periodic_windows(config, period, window)
     see_all = frozenset(i for i, one in enumerate(windows) if one is None)
     return dense_config(
         config,
