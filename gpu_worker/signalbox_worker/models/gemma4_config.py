@@ -93,12 +93,6 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         raise ModelError(f"{architecture} whose tokens see later ones is not supported")
     sizes, windows = decoder_sizes(config), _windows(config)
     size, kv_heads = _full_heads(config, sizes, windows)
-    layer_input_size = counted(config, "hidden_size_per_layer_input", 0, least=0)
-    num_rows = counted(config, "vocab_size_per_layer_input")
-    if layer_input_size and num_rows < sizes["vocab_size"]:
-        raise UnsoundConfig(
-            f"config.json says vocab_size_per_layer_input = {num_rows}, which lacks tokens"
-        )
     rotation, sliding = _rotations(config)
     bias, scale = flag(config, "attention_bias"), sizes["hidden_size"] ** 0.5
     read = Gemma4Config(
@@ -124,13 +118,23 @@ def gemma4_config(config: FamilyConfig) -> Gemma4Config:
         num_shared_layers=counted(config, "num_kv_shared_layers", 0, least=0),
         widens_shared_layers=flag(config, "use_double_wide_mlp"),
         experts=None,
-        layer_input_size=layer_input_size,
+        layer_input_size=_layer_input_size(config, sizes["vocab_size"]),
     )
     _check_shared(read)
     if flag(config, "enable_moe_block"):
         return replace(read, experts=_experts(config, read))
     config.disregard("num_experts", "top_k_experts", "moe_intermediate_size")
     return read
+
+
+def _layer_input_size(config: FamilyConfig, vocab_size: int) -> int:
+    size = counted(config, "hidden_size_per_layer_input", 0, least=0)
+    num_rows = counted(config, "vocab_size_per_layer_input")
+    if size and num_rows < vocab_size:
+        raise UnsoundConfig(
+            f"config.json says vocab_size_per_layer_input = {num_rows}, which lacks tokens"
+        )
+    return size
 
 
 def _experts(config: FamilyConfig, base: DecoderConfig) -> MoeConfig:

@@ -184,6 +184,10 @@ def test_directory_that_lacks_or_spoils_a_file_is_refused(
             "sliding_window = a, which",
         ),
         (
+            {"architectures": ["Gemma4ForCausalLM"], "hidden_size_per_layer_input": -32},
+            "hidden_size_per_layer_input = -32, which is no whole number",
+        ),
+        (
             {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
             "does not give the layer_types of 3 layers",
         ),
