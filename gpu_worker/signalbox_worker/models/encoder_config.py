@@ -1,5 +1,4 @@
-"""Configuration of encoders, whose tokens see those behind them too: BERT, RoBERTa, ModernBERT,
-Nomic BERT."""
+"""Configuration of encoders (BERT and its kin), whose tokens see those behind them too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ _OTHER_HEADS = (
 _USUAL_EPS = 1e-12
 _SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
 _OF_DISTILBERT = dict(zip(_SIZES, ("dim", "n_heads", "hidden_dim", "n_layers"), strict=True))
-"""Names of its sizes."""
+"""Names of `_SIZES` in DistilBERT."""
 _BUFFERS = (".position_ids", ".token_type_ids")
 _THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 """Names of ModernBERT's bases at the top level."""
@@ -78,7 +77,7 @@ class EncoderConfig(PlainConfig):
     activation: str
     """Name of the activation in config.json."""
     num_token_types: int = 0
-    """Types that it has embeddings of."""
+    """Types of tokens that have an embedding; 0 if the model has none."""
 
     @property
     def is_bidirectional(self) -> bool:
