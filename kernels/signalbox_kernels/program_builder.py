@@ -94,7 +94,7 @@ class Experts(NamedTuple):
 
 
 class Clamped(NamedTuple):
-    """SB_CLAMPED of csrc/program/api.h: gates and what they are for, within limits."""
+    """SB_CLAMPED of csrc/program/api.h: products with gate and up, within limits."""
 
     scale: float
     """Factor within the sigmoid."""
@@ -229,11 +229,12 @@ class ProgramBuilder(ProgramParts):
         num_runs: int = 1,
         added_to: int | None = None,
     ) -> None:
-        """Adds RMSNorm of runs of columns of a buffer of floats, each a multiple of 16, where they
-        are.
+        """Adds RMSNorm of runs of columns in a buffer of floats, each a multiple of 16; the results
+        replace them.
 
         Args:
-            added_to: buffer of floats, as wide, that the results are added to instead.
+            column: the first of them; one run lies behind the other.
+            added_to: buffer of floats, as wide, to which the results are added instead.
         """
         self._add(
             OpKind.NORM,
@@ -322,27 +323,19 @@ class ProgramBuilder(ProgramParts):
 
         Args:
             src: a buffer of elements, or of codes for a quantised weight.
-            weight: for gathered rows that of each expert; that of each head has STORE or ACTIVATE.
+            weight: of each expert for gathered rows; of each head for STORE and ACTIVATE alone.
             bias: [rows], or [experts, rows].
             activation: of GATED, GATE, ACTIVATE and MODULATE.
             column: first column of dst for STORE, which writes whole panels: what comes behind this
                 matrix is stored later, and dst is wide enough for the last one's padding.
-            gate: buffer of floats that GATE multiplies the product with, and whose columns from
-                `column` on are the factors of MODULATE.
+            gate: buffer of floats: GATE multiplies the function of it by the product, MODULATE the
+                function of the product by its columns from `column` on.
             adapted: what adapters may add to it.
         """
         if adapted is not None:
             self._shrink(adapted)
-        interleaved, heads = epilogue is Epilogue.GATED, dict[str, int]()
-        if isinstance(weight, Experts):
-            every = chain([weight.first], weight.others)
-            packed = self.arena.pack_all(every, weight.num_experts, interleaved=interleaved)
-        elif isinstance(weight, HeadMatrices):
-            matrices, src_step, dst_step = weight
-            packed = self.arena.pack_all(matrices, len(matrices))
-            heads = {"num_matrices": len(matrices), "src_step": src_step, "dst_step": dst_step}
-        else:
-            packed = self.arena.pack(weight, interleaved=interleaved)
+        interleaved = epilogue is Epilogue.GATED
+        packed, heads = self._pack(weight, interleaved=interleaved)
         if isinstance(activation, Clamped):
             function = {"activation": Activation.CLAMPED, **activation._asdict()}
         else:
@@ -362,6 +355,19 @@ class ProgramBuilder(ProgramParts):
             **({} if adapted is None else self._adapter_fields(adapted)),
             **heads,
         )
+
+    def _pack(
+        self, weight: Matrix | Experts | HeadMatrices, *, interleaved: bool
+    ) -> tuple[Packed, dict[str, int]]:
+        """Packs what a product reads; returns it with the op's fields of matrices of heads."""
+        if isinstance(weight, Experts):
+            every = chain([weight.first], weight.others)
+            return self.arena.pack_all(every, weight.num_experts, interleaved=interleaved), {}
+        if isinstance(weight, HeadMatrices):
+            matrices, src_step, dst_step = weight
+            steps = {"num_matrices": len(matrices), "src_step": src_step, "dst_step": dst_step}
+            return self.arena.pack_all(matrices, len(matrices)), steps
+        return self.arena.pack(weight, interleaved=interleaved), {}
 
     def _shrink(self, adapted: Adapted) -> None:
         """Adds the product with A of each row's adapter, which batches without adapters skip."""
