@@ -78,7 +78,7 @@ struct E4m3 : InBytes {
   }
 };
 
-// Latents lie as rows, so that K, which ends with V, is there once: its products sum within vectors.
+// Latents lie as rows, so that K, which ends with V, is stored once; scores sum within vectors (latents.h).
 struct Latents32 : F32 {
   static constexpr bool kIsLatent = true;
 };

@@ -14,7 +14,7 @@
 // before several of these, so that codes begin on cache lines and a last group may be smaller.
 //
 // Codes of floats (FP8, NF4, FP4, MXFP4) lie so, too, each line of scales before the groups that share
-// it. They are multiplied as floats, and those of MXFP4 as whole numbers, too: doubled values are.
+// it. They are multiplied as floats; those of MXFP4 also as whole numbers, which its values are when doubled.
 //
 // Where a weight is multiplied as bytes, the left side is coded anew for every row, 8 or 16 bits and a
 // scale per group (llama.cpp's Q8 blocks have 8), so that a row's result depends on nothing but the row.

@@ -34,8 +34,8 @@ enum SbStorage : int32_t {
   SB_STORED_IQ4_NL = 20,
   SB_STORED_IQ4_XS = 23,
   SB_STORED_BF16 = 30,
-  // Our own: codes under E4M3 scales of 16 and a float; and places in a book that the weight has, of which
-  // each of four numbers from the second on is another one.
+  // Our own: E2M1 under E4M3 scales of 16 columns and a float; and places in a book of numbers that lies in the
+  // weight, a type for each of four books.
   SB_STORED_NVFP4 = 0x80,
   SB_STORED_CODEBOOK = 0x84,
   SB_STORED_LAST_CODEBOOK = 0x87,
@@ -88,11 +88,11 @@ enum SbEpilogue : int32_t {
   SB_GATED = 2,   // dst (elements) = f(gate + bias) * (up + bias); weight packed interleaved
   SB_GATE = 3,    // dst (elements) = f(gate) * (product + bias), of a gate in float32
   SB_ACTIVATE = 4,  // dst (elements) = f(product + bias)
-  SB_MODULATE = 5,  // dst (elements) = f(product + bias) * a factor in float32: gate, from `column` on
+  SB_MODULATE = 5,  // dst (elements) = f(product + bias) * the columns of gate (float32) from `column` on
 };
 
-// The function f of a product. SB_CLAMPED is of SB_GATED and SB_GATE alone: the gate is at most `limit`, the
-// factor that it has is at most `limit` in magnitude, and then 1 more; f is x * sigmoid(scale * x).
+// The function f of a product. SB_CLAMPED goes with SB_GATED and SB_GATE alone: the gate is at most `limit`; what
+// f(gate) is multiplied by is at most `limit` in magnitude, and 1 is added to that. f(x) is x * sigmoid(scale * x).
 enum SbActivation : int32_t {
   SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3, SB_CLAMPED = 4, SB_IDENTITY = 5,
 };
@@ -136,8 +136,8 @@ struct SbRouting {
   int32_t function;      // an SbScores
   int32_t renormalises;  // the shares of those that are chosen sum to 1
   int32_t num_groups;    // of neighbouring experts, which divide all; 1 is none
-  int32_t num_chosen_groups;  // those whose largest sum to most; others' experts come last
-  int32_t num_summed;  // as many of a group, or all that it has
+  int32_t num_chosen_groups;  // those with the largest sums; experts of other groups come last
+  int32_t num_summed;  // largest shares of a group that make its sum; all, if it has fewer
   int32_t has_common;    // column num_experts of the scores is of an expert of all tokens: its share is the sigmoid
   float scale;           // factor of the shares of those that are chosen
   const float* bias;     // [num_experts] or null
@@ -162,10 +162,10 @@ struct SbOp {
   int32_t dst;  // buffer
   int32_t layer;   // of SB_ROTATE and SB_ATTEND: where K and V lie, counted in a shape's layers
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
-  int32_t n;       // output columns of a product, before padding; rows of SB_EMBED's table; of SB_NORM as many
-                   // columns, which RMSNorm takes from src to dst (float32, perhaps src), or the width of src where
-                   // dst is elements or codes and that is not the hidden size, or 0; of SB_ROTATE the first elements
-                   // of each head, even, which alone are turned
+  int32_t n;       // of a product: output columns before padding; of SB_EMBED: rows of the table; of SB_ROTATE: first
+                   // elements of each head, an even number, which alone are turned. Of RMSNorm: columns from `column`
+                   // on, taken from src to dst, if dst is float32 (perhaps src); else the width of src. 0 is the
+                   // hidden size
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
                         // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting.
@@ -192,12 +192,12 @@ struct SbOp {
   float k_scale;
   float v_scale;
   float cap;             // of SB_ATTEND and SB_HEAD: scores, or logits, become cap * tanh(x / cap); 0 leaves them
-  float scale;           // of SB_EMBED: the factor of its rows; of SB_TO_SUM that of the sum; of a rounding: a static
-                         // one, or 0; of SB_CLAMPED
+  float scale;           // of SB_EMBED: the factor of its rows; of SB_TO_SUM: that of the sum; of SB_CLAMPED: that
+                         // within the sigmoid; of a rounding: a static one, or 0
   int32_t activation;    // of a product with a function: an SbActivation
   int32_t rounding;      // an SbRounding
-  int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all; of SB_NORM with n how
-                         // many runs of n columns, one behind the other, are normed each by itself
+  int32_t group;         // columns that share a dynamic scale, a multiple of 32; 0 is all. Of SB_NORM that norms n
+                         // columns: runs of n, one behind the other, each of which is normed by itself
   float zero;            // the zero point that goes with a static scale
   float limit;           // of SB_CLAMPED
   // Of a product with a matrix for each of several heads, whose weights are in a row; 0 is one matrix. Each reads
