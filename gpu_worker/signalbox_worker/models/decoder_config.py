@@ -154,9 +154,10 @@ class DecoderConfig:
     def is_native_only(self) -> bool:
         """True if native programs alone compute it, and `llama.Decoder` does not."""
         is_partial = self.rope.num_rotated is not None or bool(self.unrotated_layers)
-        has_own_norms = self.qk_norm_is_whole or self.is_parallel or not self.has_input_norms
+        has_own_norms = self.qk_norm_is_whole or self.norms_values or not self.has_input_norms
         has_own_turns = is_partial or self.rotates_neighbours or self.query_scaling is not None
-        return has_own_norms or has_own_turns
+        has_own_attention = self.has_sinks or self.latents is not None or self.is_parallel
+        return has_own_norms or has_own_turns or has_own_attention
 
     @property
     def usual_length(self) -> int:

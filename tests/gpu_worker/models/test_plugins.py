@@ -120,6 +120,18 @@ def test_relative_of_llama_with_a_rotation_of_its_windows_is_one_in_few_rows(
 
 
 @pytest.mark.parametrize(
+    "values", [{"is_parallel": True}, {"has_sinks": True}, {"norms_values": True}], ids=str
+)
+def test_relative_of_llama_that_native_programs_alone_compute_is_not_in_pytorch(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    make_model(tmp_path, "llama3", **HEADS)
+    register_relative(**values)
+    with pytest.raises(ModelError, match="is computed natively alone, but cpu_backend is 'torch'"):
+        make_runner(tmp_path, cpu_backend="torch", model_impl="signalbox")
+
+
+@pytest.mark.parametrize(
     ("values", "reason"),
     [
         ({"activation": "relu"}, "activation 'relu' is not supported; use silu or gelu_pytorch"),
