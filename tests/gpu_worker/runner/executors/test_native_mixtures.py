@@ -1,5 +1,5 @@
-"""Mixtures of random shapes, natively: tokens and log probabilities beside transformers', and bits
-that depend on a sequence alone."""
+"""Mixtures, natively: tokens and log probabilities of random shapes beside transformers'. Also of
+other families: bits that depend on a sequence alone, and adapters."""
 
 import json
 import logging
