@@ -195,6 +195,8 @@ def read_rotation(
     own = FamilyConfig.of(config)
     before, scaling = parameters_of(own, "rope_parameters"), parameters_of(own, "rope_scaling")
     parameters = dict(scaling or before)
+    if not own.says("rope_parameters"):  # the class's own are for files without any
+        before = parameters
     if any(isinstance(one, Mapping) for one in parameters.values()):
         raise ModelError("rotations of several kinds of layers are not supported for this family")
     theta = own["rope_theta"]

@@ -318,6 +318,10 @@ ROTATIONS: list[dict[str, Any]] = [
     {"rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0],
                       "long_factor": [4.0, 4.0, 5.0, 6.0], "factor": 8.0}},
 ]  # fmt: skip
+OTHER_THAN_OF_THE_CLASS = {
+    "rope_parameters": ...,
+    "rope_scaling": YARN | {"factor": 4.0, "llama_4_scaling_beta": 0.3},
+}
 LAYER_ROTATIONS: list[dict[str, Any]] = [
     {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
     {"rope_parameters": {"sliding_attention": {"rope_theta": 40.0}}, "rope_theta": 90.0},
@@ -333,6 +337,8 @@ LAYER_ROTATIONS: list[dict[str, Any]] = [
     ("architecture", "changes"),
     [
         *(("LlamaForCausalLM", one) for one in ROTATIONS),
+        ("Ministral3ForCausalLM", OTHER_THAN_OF_THE_CLASS),
+        ("Ministral3ForCausalLM", OTHER_THAN_OF_THE_CLASS | {"rope_theta": 300.0}),
         *(("Phi3ForCausalLM", one) for one in (ROTATIONS[0], ROTATIONS[2], ROTATIONS[-1])),
         *(
             (name, one | {"layer_types": KINDS})
