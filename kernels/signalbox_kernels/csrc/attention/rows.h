@@ -198,7 +198,7 @@ static void layer_norm_row(const sb::Phase& phase, int64_t row, const float* x) 
 }
 
 // Norms runs of some columns of float32, a multiple of 16.
-static void norm_columns(const sb::Phase& phase, int64_t row) {
+static inline void norm_columns(const sb::Phase& phase, int64_t row) {
   const SbOp& op = *phase.op;
   const auto* weight = static_cast<const float*>(op.weight);
   const float* x = static_cast<const float*>(phase.src.data) + row * phase.src.stride + op.column;
