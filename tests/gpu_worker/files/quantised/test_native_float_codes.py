@@ -168,7 +168,7 @@ def test_codes_are_multiplied_as_they_are(
     def decoded(self: Weights, name: str, tensor: StoredTensor) -> AnyArray:
         return to_float32(tensor.read()[: self._shapes[name][0]])
 
-    monkeypatch.setattr(Weights, "_matrix", decoded)
+    monkeypatch.setattr(Weights, "_unrounded", decoded)
     expected = log_probabilities(make_probed(tmp_path, dtype="float32"))
     assert torch.equal(found, expected)
 
