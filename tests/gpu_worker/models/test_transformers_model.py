@@ -216,7 +216,7 @@ def test_model_that_cannot_run_says_why_in_one_line(name: str) -> None:
     architecture, flags, reason = REFUSED[name]
     config = SHAPE | {"architectures": [architecture]} | flags
     with pytest.raises(ModelError, match=f"not supported: {architecture}: .*{reason}") as error:
-        spec = find_model(config, impl="auto", directory=None, trust_remote_code=False)
+        spec = find_model(config, impl="transformers", directory=None, trust_remote_code=False)
         spec.read_config(config)
     assert "\n" not in str(error.value)
 
