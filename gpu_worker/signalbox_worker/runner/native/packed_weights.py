@@ -141,7 +141,7 @@ class _Keeping(threading.Thread):
         except OSError as error:
             logger.warning("packed weights are not kept: %s: %s", self._path, error.strerror)
         else:
-            size = self._path.stat().st_size >> 20
+            size = self._arena.num_bytes >> 20
             logger.info("weights: kept packed for later starts, %d MiB in %s", size, self._path)
 
 
