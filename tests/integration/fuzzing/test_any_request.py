@@ -217,7 +217,7 @@ def test_unknown_fields_change_nothing(target: Target) -> None:
         for data in (plain, plain + varint, length_delimited + unknown + plain)
     ]
     texts = {
-        tuple(d.text for a in o.answers for d in pb.GenerateResponse.FromString(a).outputs)
+        "".join(d.text for a in o.answers for d in pb.GenerateResponse.FromString(a).outputs)
         for o in outcomes
     }
     assert {outcome.code for outcome in outcomes} == {StatusCode.OK}
