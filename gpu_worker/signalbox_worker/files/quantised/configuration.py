@@ -104,6 +104,13 @@ def _fp8(described: Described) -> QuantisedCheckpoint:
     return replace(rows, forms=(FP8, FP8_BLOCKS), by_marker={BLOCK_SCALE: blocks})
 
 
+def _fbgemm_fp8(described: Described) -> QuantisedCheckpoint:
+    """Scales of rows. Activations stay in floats: no program cuts large ones before it rounds, as
+    the form prescribes."""
+    refuse_others(described, "fbgemm_fp8", ("activation_scale_ub", "modules_to_not_convert"))
+    return QuantisedCheckpoint("fp8", (FP8,), lambda module: FP8, leaves_activations=True)
+
+
 def _of_form(form: QuantisedForm, *, is_static: bool) -> QuantisedCheckpoint:
     activations = ActivationScheme(
         code=Element.FP8_E4M3,
@@ -119,6 +126,7 @@ _READERS: dict[str, Callable[[Described], QuantisedCheckpoint | None]] = {
     "awq": awq_checkpoint,
     "bitsandbytes": bitsandbytes_checkpoint,
     COMPRESSED_TENSORS: compressed_tensors_checkpoint,
+    "fbgemm_fp8": _fbgemm_fp8,
     "fp8": _fp8,
     "gptq": gptq_checkpoint,
     "modelopt": modelopt_checkpoint,

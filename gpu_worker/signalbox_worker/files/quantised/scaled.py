@@ -68,7 +68,9 @@ def scaled_form(name: str, block: Block, *, scale: str = SCALE) -> QuantisedForm
 def _shape(shapes: Shapes, read: Read, *, block: Block, scale: str) -> tuple[int, ...]:
     rows, columns = shapes[WEIGHT]
     of_scales = -(-rows // block[0]), -(-columns // block[1]) if block[1] else 1
-    allowed = {of_scales} if block[1] else {of_scales, of_scales[:1], (), (1,), (1, 1)}
+    of_matrix = {of_scales, of_scales[:1], (), (1,), (1, 1)}
+    of_blocks = {of_scales, (of_scales[0], 1, of_scales[1], 1)}  # the latter of ModelOpt
+    allowed = of_blocks if block[1] else of_matrix
     for end in {scale, ZERO_POINT} & shapes.keys():
         if shapes[end] not in allowed:
             raise ValueError

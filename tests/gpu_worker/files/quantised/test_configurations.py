@@ -186,7 +186,7 @@ def test_forms_of_fp8_differ_by_their_scales() -> None:
         ("NVFP4", 4, None),
         ("W4A16_NVFP4", 4, None),
         ("FP8", 8, True),
-        ("FP8_PER_CHANNEL_PER_TOKEN", 8, False),
+        ("fp8_per_channel_per_token", 8, False),
     ],
 )
 def test_an_algorithm_of_modelopt_is_that_of_all_modules(
@@ -209,6 +209,36 @@ def test_an_algorithm_of_modelopt_is_that_of_all_modules(
         assert (None if scheme is None else scheme.is_static) is is_static
         assert checkpoint.leaves_activations == (algorithm == "NVFP4")
     assert quantised_checkpoint({"quantization_config": described | {"quant_algo": None}}) is None
+
+
+def mixed(**of_modules: Any) -> dict[str, Any]:
+    """Fields of ModelOpt that give algorithms to modules."""
+    algorithms = {name.replace("__", "."): fields for name, fields in of_modules.items()}
+    layers = {name: {"quant_algo": one} for name, one in algorithms.items() if isinstance(one, str)}
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": algorithms | layers,
+    }
+
+
+def test_modules_of_modelopt_have_algorithms_of_their_own() -> None:
+    """By their names or those around them, in either order of the text part's name."""
+    described = mixed(
+        model__layers__1="NVFP4", model__layers__1__mlp__up_proj="FP8", lm_head="W4A16_NVFP4"
+    )
+    assert bits_of(described, UP, DOWN, HEAD, QUERY, "model.layers.11.up_proj") == [
+        *(8, 4, 4),
+        *(None, None),
+    ]
+    checkpoint = read(described)
+    assert (checkpoint.name, checkpoint.leaves_activations) == ("modelopt", True)
+    assert [form.bits for form in checkpoint.forms] == [4, 8], "the commonest first"
+    schemes = [checkpoint.activations_of(name) for name in (UP, DOWN, QUERY)]
+    assert [one and one.is_static for one in schemes] == [True, None, None]
+    nested = mixed(model__language_model__layers__1="FP8")
+    assert bits_of(nested, "language_model.model.layers.1.mlp.up_proj", UP) == [8, None]
+    assert read(nested).name == "fp8"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +295,12 @@ def test_an_algorithm_of_modelopt_is_that_of_all_modules(
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ', .* with FP8, .* NVFP4"),
         (MODELOPT | {"quant_algo": "FP8"}, "modelopt with weights .* of FP8, .* 8 bits"),
         (MODELOPT | {"group_size": 32}, "modelopt with groups of 32, .* groups of 16"),
+        (mixed(), "MIXED_PRECISION and quantized_layers '{}'"),
+        (mixed(x="FP8", y="MXFP8"), "quant_algo 'MXFP8', .* with FP8, .* NVFP4"),
+        (mixed(x=["FP8"]), r"modelopt with \"\['FP8'\]\" for x"),
+        (mixed(x={"quant_algo": "NVFP4", "group_size": 32}), "modelopt with groups of 32"),
+        (mixed(x={"quant_algo": "NVFP4", "pre_quant_scale": True}), "with pre_quant_scale 'True'"),
+        ({"quant_method": "fbgemm_fp8", "rounding": "up"}, "fbgemm_fp8 with rounding 'up'"),
         (MODELOPT | {"pre_quant_scale": True}, "modelopt with pre_quant_scale 'True'"),
     ],
 )

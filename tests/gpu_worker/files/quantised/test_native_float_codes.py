@@ -96,6 +96,33 @@ def in_nvfp4(weight: Tensor, *, of_modelopt: bool = False) -> tuple[dict[str, Te
     return tensors | {"weight_scale": scales}, decoded
 
 
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        f"model.layers.{layer}.{part}": {"quant_algo": algorithm, "group_size": size}
+        for layer in range(3)
+        for part, algorithm, size in (
+            ("self_attn.q_proj", "W4A16_NVFP4", 16),
+            ("self_attn.k_proj", "FP8_PER_CHANNEL_PER_TOKEN", 0),
+            ("self_attn.v_proj", "W4A16_NVFP4", 16),
+            ("self_attn.o_proj", "W4A16_NVFP4", 16),
+            ("mlp", "fp8_pb_wo", 128),
+        )
+    },
+}
+
+
+def in_mixed(weight: Tensor, name: str) -> tuple[dict[str, Tensor], Tensor]:
+    """Scales of blocks have four axes, as ModelOpt writes them."""
+    if "mlp" in name:
+        tensors, decoded = by_block(weight)
+        return tensors | {
+            "weight_scale": tensors.pop("weight_scale_inv")[:, None, :, None]
+        }, decoded
+    return by_row(weight) if "k_proj" in name else in_nvfp4(weight, of_modelopt=True)
+
+
 def in_nf4(
     weight: Tensor, block_size: int = 64, scale: float = 1.0
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -122,6 +149,7 @@ def in_int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 FORMS: dict[str, tuple[Encode, dict[str, Any], Storage, float]] = {
     "fp8 of matrices": (by_matrix, FP8, Storage.E4M3, 1.04),
     "fp8 of rows": (by_row, FP8, Storage.E4M3, 1.04),
+    "rows of fbgemm": (by_row, {"quant_method": "fbgemm_fp8"}, Storage.E4M3, 1.04),
     "fp8 of blocks": (by_block, FP8 | {"weight_block_size": [128, 128]}, Storage.E4M3, 1.04),
     "nf4": (in_nf4, NF4, Storage.NF4, 1.01),
     "nf4 in blocks of 256": (partial(in_nf4, block_size=256), NF4, Storage.NF4, 1.11),
@@ -189,6 +217,21 @@ def test_packed_matrices_take_the_bytes_of_the_file(form: str, tmp_path: Path) -
             large = (part.read() for part in tensor.parts.values() if part.shape != (16,))
             num_stored += sum(values.nbytes for values in large)
     assert 0 < arena.num_bytes <= FORMS[form][3] * num_stored
+
+
+def test_each_matrix_of_modelopt_has_the_form_of_its_module(tmp_path: Path) -> None:
+    """K rounds its inputs, and nothing else does."""
+    reference = save_quantised(tmp_path, "llama2", in_mixed, MIXED)
+    stored = open_model(ModelConfig(model=str(tmp_path)), lambda _: None).stored()
+    kinds = {
+        name.split(".", 3)[3]: matrix.type
+        for name, tensor in stored.items()
+        if tensor.form is not None and (matrix := stored_codes(tensor))
+    }
+    is_fp8 = {name for name, kind in kinds.items() if kind is Storage.E4M3}
+    assert is_fp8 == {name for name in kinds if "mlp" in name or "k_proj" in name}
+    assert len(kinds) == 7 and set(kinds.values()) == {Storage.E4M3, Storage.NVFP4}
+    assert_rounds_as(make_probed(tmp_path, dtype="float32"), reference_log_probabilities(reference))
 
 
 def test_tokens_depend_on_the_request_alone(tmp_path: Path) -> None:
