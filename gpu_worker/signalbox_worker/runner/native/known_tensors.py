@@ -54,7 +54,7 @@ class KnownTensors:
             self._arrays[f"order {name}"] = matrix.order
 
     def vector(self, name: str, read: Callable[[], AnyArray]) -> AnyArray:
-        """Returns a vector, which is read only if it is not known."""
+        """Returns a vector as it is stored, which is read only if it is not known."""
         key = f"vector {name}"
         if key not in self._arrays:
             self._arrays[key] = read()

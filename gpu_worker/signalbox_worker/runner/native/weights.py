@@ -143,10 +143,10 @@ class Weights:
         tensor, rows = self._take(name), self.share.rows(name)
 
         def read() -> AnyArray:
-            values = tensor.read()[rows.start : rows.stop]
-            return to_float32(to_dtype(values, self.dtype) if is_rounded else values)
+            return to_float32(tensor.read()[rows.start : rows.stop])
 
-        return self._known.vector(name, read)
+        values = self._known.vector(name, read)
+        return to_float32(to_dtype(values, self.dtype)) if is_rounded else values
 
     def norm(self, name: str) -> AnyArray:
         """Returns the weight of a norm as float32, with what the model adds to it; ones if it has

@@ -176,6 +176,16 @@ def test_floats_are_rounded_to_the_models_type() -> None:
     assert weights.vector("model.layers.0.self_attn.q_proj.bias").dtype == np.float32
 
 
+@pytest.mark.parametrize("roundings", [(True, False), (False, True)])
+def test_a_vector_is_rounded_as_each_reader_asks(roundings: tuple[bool, bool]) -> None:
+    config = make_config()
+    stored = make_stored(config)
+    stored[NORM] = StoredTensor((32,), lambda: np.full(32, 257, dtype=np.float32))
+    weights = make_weights(config, stored, dtype=BFLOAT16)
+    read = [weights.vector(NORM, is_rounded=is_rounded)[0] for is_rounded in roundings]
+    assert read == [256 if is_rounded else 257 for is_rounded in roundings]
+
+
 @pytest.mark.parametrize("stored_as", [np.float64, np.int8])
 def test_floats_of_a_type_that_no_product_has_become_float32(stored_as: type) -> None:
     config = make_config()
