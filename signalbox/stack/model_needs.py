@@ -32,6 +32,7 @@ from signalbox_worker.runner.loading.opened_model import (
 )
 from signalbox_worker.runner.loading.unfetched_model import with_holes
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
+from signalbox_worker.runner.native.kv_places import kv_places
 from signalbox_worker.runner.native.native_model import dtype_name
 from signalbox_worker.runner.native.program_parts import program_shape
 from signalbox_worker.runner.native.tensor_share import TensorShare
@@ -170,7 +171,7 @@ def _needs(
         kv_block_bytes=block_bytes,
         kv_block_size=block_size,
         kv_window_bytes=-(-length // block_size)
-        * (block_bytes // num_layers * shape.num_layers * parallel.tensor_parallel_size),
+        * (block_bytes * shape.num_layers // num_layers * parallel.tensor_parallel_size),
         to_fetch=to_fetch,
     )
 
@@ -179,12 +180,13 @@ def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> 
     """Returns the bytes of a KV block of a native program."""
     config, parallel = opened.config, settings.parallel
     assert isinstance(config, DecoderConfig), "encoders keep no K and V"
+    share = TensorShare(whole=config, size=parallel.tensor_parallel_size).config
     shape = program_shape(
-        TensorShare(whole=config, size=parallel.tensor_parallel_size).config,
+        share,
         DTYPES[dtype],
         isa=best_isa(),
         block_size=settings.block_size or USUAL_BLOCK_SIZE,
-        num_layers=len(stage_layers(opened, parallel)),
+        places=kv_places(share, stage_layers(opened, parallel)),
         kv_dtype=settings.kv_cache_dtype,
     )
     return shape.block_bytes

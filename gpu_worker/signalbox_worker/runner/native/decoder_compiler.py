@@ -4,7 +4,7 @@ The description is the one that PyTorch's model is built of; the weights come by
 Hugging Face's checkpoints.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,10 +69,9 @@ def compile_decoder(
         weights.dtype,
         isa=isa,
         block_size=kv.block_size,
-        num_layers=places.num_layers,
+        places=places,
         kv_dtype=kv.dtype,
     )
-    shape = replace(shape, num_kv_heads=places.num_kv_heads, head_size=places.head_size)
     builder, is_divided = ProgramBuilder(shape, arena), group is not None
     hidden = HiddenStates(
         builder, weights, factors=factors, max_lora_rank=max_lora_rank, is_divided=is_divided

@@ -20,6 +20,7 @@ from signalbox_worker.models.encoder_config import (
     NomicBertConfig,
 )
 from signalbox_worker.runner.native.encoder_weights import EncoderWeights
+from signalbox_worker.runner.native.kv_places import KVPlaces
 from signalbox_worker.runner.native.program_parts import (
     ACTIVATIONS,
     RESIDUAL,
@@ -42,9 +43,8 @@ def compile_encoder(
     K and V lie in blocks while a step runs.
     """
     isa = best_isa() if isa is None else isa
-    shape = program_shape(
-        config, weights.dtype, isa=isa, block_size=block_size, num_layers=config.num_layers
-    )
+    places = KVPlaces(config.num_layers, config.num_kv_heads, config.head_size)
+    shape = program_shape(config, weights.dtype, isa=isa, block_size=block_size, places=places)
     builder = ProgramBuilder(shape, Arena(num_threads=num_threads))
     if isinstance(config, ModernBertConfig):
         _ModernBertCompiler(builder, config, weights, max_model_len).add()

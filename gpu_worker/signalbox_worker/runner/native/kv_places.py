@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.models.decoder_config import DecoderConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class KVPlaces:
     """A block as a program's shape has it: layers of heads that are all alike.
 
@@ -20,8 +20,9 @@ class KVPlaces:
     num_layers: int
     num_kv_heads: int
     head_size: int
-    first: Mapping[int, int]
-    """First of the block's layers that a layer takes, by that which has K and V of its own."""
+    first: Mapping[int, int] = field(default_factory=dict)
+    """First of the block's layers that a layer takes, by that which has K and V of its own; empty
+    of an encoder, whose layers are in order."""
 
 
 def kv_places(config: DecoderConfig, stage: StageLayers) -> KVPlaces:
@@ -35,4 +36,4 @@ def kv_places(config: DecoderConfig, stage: StageLayers) -> KVPlaces:
         counts = [one.num_kv_heads * one.size // size for one in heads]
     ends = accumulate(counts)
     first = {index: end - count for index, end, count in zip(owners, ends, counts, strict=True)}
-    return KVPlaces(num_layers=sum(counts), num_kv_heads=num_kv_heads, head_size=size, first=first)
+    return KVPlaces(sum(counts), num_kv_heads, size, first)

@@ -12,6 +12,7 @@ from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.models.rope import RopeConfig
+from signalbox_worker.runner.native.kv_places import KVPlaces
 
 ACTIVATIONS = {
     "gelu": Activation.GELU,
@@ -40,10 +41,10 @@ def program_shape(
     *,
     isa: Isa,
     block_size: int,
-    num_layers: int,
+    places: KVPlaces,
     kv_dtype: str = "auto",
 ) -> ProgramShape:
-    """Returns the shape of a program whose weights have `dtype`.
+    """Returns the shape of a program whose weights have `dtype`, with the KV cache of `places`.
 
     Without instructions for bfloat16, a program of that dtype computes in float32.
     """
@@ -53,10 +54,10 @@ def program_shape(
     return ProgramShape(
         element=element,
         kv_element=element if kv_dtype == "auto" else _KV_ELEMENTS[kv_dtype],
-        num_layers=num_layers,
+        num_layers=places.num_layers,
         num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_size=config.head_size,
+        num_kv_heads=places.num_kv_heads,
+        head_size=places.head_size,
         block_size=block_size,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,

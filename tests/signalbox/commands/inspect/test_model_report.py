@@ -18,11 +18,23 @@ from signalbox_worker.config import GIB
 from signalbox_worker.runner.loading.opened_model import THROUGH_PYTORCH
 from tests.fake_hub import FakeHub, point_at, running_hub, write_gguf
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.tiny_models import make_llama, make_model
+from tests.gpu_worker.tiny_models import LATENTS, VOCAB, make_llama, make_model
 
 HUB_MODEL, DEMO = "some-org/Some-Model", "SmolLM2-135M-Instruct.Q4_1.gguf"
 WIDE = {"intermediate_size": 4096}
 """Sizes of a model whose weights have some MB."""
+
+SIZES: dict[str, dict[str, Any]] = {
+    "deepseek-v2": LATENTS,
+    "gemma4": {
+        "head_dim": 16,
+        "global_head_dim": 48,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+}
 
 
 @pytest.fixture
@@ -69,16 +81,21 @@ def _is_weights(file: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("family", "flags"),
     [
-        {},
-        {"kv_cache_dtype": "int8", "dtype": "float32"},
-        {"cpu_backend": "torch", "kv_cache_dtype": "fp8"},
-        {"quantization": "int4", "block_size": 32, "max_model_len": 100},
+        ("llama3", {}),
+        ("llama3", {"kv_cache_dtype": "int8", "dtype": "float32"}),
+        ("llama3", {"cpu_backend": "torch", "kv_cache_dtype": "fp8"}),
+        ("llama3", {"quantization": "int4", "block_size": 32, "max_model_len": 100}),
+        ("deepseek-v2", {"block_size": 32}),  # latents
+        ("gemma4", {}),  # heads of several sizes, and a layer without K and V
+        ("gemma4", {"kv_cache_dtype": "int8"}),
     ],
 )
-def test_the_report_is_what_a_worker_has_then(tmp_path: Path, flags: dict[str, Any]) -> None:
-    make_llama(tmp_path)
+def test_the_report_is_what_a_worker_has_then(
+    tmp_path: Path, family: str, flags: dict[str, Any]
+) -> None:
+    make_model(tmp_path, family, **SIZES.get(family, {"head_dim": 16}))
     found = needs_of(tmp_path, **flags)
     runner = make_runner(tmp_path, **{"dtype": "auto", **flags})
     footprint = runner.executor.footprint
