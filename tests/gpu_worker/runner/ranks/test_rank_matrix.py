@@ -16,7 +16,7 @@ from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
-from tests.gpu_worker.tiny_models import make_llama, make_model
+from tests.gpu_worker.tiny_models import LATENTS, make_llama, make_model
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 from tests.signalbox.llm.make import assert_at_rest
@@ -36,6 +36,8 @@ def kv_bytes_of(path: Path, num_blocks: int) -> int:
     """Bytes of some blocks of all layers."""
     read = json.loads((path / "config.json").read_text())
     num_layers = read.get("num_hidden_layers") or read["n_layer"]
+    if latents := read.get("kv_lora_rank"):
+        return num_blocks * 16 * 4 * num_layers * (latents + read["qk_rope_head_dim"])
     num_heads = read.get("num_attention_heads") or read["n_head"]
     head_size = read.get("head_dim") or (read.get("hidden_size") or read["n_embd"]) // num_heads
     return (
@@ -81,6 +83,7 @@ def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
     return found
 
 
+LATENT_HEADS = LATENTS | {"head_dim": LATENTS["qk_rope_head_dim"]}
 MOE = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 72}
 
 
@@ -150,6 +153,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("olmo3", {"hidden_size": 96}, [(1, 3)], PreemptionMode.SWAP),
         ("cohere2", {"hidden_size": 96}, [(1, 2), (2, 1)], PreemptionMode.RECOMPUTE),
         ("ministral3", {}, [(2, 1)], PreemptionMode.SWAP),
+        ("deepseek-v2", LATENT_HEADS, [(1, 2), (1, 3)], PreemptionMode.SWAP),
+        ("glm4-moe-lite", LATENT_HEADS, [(1, 3)], PreemptionMode.RECOMPUTE),
     ],
 )
 def test_native_ranks_give_the_tokens_of_one_program(
