@@ -20,7 +20,6 @@ from signalbox_router.generation.pooling.calls import (
     EmbedCall,
     PoolingCall,
     ScoreCall,
-    check_dimensions,
     check_num_bytes,
     check_num_inputs,
     pooling_of,
@@ -69,7 +68,7 @@ class PoolingService:
         with self._generator.reading(call_context):
             call, model, pooling = self._routed(call, EMBEDDING)
             check_num_inputs(len(call.inputs))
-            check_dimensions(call.dimensions, pooling)
+            call.check(pooling)
             requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
             check_num_bytes(requests)
         vectors, usage = await self._run(requests, call_context)

@@ -43,6 +43,17 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
 
+class EmbedDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMBED_DTYPE_UNSPECIFIED: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_FLOAT32: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_FLOAT16: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_BFLOAT16: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_INT8: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_UINT8: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_BINARY: _ClassVar[EmbedDtype]
+    EMBED_DTYPE_UBINARY: _ClassVar[EmbedDtype]
+
 class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
@@ -68,6 +79,14 @@ FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
+EMBED_DTYPE_UNSPECIFIED: EmbedDtype
+EMBED_DTYPE_FLOAT32: EmbedDtype
+EMBED_DTYPE_FLOAT16: EmbedDtype
+EMBED_DTYPE_BFLOAT16: EmbedDtype
+EMBED_DTYPE_INT8: EmbedDtype
+EMBED_DTYPE_UINT8: EmbedDtype
+EMBED_DTYPE_BINARY: EmbedDtype
+EMBED_DTYPE_UBINARY: EmbedDtype
 POOLING_TASK_UNSPECIFIED: PoolingTask
 POOLING_TASK_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
@@ -472,7 +491,7 @@ class PoolingParams(_message.Message):
     def __init__(self, truncate_prompt_tokens: _Optional[int] = ..., truncate_start: _Optional[bool] = ..., use_activation: _Optional[bool] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "inputs", "pooling_params", "dimensions", "prompt_name", "prompt_text", "priority", "cache_salt")
+    __slots__ = ("request_id", "model", "inputs", "pooling_params", "dimensions", "prompt_name", "prompt_text", "priority", "cache_salt", "embed_dtype")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +501,7 @@ class EmbedRequest(_message.Message):
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    EMBED_DTYPE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[PoolingInput]
@@ -491,7 +511,8 @@ class EmbedRequest(_message.Message):
     prompt_text: str
     priority: int
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ..., prompt_text: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    embed_dtype: EmbedDtype
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ..., prompt_text: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., embed_dtype: _Optional[_Union[EmbedDtype, str]] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("request_id", "embeddings", "usage")
@@ -504,10 +525,12 @@ class EmbedResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
-    __slots__ = ("values",)
+    __slots__ = ("values", "data")
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+    data: bytes
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("request_id", "model", "queries", "documents", "pooling_params", "instruction", "priority", "cache_salt")

@@ -1,9 +1,10 @@
 """Converts messages of Embed, Score and Classify."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.pooling import Vector
 from signalbox_contract.updates import Usage
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference.generate_codec import value_or
@@ -14,8 +15,14 @@ from signalbox_router.generation.pooling.calls import (
     ScoreCall,
     check_num_inputs,
 )
+from signalbox_router.generation.pooling.embed_dtypes import EMBED_DTYPES, EmbedDtype, packed
 from signalbox_router.params.token_validation import as_list
 from signalbox_router.requests.api_request import PromptText, PromptTokens
+
+_DTYPES: Mapping[int, EmbedDtype] = {
+    pb.EMBED_DTYPE_UNSPECIFIED: "float32",
+    **{pb.EmbedDtype.Value(f"EMBED_DTYPE_{one.upper()}"): one for one in EMBED_DTYPES},
+}
 
 
 def embed_call(request: pb.EmbedRequest) -> EmbedCall:
@@ -26,6 +33,7 @@ def embed_call(request: pb.EmbedRequest) -> EmbedCall:
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         prompt_name=request.prompt_name if prompt == "prompt_name" else None,
         prompt_text=request.prompt_text if prompt == "prompt_text" else None,
+        dtypes=[_dtype(request)],
     )
 
 
@@ -46,7 +54,7 @@ def classify_call(request: pb.ClassifyRequest) -> ClassifyCall:
 def embed_response(request: pb.EmbedRequest, answer: Vectors) -> pb.EmbedResponse:
     return pb.EmbedResponse(
         request_id=request.request_id,
-        embeddings=[pb.Embedding(values=vector.tolist()) for vector in answer.vectors],
+        embeddings=[_embedding(vector, _dtype(request)) for vector in answer.vectors],
         usage=_usage(answer.usage),
     )
 
@@ -66,6 +74,19 @@ def classify_response(request: pb.ClassifyRequest, answer: Vectors) -> pb.Classi
         ],
         usage=_usage(answer.usage),
     )
+
+
+def _dtype(request: pb.EmbedRequest) -> EmbedDtype:
+    if request.embed_dtype not in _DTYPES:
+        names = ", ".join(pb.EmbedDtype.Name(one) for one in _DTYPES)
+        raise InvalidArgument("embed_dtype", request.embed_dtype, names)
+    return _DTYPES[request.embed_dtype]
+
+
+def _embedding(vector: Vector, dtype: EmbedDtype) -> pb.Embedding:
+    if dtype == "float32":
+        return pb.Embedding(values=vector.tolist())
+    return pb.Embedding(data=packed(vector, dtype))
 
 
 def _common(request: pb.EmbedRequest | pb.ScoreRequest | pb.ClassifyRequest) -> dict[str, Any]:

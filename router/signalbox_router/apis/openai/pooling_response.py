@@ -3,26 +3,22 @@
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
-from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.pooling import Vector
 from signalbox_contract.updates import Usage
-from signalbox_router.apis.openai.requests.pooling_codec import cohere_texts, documents_of
+from signalbox_router.apis.openai.requests.pooling_codec import (
+    VectorForm,
+    cohere_form,
+    cohere_forms,
+    cohere_texts,
+    documents_of,
+)
 from signalbox_router.apis.openai.requests.pooling_types import CohereEmbedBody, RerankBody
 from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.generation.pooler import Scores, Vectors
-
-_FORMS: Mapping[str, Callable[[Vector], object]] = {
-    "float": lambda vector: vector.tolist(),
-    "base64": lambda vector: base64.b64encode(vector.astype("<f4").tobytes()).decode(),
-    "ubinary": lambda vector: np.packbits(vector >= 0).tolist(),
-    "binary": lambda vector: (np.packbits(vector >= 0).astype(np.int16) - 128).tolist(),
-}
-"""Forms of a vector in JSON."""
+from signalbox_router.generation.pooling.embed_dtypes import converted, packed
 
 
 def head(response_id: str, model: str) -> dict[str, Any]:
@@ -30,13 +26,13 @@ def head(response_id: str, model: str) -> dict[str, Any]:
 
 
 async def embeddings(
-    head: dict[str, Any], answer: Vectors, *, encoding_format: str, name: str = "embedding"
+    head: dict[str, Any], answer: Vectors, *, form: VectorForm, name: str = "embedding"
 ) -> bytes:
     """Returns the answer of /v1/embeddings; with the name `data`, that of /pooling."""
     kind = "pooling" if name == "data" else "embedding"
-    form = _FORMS[encoding_format]
     items = (
-        {"index": i, "object": kind, name: form(vector)} for i, vector in enumerate(answer.vectors)
+        {"index": i, "object": kind, name: _written(vector, form)}
+        for i, vector in enumerate(answer.vectors)
     )
     return await _with_list(head | usage(answer.usage), "data", items)
 
@@ -99,14 +95,11 @@ async def cohere_embeddings(
         version: of Cohere's API; the first answers a body without forms with one list of floats.
     """
     is_list = version == "1" and not body.embedding_types
-    forms = list(dict.fromkeys(body.embedding_types or ("float",)))
-    if answer.vectors[0].size % 8 and {"binary", "ubinary"}.intersection(forms):
-        allowed = f"float or base64 for vectors of {answer.vectors[0].size} elements"
-        raise InvalidArgument("embedding_types", "binary", allowed)
     parts = []
-    for form in forms:
-        values = await _items(map(_FORMS[form], answer.vectors))
-        parts.append(b"[%b]" % values if is_list else b'"%b":[%b]' % (form.encode(), values))
+    for name in cohere_forms(body):
+        form = cohere_form(name)
+        values = await _items(_written(vector, form) for vector in answer.vectors)
+        parts.append(b"[%b]" % values if is_list else b'"%b":[%b]' % (name.encode(), values))
     rest = {
         "id": response_id,
         "texts": cohere_texts(body),
@@ -115,6 +108,13 @@ async def cohere_embeddings(
     }
     embeddings = parts[0] if is_list else b"{%b}" % b",".join(parts)
     return b'%b,"embeddings":%b}' % (to_json(rest)[:-1], embeddings)
+
+
+def _written(vector: Vector, form: VectorForm) -> object:
+    if not form.is_base64:
+        return converted(vector, form.dtype).tolist()
+    content = packed(vector, form.dtype, is_big_endian=form.is_big_endian)
+    return base64.b64encode(content).decode()
 
 
 def usage(used: Usage) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class PoolingApi:
             return await pooling_response.embeddings(
                 pooling_response.head(ids.response_id, name),
                 answer,
-                encoding_format=body.encoding_format or "float",
+                form=pooling_codec.vector_form(body),
             )
 
         return await _answered(request, ids, work())
@@ -79,7 +79,7 @@ class PoolingApi:
             return await pooling_response.embeddings(
                 pooling_response.head(ids.response_id, name),
                 await pool(call, context),
-                encoding_format=body.encoding_format or "float",
+                form=pooling_codec.vector_form(body),
                 name="data",
             )
 

@@ -7,6 +7,7 @@ from typing import Literal
 from signalbox_contract.errors import FailedPrecondition, InvalidArgument
 from signalbox_contract.pooling import PoolingModel, Task, Vector
 from signalbox_router.generation.pooling.activations import activated
+from signalbox_router.generation.pooling.embed_dtypes import EmbedDtype, check_dtype
 from signalbox_router.generation.pooling.similarity import similarity_of
 from signalbox_router.params.params_validation import check_request_id
 from signalbox_router.prompt.served_model import ServedModel
@@ -86,6 +87,17 @@ class EmbedCall(PoolingCall):
     """Name of the prompt before each text; None is the model's default."""
     prompt_text: str | None = None
     """The prompt before each text, instead of one of the model's."""
+    dtypes: Sequence[EmbedDtype] = ()
+    """Types in which the client wants the elements; the vectors themselves are of float32."""
+    dtype_field: str = "embed_dtype"
+    """Name of the field in the client's API."""
+
+    def check(self, pooling: PoolingModel) -> None:
+        """Raises InvalidArgument for vectors that the model does not make."""
+        check_dimensions(self.dimensions, pooling)
+        for dtype in self.dtypes:
+            size = self.dimensions or pooling.num_outputs
+            check_dtype(dtype, size=size, field=self.dtype_field)
 
     def prefix(self, model: ServedModel) -> str:
         """Returns the prompt before each text. Raises InvalidArgument for an unknown name."""

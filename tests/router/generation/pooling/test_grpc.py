@@ -71,6 +71,17 @@ async def test_declared_dimensions_are_cut_and_normalised_again() -> None:
     assert (code, "2, 4" in details) == (StatusCode.INVALID_ARGUMENT, True)
 
 
+async def test_elements_of_another_type_are_bytes() -> None:
+    async with make_pooling_stack(vector_of=lambda _: [3, 0, -4, 0]) as stack:
+        asked = pb.EmbedRequest(inputs=make_inputs("a"), embed_dtype=pb.EMBED_DTYPE_INT8)
+        (found,) = (await stack.client.Embed(asked)).embeddings
+        signs = await refusal(embed(stack, "a", embed_dtype=pb.EMBED_DTYPE_BINARY))
+        unknown = await refusal(embed(stack, "a", embed_dtype=99))
+    assert (found.data, list(found.values)) == (b"\x5f\x00\x81\x00", [])
+    assert signs[0] is unknown[0] is StatusCode.INVALID_ARGUMENT
+    assert "vectors of 4 elements" in signs[1] and "EMBED_DTYPE_INT8" in unknown[1]
+
+
 async def test_the_default_prompt_precedes_texts_but_not_tokens() -> None:
     texts = {
         SETTINGS: {

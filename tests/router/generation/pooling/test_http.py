@@ -104,6 +104,29 @@ async def test_base64_is_little_endian_float32() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"encoding_format": "int8"}, [95, 0, -127, 0]),
+        ({"embed_dtype": "uint8"}, [223, 128, 1, 128]),
+        ({"output_dtype": "int8"}, [95, 0, -127, 0]),
+        ({"embedding_type": "base64", "output_dtype": "int8"}, b"\x5f\x00\x81\x00"),
+        ({"encoding_format": "base64", "embed_dtype": "bfloat16", "endianness": "big"},
+         bytes.fromhex("3f1a 0000 bf4d 0000")),
+        ({"embed_dtype": "float16"}, [0.60009765625, 0, -0.7998046875, 0]),
+    ],
+)  # fmt: skip
+async def test_elements_have_the_type_that_is_asked(asked: dict[str, Any], expected: Any) -> None:
+    async with serving(vector_of=lambda _: [3, 0, -4, 0]) as http:
+        for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+            answer = await post(http, path, input="a", **asked)
+            found = answer["data"][0][name]
+            assert (found if isinstance(found, list) else base64.b64decode(found)) == expected
+    async with serving(CLASSIFIES, vector_of=lambda _: [3, 0, -4]) as http:
+        refused = await post(http, "/pooling", status=400, input="a", **asked)
+    assert refused["error"]["param"] in asked
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"input": []}, "input"),
@@ -119,7 +142,9 @@ async def test_base64_is_little_endian_float32() -> None:
         ({"input": "a", "truncate_prompt_tokens": 10**30}, "truncate_prompt_tokens"),
         ({"input": "a", "prompt_name": "none"}, "prompt_name"),
         ({"input": "a", "prompt_name": "q", "prompt_text": "q"}, "prompt_text"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "encoding_format": "int4"}, "encoding_format"),
+        ({"input": "a", "encoding_format": "int8", "embed_dtype": "float16"}, "encoding_format"),
+        ({"input": "a", "embed_dtype": "ubinary"}, "embed_dtype"),
         ({"input": "a", "messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
     ],
@@ -254,7 +279,12 @@ async def test_classes_have_labels() -> None:
 
 async def test_an_error_of_coheres_api_names_its_fields() -> None:
     async with serving() as http:
-        for fields in ({"output_dimension": 3}, {"max_tokens": 1}, {"max_tokens": 0}):
+        for fields in (
+            {"output_dimension": 3},
+            {"max_tokens": 1},
+            {"max_tokens": 0},
+            {"embedding_types": ["float", "binary"]},
+        ):
             answer = await post(http, "/v2/embed", status=400, texts=["a"], **fields)
             (param,) = fields
             assert answer["error"]["param"] == param
@@ -282,7 +312,7 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
             model=MODEL,
             texts=["a", "b " * 50],
             input_type="search_query",
-            embedding_types=["float", "binary", "ubinary"],
+            embedding_types=["float", "binary", "ubinary", "int8"],
         )
         parts = [{"content": [{"type": "text", "text": "a"}]}]
         for known in ("search_document", "clustering", "classification"):
@@ -295,6 +325,7 @@ async def test_coheres_embeddings_come_in_each_form() -> None:
         "float": [[3, -4, 0, 0, 0, 0, 0, -1]] * 2,
         "binary": [[0b10111110 - 128]] * 2,
         "ubinary": [[0b10111110]] * 2,
+        "int8": [[95, -127, 0, 0, 0, 0, 0, -32]] * 2,
     }
     assert answer["texts"][0] == "a"
     assert answer["meta"]["billed_units"] == {"input_tokens": 14, "image_tokens": 0}

@@ -304,10 +304,11 @@ INPUT: Table = {
 ENCODED: Table = {
     **INPUT,
     **refused(LLAMA_CPP, embd_normalize=2),
-    **refused(JINA, late_chunking=False, embedding_type="float"),
+    **refused(JINA, late_chunking=False),
+    "embedding_type": Foreign(JINA, "float", "encoding_format"),
     "normalized": Foreign(JINA, True, "normalize"),
     "output_dimension": Foreign(VOYAGE, None, "dimensions"),
-    "output_dtype": Foreign(VOYAGE, "float"),
+    "output_dtype": Foreign(VOYAGE, "float", "embed_dtype", ours=(("float", "float32"),)),
     **refused(SGLANG, "embed_overrides"),
 }
 EMBEDDING: Table = {**ENCODED, **refused(JINA, "task")}

@@ -1,7 +1,7 @@
 """Converts bodies of embeddings, scores and classes to the calls that gRPC makes, too."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 from signalbox_contract.errors import MAX_VALUE_CHARS, InvalidArgument
 from signalbox_router.apis.openai.requests.errors import BadRequest
@@ -21,6 +21,7 @@ from signalbox_router.generation.pooling.calls import (
     check_num_inputs,
     retrieval_prompt,
 )
+from signalbox_router.generation.pooling.embed_dtypes import EmbedDtype
 from signalbox_router.params.params_validation import check_priority
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import PromptText, PromptTokens
@@ -34,6 +35,32 @@ _TASKS = ("classification", "clustering")
 """Cohere's other kinds of input, for which few models have a prompt."""
 
 
+class VectorForm(NamedTuple):
+    """How vectors are written in JSON."""
+
+    dtype: EmbedDtype = "float32"
+    is_base64: bool = False
+    """True if a vector is its bytes in base64, and no list of numbers."""
+    is_big_endian: bool = False
+
+
+def vector_form(body: EncodedBody) -> VectorForm:
+    """Raises BadRequest if two fields ask for different types."""
+    encoding = body.encoding_format or "float"
+    if encoding in ("float", "base64"):
+        return VectorForm(
+            body.embed_dtype or "float32", encoding == "base64", body.endianness == "big"
+        )
+    if body.embed_dtype not in (None, encoding):
+        message = f"encoding_format: {encoding} excludes embed_dtype {body.embed_dtype}"
+        raise BadRequest(message, "encoding_format")
+    return VectorForm(cast(EmbedDtype, encoding))
+
+
+def _dtype_field(body: EncodedBody) -> str:
+    return "encoding_format" if body.embed_dtype is None else "embed_dtype"
+
+
 def embed_call(body: EncodedBody, request_id: str) -> EmbedCall:
     if body.prompt_name is not None and body.prompt_text is not None:
         raise BadRequest("prompt_text: it excludes prompt_name", "prompt_text")
@@ -43,10 +70,14 @@ def embed_call(body: EncodedBody, request_id: str) -> EmbedCall:
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
         prompt_text=body.prompt_text,
+        dtypes=(vector_form(body).dtype,),
+        dtype_field=_dtype_field(body),
     )
 
 
 def classify_call(body: ClassifyBody | EncodedBody, request_id: str) -> ClassifyCall:
+    if isinstance(body, EncodedBody) and (dtype := vector_form(body).dtype) != "float32":
+        raise InvalidArgument(_dtype_field(body), dtype, "float32 for the classes of a text")
     return ClassifyCall(**_common(body, request_id), inputs=_inputs(body))
 
 
@@ -99,7 +130,20 @@ def cohere_call(body: CohereEmbedBody, request_id: str, model: ServedModel) -> E
         ],
         dimensions=body.output_dimension,
         prompt_text=_cohere_prompt(body.input_type, model),
+        dtypes=[cohere_form(name).dtype for name in cohere_forms(body)],
+        dtype_field="embedding_types",
     )
+
+
+def cohere_forms(body: CohereEmbedBody) -> list[str]:
+    return list(dict.fromkeys(body.embedding_types or ("float",)))
+
+
+def cohere_form(name: str) -> VectorForm:
+    """Returns one of the forms of Cohere's API."""
+    if name in ("float", "base64"):
+        return VectorForm(is_base64=name == "base64")
+    return VectorForm(cast(EmbedDtype, name))
 
 
 def cohere_texts(body: CohereEmbedBody) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from signalbox_router.apis.openai.requests import foreign_fields
 from signalbox_router.apis.openai.requests.types import Body, Items, Labels
+from signalbox_router.generation.pooling.embed_dtypes import EmbedDtype
 
 
 class PoolingBody(Labels):
@@ -51,12 +52,14 @@ class EncodedBody(InputBody):
 
     FOREIGN = foreign_fields.ENCODED
 
-    encoding_format: Literal["float", "base64"] | None = None
-    """`float`: a list of numbers; `base64`: little-endian float32, in base64. Default float."""
-    embed_dtype: Literal["float32"] | None = None
-    """Only float32 is supported."""
-    endianness: Literal["native", "little"] | None = None
-    """Only little-endian, as `native` is here, is supported."""
+    encoding_format: Literal["float", "base64", "int8", "uint8", "binary", "ubinary"] | None = None
+    """`float`: a list of numbers of the type embed_dtype; `base64`: their bytes, in base64; another
+    one: a list of numbers of that type. Default float."""
+    embed_dtype: EmbedDtype | None = None
+    """Type of an embedding's elements. int8 and uint8 are in units of the vector's largest element;
+    `binary` and `ubinary` have the signs of eight elements in a number. Default float32."""
+    endianness: Literal["native", "little", "big"] | None = None
+    """Order of the bytes in base64; `native` is little-endian. Default native."""
     dimensions: int | None = None
     """Elements of each vector, from its beginning, if the model declares that length; vectors of
     length 1 are given length 1 again. Default: all."""
@@ -165,9 +168,11 @@ class CohereEmbedBody(Body):
     """Name of a prompt of the model, which comes before each text; `search_query` and
     `search_document` are those for queries and documents. Without them, and for `classification`
     and `clustering`, it is the default prompt."""
-    embedding_types: Items[Literal["float", "base64", "binary", "ubinary"]] | None = None
-    """Forms of the vectors; `binary` and `ubinary` have the signs of eight elements in a number.
-    Default float; /v1/embed then answers with a list of vectors, without a name for their form."""
+    embedding_types: (
+        Items[Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]] | None
+    ) = None
+    """Forms of the vectors, as those of embed_dtype in /v1/embeddings. Default float;
+    /v1/embed then answers with a list of vectors, without a name for their form."""
     output_dimension: int | None = None
     """Elements of each vector, if the model declares that length. Default: all."""
     truncate: Literal["NONE", "START", "END"] | None = None

@@ -83,7 +83,8 @@ OTHER_VALUES: Json = {
     "add_special_tokens": False, "truncation_side": "left", "normalize": False, "dimensions": 2,
     "continue_final_message": True, "chat_template": "{{ messages[0].content }}",
     "instruction": "x", "top_n": 1, "use_activation": True, "return_documents": True,
-    "thinking_token_budget": 5, "max_output_tokens": 5,
+    "thinking_token_budget": 5, "max_output_tokens": 5, "encoding_format": "base64",
+    "embed_dtype": "int8",
 }  # fmt: skip
 """A value of each field that rows mean, in the words of those rows."""
 
