@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import library
 from signalbox_kernels.pages import forget_parts, joined_rows, map_pages
 from signalbox_kernels.storage import Matrix, Storage, StoredMatrix, stored
@@ -38,7 +39,7 @@ class Packed(NamedTuple):
 
 
 class PackedForm(NamedTuple):
-    """What was packed one behind the other."""
+    """Form of matrices that were packed one behind the other."""
 
     type: Storage
     num_rows: int
@@ -213,3 +214,22 @@ class Arena:
         array = np.ascontiguousarray(array)
         self._arrays.append(array)
         return int(array.ctypes.data)
+
+    def keep_floats(self, vector: AnyArray) -> int:
+        """Keeps a vector as float32, padded as rows are; returns its address."""
+        return self.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
+
+    def keep_bias(self, bias: AnyArray, *, interleaved: bool) -> int:
+        """Keeps a bias, or that of each expert, as the columns of packed weights lie; returns its
+        address."""
+        parts, size = (2, PANEL // 2) if interleaved else (1, PANEL)
+        halves = to_float32(bias).reshape(-1, parts, bias.shape[-1] // parts)
+        padded = np.pad(halves, ((0, 0), (0, 0), (0, -halves.shape[2] % size)))
+        return self.keep(padded.reshape(len(halves), parts, -1, size).swapaxes(1, 2))
+
+    def keep_order(self, order: NDArray[np.int32]) -> int:
+        """Keeps an order of columns, with the padding of rows, which stays where it is; returns its
+        address."""
+        width = len(order)
+        padding = np.arange(width, -(-width // PANEL) * PANEL)
+        return self.keep(np.concatenate([order, padding]).astype(np.int32))

@@ -1,17 +1,27 @@
 """Builds a native program: one method adds one op, and the last one makes the program."""
 
-from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.arena import Packed
-from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa
+from signalbox_kernels.op_parameters import (
+    Adapted,
+    CachedLayer,
+    Clamped,
+    Experts,
+    HeadMatrices,
+    HeadNorms,
+    Norm,
+    Rotation,
+    Routing,
+    function_fields,
+    rounding_fields,
+)
 from signalbox_kernels.program import Program, ProgramParts
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
@@ -21,111 +31,19 @@ from signalbox_kernels.structs import (
     MIX_ADDED,
     MIX_COMMON,
     OF_ROWS,
-    PANEL,
     TO_FLOATS,
     TO_SUM,
     UNNORMED,
     Activation,
-    Element,
     Epilogue,
     Index,
     KeysAndValues,
     OpKind,
-    OpRounding,
-    Pairs,
     Row,
     SbBuffer,
     SbOp,
     SbRouting,
-    Scores,
 )
-
-_HALF = PANEL // 2
-
-
-def _rounding_fields(rounding: Rounding | None) -> dict[str, Any]:
-    """Returns the fields of an op that rounds what it writes."""
-    if rounding is None:
-        return {}
-    if rounding.code is Element.FP8_E4M3:
-        kind = OpRounding.E4M3
-    else:
-        kind = OpRounding.INT8 if rounding.is_symmetric else OpRounding.INT8_WITH_ZERO
-    return {
-        "rounding": kind,
-        "group": rounding.group_size or 0,
-        "scale": rounding.scale or 0.0,
-        "zero": rounding.zero_point,
-    }
-
-
-class Routing(NamedTuple):
-    """How the experts of a token are chosen, as SbRouting of csrc/program/api.h."""
-
-    num_experts: int
-    num_chosen: int
-    function: Scores = Scores.SOFTMAX
-    renormalises: bool = False
-    num_groups: int = 1
-    num_chosen_groups: int = 1
-    num_summed: int = 2
-    """Experts of a group whose shares decide whether it counts."""
-    has_common: bool = False
-    scale: float = 1.0
-
-
-class Heads(NamedTuple):
-    """Heads of a layer that has others than the program's shape.
-
-    Its K and V lie at a layer of the shape, and perhaps in the room of the layers behind it.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-
-
-class Experts(NamedTuple):
-    """A matrix of each expert, all of one shape and type, read one by one."""
-
-    first: Matrix
-    others: Iterable[Matrix]
-    num_experts: int
-
-
-class Clamped(NamedTuple):
-    """SB_CLAMPED of csrc/program/api.h: products with gate and up, within limits."""
-
-    scale: float
-    """Factor within the sigmoid."""
-    limit: float
-
-
-class HeadMatrices(NamedTuple):
-    """A matrix of each head, all of one shape and type, whose rows are a multiple of `PANEL`."""
-
-    matrices: Sequence[Matrix]
-    src_step: int
-    """Columns of the source that each head reads, one head after the other; 0 lets all read all."""
-    dst_step: int
-    """Columns from the first that a head writes to that of the next."""
-
-
-class Adapted(NamedTuple):
-    """The terms that adapters may add to a product."""
-
-    site: AdapterSite
-    src: int
-    """Buffer of the elements that the product reads, whatever it reads itself."""
-    shrunk: int
-    """Buffer for the products with A, as wide as all parts of the largest r."""
-
-
-def _padded_order(order: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns it with the padding of rows, which stays where it is."""
-    width = len(order)
-    padding = np.arange(width, -(-width // PANEL) * PANEL)
-    return np.concatenate([order, padding]).astype(np.int32)
 
 
 class ProgramBuilder(ProgramParts):
@@ -176,47 +94,39 @@ class ProgramBuilder(ProgramParts):
         self,
         src: int,
         dst: int,
-        weight: AnyArray,
-        bias: AnyArray | None = None,
+        norm: Norm,
         *,
-        eps: float,
-        width: int | None = None,
-        is_centred: bool = False,
         of_rows: bool = False,
         to_floats: bool = False,
-        to_sum: bool = False,
-        scale: float = 1.0,
-        is_normed: bool = True,
+        sum_scale: float | None = None,
         for_adapters: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
-        """Adds RMSNorm of every token, or only of the tokens with logits.
+        """Adds a norm of every token, or only of the tokens with logits.
 
         Args:
-            width: columns of `src`, of RMSNorm; None is the hidden size.
-            is_centred: makes it LayerNorm, which alone has a bias and no `to_sum`.
             to_floats: writes a buffer of floats, which may be src.
-            to_sum: adds the result to `dst`, a buffer of floats.
-            scale: factor of that sum.
-            is_normed: False multiplies with the weight alone.
-            rounding: what `dst` has of the result: the rounded elements, or the codes.
+            sum_scale: adds the result, of RMSNorm, to `dst`, a buffer of floats; factor of that
+                sum. None writes the result.
             for_adapters: leaves it out for batches without adapters.
+            rounding: what `dst` has of the result: the rounded elements, or the codes.
         """
+        width = len(norm.weight)
         self._add(
             OpKind.NORM,
-            mode=(CENTRED if is_centred else 0)
+            mode=(CENTRED if norm.is_centred else 0)
             | (OF_ROWS if of_rows else 0)
             | (TO_FLOATS if to_floats else 0)
-            | (TO_FLOATS | TO_SUM if to_sum else 0)
-            | (0 if is_normed else UNNORMED),
+            | (0 if sum_scale is None else TO_FLOATS | TO_SUM)
+            | (0 if norm.is_normed else UNNORMED),
             src=src,
             dst=dst,
-            n=width or 0,
-            weight=self._floats(weight),
-            bias=None if bias is None else self._floats(bias),
-            eps=eps,
+            n=0 if width == self.shape.hidden_size else width,
+            weight=self.arena.keep_floats(norm.weight),
+            bias=None if norm.bias is None else self.arena.keep_floats(norm.bias),
+            eps=norm.eps,
             adapter=int(for_adapters),
-            **({"scale": scale} if to_sum else _rounding_fields(rounding)),
+            **(rounding_fields(rounding) if sum_scale is None else {"scale": sum_scale}),
         )
 
     def norm_columns(
@@ -244,7 +154,7 @@ class ProgramBuilder(ProgramParts):
             n=len(weight),
             column=column,
             eps=eps,
-            weight=self._floats(weight),
+            weight=self.arena.keep_floats(weight),
             scale=1.0,
             group=num_runs,
         )
@@ -262,7 +172,9 @@ class ProgramBuilder(ProgramParts):
             scales: of each expert, a factor of its share.
         """
         vectors = {"bias": bias, "scales": scales}
-        addresses = {name: self._floats(v) for name, v in vectors.items() if v is not None}
+        addresses = {
+            name: self.arena.keep_floats(v) for name, v in vectors.items() if v is not None
+        }
         struct = SbRouting(*routing, **addresses)
         kept = self.arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
         self._add(OpKind.ROUTE, src=src, weight=kept)
@@ -301,9 +213,9 @@ class ProgramBuilder(ProgramParts):
             mode=int(self.buffers[src].row == Row.FLOATS),
             src=src,
             dst=dst,
-            weight=None if order is None else self.arena.keep(_padded_order(order)),
+            weight=None if order is None else self.arena.keep_order(order),
             adapter=int(for_adapters),
-            **_rounding_fields(rounding),
+            **rounding_fields(rounding),
         )
 
     def linear(
@@ -336,10 +248,6 @@ class ProgramBuilder(ProgramParts):
             self._shrink(adapted)
         interleaved = epilogue is Epilogue.GATED
         packed, heads = self._pack(weight, interleaved=interleaved)
-        if isinstance(activation, Clamped):
-            function = {"activation": Activation.CLAMPED, **activation._asdict()}
-        else:
-            function = {"activation": activation}
         self._add(
             OpKind.LINEAR,
             mode=epilogue,
@@ -347,11 +255,11 @@ class ProgramBuilder(ProgramParts):
             dst=dst,
             n=packed.num_rows,
             weight=packed.address,
-            bias=None if bias is None else self._bias(bias, interleaved=interleaved),
+            bias=None if bias is None else self.arena.keep_bias(bias, interleaved=interleaved),
             storage=packed.type,
             column=column,
             gate=gate,
-            **function,
+            **function_fields(activation),
             **({} if adapted is None else self._adapter_fields(adapted)),
             **heads,
         )
@@ -383,63 +291,48 @@ class ProgramBuilder(ProgramParts):
         self,
         src: int,
         dst: int,
+        layer: CachedLayer,
+        rotation: Rotation,
         *,
-        layer: int,
-        norms: tuple[AnyArray, AnyArray] | None = None,
-        eps: float = 0.0,
-        kv_scales: tuple[float, float] = (1.0, 1.0),
-        rotary: NDArray[np.float32] | None = None,
-        num_rotated: int | None = None,
-        pairs: Pairs = Pairs.HALVES,
-        heads: Heads | None = None,
+        norms: HeadNorms | None = None,
         keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
-        query_scales: NDArray[np.float32] | None = None,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the
         cache.
 
         Args:
-            kv_scales: of K and V in E4M3: values are codes times these.
-            rotary: as `build` takes it, of layers that have another one.
-            num_rotated: first elements of each head that rotate, an even number; None is all.
-            pairs: elements of these that are turned together.
-            heads: those of the layer; None is those of the shape.
             keys_and_values: what else is done, or not done, with K and V.
-            query_scales: [positions], factors of rotated queries.
         """
-        query, key = (None, None) if norms is None else map(self._floats, norms)
-        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
-        norm = {"norm_q": query, "norm_k": key, "eps": eps}
-        table = None if rotary is None else self.arena.keep(rotary)
+        table, scales, num_rotated = rotation.table, rotation.query_scales, rotation.num_rotated
+        norm = {}
+        if norms is not None:
+            query, key = self.arena.keep_floats(norms.query), self.arena.keep_floats(norms.key)
+            norm = {"norm_q": query, "norm_k": key, "eps": norms.eps}
         self._add(
             OpKind.ROTATE,
-            mode=pairs,
+            mode=rotation.pairs,
             src=src,
             dst=dst,
-            layer=layer,
-            n=(heads or self.shape).head_size if num_rotated is None else num_rotated,
-            weight=table,
+            n=(layer.heads or self.shape).head_size if num_rotated is None else num_rotated,
+            weight=None if table is None else self.arena.keep(table),
             keys_and_values=keys_and_values,
-            **({} if heads is None else heads._asdict()),
-            bias=None if query_scales is None else self.arena.keep(query_scales),
+            bias=None if scales is None else self.arena.keep(scales),
             **norm,
-            **scales,
+            **layer.fields,
         )
 
     def attend(
         self,
         src: int,
         dst: int,
+        layer: CachedLayer,
         *,
-        layer: int,
         window: int | None = None,
         is_causal: bool = True,
         cap: float | None = None,
-        kv_scales: tuple[float, float] = (1.0, 1.0),
         sinks: AnyArray | None = None,
-        heads: Heads | None = None,
     ) -> None:
-        """Adds attention over the cache; `rotate` explains the scales and the heads.
+        """Adds attention over the cache.
 
         Args:
             window: a token sees those less than so many positions away; None sees all.
@@ -447,18 +340,15 @@ class ProgramBuilder(ProgramParts):
             sinks: [num_heads], scores beside those of the tokens, without values.
             cap: scores become cap * tanh(score / cap).
         """
-        scales = dict(zip(("k_scale", "v_scale"), kv_scales, strict=True))
         self._add(
             OpKind.ATTEND,
             mode=int(not is_causal),
             src=src,
             dst=dst,
-            layer=layer,
             window=window or 0,
-            bias=None if sinks is None else self._floats(sinks),
+            bias=None if sinks is None else self.arena.keep_floats(sinks),
             cap=cap or 0.0,
-            **({} if heads is None else heads._asdict()),
-            **scales,
+            **layer.fields,
         )
 
     def head(
@@ -494,17 +384,6 @@ class ProgramBuilder(ProgramParts):
 
     def _add(self, kind: OpKind, **fields: object) -> None:
         self.ops.append(SbOp(kind=kind, **fields))
-
-    def _floats(self, vector: AnyArray) -> int:
-        """Keeps a vector as float32, padded as rows are; returns its address."""
-        return self.arena.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
-
-    def _bias(self, bias: AnyArray, *, interleaved: bool) -> int:
-        """Keeps a bias, or that of each expert, as the columns of packed weights lie."""
-        parts, size = (2, _HALF) if interleaved else (1, PANEL)
-        halves = to_float32(bias).reshape(-1, parts, bias.shape[-1] // parts)
-        padded = np.pad(halves, ((0, 0), (0, 0), (0, -halves.shape[2] % size)))
-        return self.arena.keep(padded.reshape(len(halves), parts, -1, size).swapaxes(1, 2))
 
     def build(
         self,

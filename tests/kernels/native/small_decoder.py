@@ -20,8 +20,9 @@ from signalbox_kernels.arena import Arena
 from signalbox_kernels.filters import Filters
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
+from signalbox_kernels.op_parameters import Adapted, CachedLayer, HeadNorms, Norm, Rotation
 from signalbox_kernels.program import Program, ProgramShape
-from signalbox_kernels.program_builder import Adapted, ProgramBuilder
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.random import race_keys
 from signalbox_kernels.sampling import Drawn, Draws, NativeSampler
 from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Storage, quantise
@@ -157,10 +158,11 @@ class SmallDecoder:
         plain = left if self.form.factors is Row.ELEMENTS else builder.buffer(HIDDEN)
         shrunk = builder.buffer(3 * 6)
 
-        def normed(norm: str) -> None:
-            builder.norm(residual, left, self.norms[norm], eps=EPS)
+        def normed(name: str) -> None:
+            norm = Norm(weight=self.norms[name], eps=EPS)
+            builder.norm(residual, left, norm)
             if self.has_adapters and plain != left:
-                builder.norm(residual, plain, self.norms[norm], eps=EPS, for_adapters=True)
+                builder.norm(residual, plain, norm, for_adapters=True)
 
         def adapted(name: str, elements: int) -> Adapted | None:
             return Adapted(SITES[name], elements, shrunk) if self.has_adapters else None
@@ -171,8 +173,9 @@ class SmallDecoder:
         builder.linear(
             left, wide, matrices["qkv"], self.bias, Epilogue.STORE, adapted=adapted("qkv", plain)
         )
-        builder.rotate(wide, turned, layer=0, norms=(self.norm_q, self.norm_k), eps=EPS)
-        builder.attend(turned, attended, layer=0)
+        norms = HeadNorms(self.norm_q, self.norm_k, EPS)
+        builder.rotate(wide, turned, CachedLayer(0), Rotation(), norms=norms)
+        builder.attend(turned, attended, CachedLayer(0))
         source, added = factors(attended), adapted("out", attended)
         builder.linear(source, residual, matrices["out"], None, Epilogue.ADD, adapted=added)
         normed("m")
@@ -180,7 +183,7 @@ class SmallDecoder:
         builder.linear(left, gated, matrices["gate_up"], None, Epilogue.GATED, adapted=added)
         source, added = factors(gated), adapted("down", gated)
         builder.linear(source, residual, matrices["down"], None, Epilogue.ADD, adapted=added)
-        builder.norm(residual, left, self.norms["f"], eps=EPS, of_rows=True)
+        builder.norm(residual, left, Norm(weight=self.norms["f"], eps=EPS), of_rows=True)
         builder.head(left, table)
         program = builder.build(angles(), num_threads=num_threads, isa=isa)
         element = self.form.element

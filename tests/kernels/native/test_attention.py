@@ -15,8 +15,8 @@ from signalbox_kernels.floats import (
     to_float32,
 )
 from signalbox_kernels.native import Isa, NativeUnavailable
+from signalbox_kernels.op_parameters import CachedLayer, HeadNorms, Heads, Rotation
 from signalbox_kernels.program import Program, ProgramShape
-from signalbox_kernels.program_builder import Heads
 from signalbox_kernels.structs import KeysAndValues, Pairs, Row, StepArrays
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
@@ -194,28 +194,26 @@ def make_cached(
     )
     norms = (make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3))
     used = norms if qk_norm else None
-    scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
     num_rotated = max(0, sizes.head_size - num_passed)
     query_scales = np.linspace(1, 2 if scales_queries else 1, 1024, dtype=np.float32)
+    cached = CachedLayer(layer, own, *(KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)))
+    rotation = Rotation(
+        table=angles(num_rotated) if num_passed or is_in_units else None,
+        num_rotated=num_rotated if num_passed else None,
+        pairs=pairs,
+        query_scales=query_scales if scales_queries else None,
+    )
     builder.rotate(
         buffers[0],
         buffers[1],
-        layer=layer,
-        norms=used,
-        eps=1e-6,
-        kv_scales=scales,
-        rotary=angles(num_rotated) if num_passed or is_in_units else None,
-        num_rotated=num_rotated if num_passed else None,
-        pairs=pairs,
-        heads=own,
+        cached,
+        rotation,
+        norms=None if used is None else HeadNorms(*used, 1e-6),
         keys_and_values=keys_and_values,
-        query_scales=query_scales if scales_queries else None,
     )
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
     seen = {"window": window, "is_causal": is_causal, "cap": cap}
-    builder.attend(
-        buffers[1], buffers[2], layer=layer, kv_scales=scales, sinks=sinks, heads=own, **seen
-    )
+    builder.attend(buffers[1], buffers[2], cached, sinks=sinks, **seen)
     program = make_program(builder, isa)
     pool = np.full((60, program.shape.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
@@ -296,7 +294,8 @@ def test_attention_over_blocks_equals_the_reference(
 @pytest.mark.parametrize("num_rotated", [-2, 5, 18])
 def test_rotations_that_cannot_be_are_refused(num_rotated: int) -> None:
     builder = make_builder(FLOAT32)
-    builder.rotate(builder.buffer(80, row=Row.FLOATS), builder.buffer(48), layer=0)
+    wide, turned = builder.buffer(80, row=Row.FLOATS), builder.buffer(48)
+    builder.rotate(wide, turned, CachedLayer(0), Rotation())
     make_program(builder)
     builder.ops[0].n = num_rotated
     with pytest.raises(NativeUnavailable, match="no native program"):

@@ -14,6 +14,7 @@ import pytest
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.group import CalledOff, Group, group_bytes
 from signalbox_kernels.native import Isa
+from signalbox_kernels.op_parameters import Norm
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native.instruction_sets import ISAS
@@ -56,7 +57,8 @@ def make_head(group: Group, table: AnyArray) -> Program:
     packed = builder.arena.pack(table[first : first + at_most])
     builder.embed(shared, packed, first_token=first)
     builder.sum(shared, out, adds=False)
-    builder.norm(out, normed, np.ones(HIDDEN, dtype=np.float32), eps=0, of_rows=True)
+    norm = Norm(weight=np.ones(HIDDEN, dtype=np.float32), eps=0)
+    builder.norm(out, normed, norm, of_rows=True)
     builder.head(normed, packed, first_token=first)
     return make_program(builder, group=group)
 

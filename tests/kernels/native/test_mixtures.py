@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.program_builder import Clamped, Experts, ProgramBuilder, Routing
+from signalbox_kernels.op_parameters import Clamped, Experts, Routing
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix
 from signalbox_kernels.structs import Activation, Epilogue, Row, Scores
 from tests.kernels.native.instruction_sets import ISAS

@@ -1,5 +1,7 @@
 """The native ops against their plain meaning, on odd sizes, for every instruction set here."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from signalbox_kernels import native
 from signalbox_kernels.compilation import flags_of_sets, machine
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import ISA_VARIABLE, Isa, NativeUnavailable
-from signalbox_kernels.program_builder import HeadMatrices
+from signalbox_kernels.op_parameters import HeadMatrices, Norm
 from signalbox_kernels.structs import Activation, Epilogue, Index, Row
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
@@ -121,7 +123,7 @@ def test_heads_multiply_columns_of_their_own(
     given, out = builder.buffer(width, row=Row.FLOATS), builder.buffer(width, row=Row.FLOATS)
     normed, elements = builder.buffer(width), builder.buffer(num_heads * n)
     norm = make_floats(width)
-    builder.norm(given, normed, norm, eps=1e-5, width=width)
+    builder.norm(given, normed, Norm(weight=norm, eps=1e-5))
     builder.linear(
         normed, out, HeadMatrices(weights, src_step, 64), None, Epilogue.STORE, column=32
     )
@@ -149,7 +151,7 @@ def test_a_normed_product_is_added_to_the_residual(isa: Isa, dtype: Dtype) -> No
     builder = make_builder(dtype, hidden_size=50)
     residual, result = (builder.buffer(50, row=Row.FLOATS) for _ in range(2))
     weight = make_floats(50, dtype=dtype, seed=2)
-    builder.norm(result, residual, weight, eps=1e-5, to_sum=True, scale=0.25)
+    builder.norm(result, residual, Norm(weight=weight, eps=1e-5), sum_scale=0.25)
     program, rows, before = (
         make_program(builder, isa),
         make_floats(40, 50),
@@ -173,7 +175,7 @@ def test_a_product_has_factors_of_normed_columns(isa: Isa, dtype: Dtype) -> None
     weight, scale = make_floats(48, 50, dtype=dtype), np.full(50, 0.5, dtype=np.float32)
     norm = make_floats(48, seed=3)
     builder.norm_columns(context, norm, column=0, eps=1e-5, num_runs=3, added_to=factors)
-    builder.norm(hidden, x, scale, eps=0.0, is_normed=False)
+    builder.norm(hidden, x, Norm(weight=scale, eps=0.0, is_normed=False))
     function = {"activation": Activation.GELU_TANH, "gate": factors, "column": 48}
     builder.linear(x, out, weight, None, Epilogue.MODULATE, **function)
     program = make_program(builder, isa)
@@ -202,8 +204,9 @@ def test_embeddings_of_types_and_positions_then_layer_norm(isa: Isa, dtype: Dtyp
     builder.embed(residual, tokens)
     builder.embed(residual, places, index=Index.POSITIONS, first_token=-offset, adds=True)
     builder.embed(residual, types, index=Index.TOKEN_TYPES, adds=True)
-    builder.norm(residual, normed, weight, eps=1e-5, is_centred=True)
-    builder.norm(residual, residual, weight, bias, eps=1e-5, is_centred=True, to_floats=True)
+    norm = Norm(weight=weight, eps=1e-5, is_centred=True)
+    builder.norm(residual, normed, norm)
+    builder.norm(residual, residual, replace(norm, bias=bias), to_floats=True)
     program, arrays = make_program(builder, isa), make_arrays(40)
     for given in (None, np.arange(40, dtype=np.int32) % 3):
         arrays.token_types = given
@@ -224,7 +227,7 @@ def test_embedding_then_norm(isa: Isa, dtype: Dtype, scale: float) -> None:
     residual, normed = builder.buffer(50, row=Row.FLOATS), builder.buffer(50)
     table, weight = make_floats(97, 50, dtype=dtype), make_floats(50, dtype=dtype, seed=2)
     builder.embed(residual, builder.arena.pack(table), scale=scale)
-    builder.norm(residual, normed, weight, eps=1e-5)
+    builder.norm(residual, normed, Norm(weight=weight, eps=1e-5))
     program = make_program(builder, isa)
     arrays = make_arrays(40)
     arrays.token_ids = np.arange(96, 56, -1, dtype=np.int64)

@@ -5,6 +5,7 @@ import pytest
 
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
+from signalbox_kernels.op_parameters import Norm
 from signalbox_kernels.program import Program
 from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix, quantise
 from signalbox_kernels.structs import Epilogue, Row
@@ -94,7 +95,7 @@ def test_tied_table_serves_lookup_and_head(isa: Isa, kind: Storage) -> None:
     packed = builder.arena.pack(table)
     builder.embed(residual, packed)
     norm = make_floats(size, seed=2)
-    builder.norm(residual, codes, norm, eps=1e-5, of_rows=True)
+    builder.norm(residual, codes, Norm(weight=norm, eps=1e-5), of_rows=True)
     builder.head(codes, packed)
     program = make_program(builder, isa)
     arrays = make_arrays(40, num_rows=3)

@@ -7,6 +7,7 @@ import pytest
 
 from signalbox_kernels.floats import FLOAT8_E4M3, AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable
+from signalbox_kernels.op_parameters import Norm
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Storage
 from signalbox_kernels.structs import Element, Epilogue, Row
@@ -171,8 +172,9 @@ def test_a_norm_rounds_what_it_writes(isa: Isa, dtype: Dtype, how: Rounding) -> 
     residual = builder.buffer(width, row=Row.FLOATS)
     plain, out = builder.buffer(width), builder.buffer(width)
     weight = make_floats(width, seed=3)
-    builder.norm(residual, plain, weight, eps=1e-5)
-    builder.norm(residual, out, weight, eps=1e-5, rounding=how)
+    norm = Norm(weight=weight, eps=1e-5)
+    builder.norm(residual, plain, norm)
+    builder.norm(residual, out, norm, rounding=how)
     program = make_program(builder, isa)
     x = make_floats(7, width)
     program.view(residual, width=width, num_tokens=7, dtype=FLOAT32)[:] = x

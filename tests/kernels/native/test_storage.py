@@ -6,6 +6,7 @@ import pytest
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import BFLOAT16, AnyArray
 from signalbox_kernels.native import Isa, NativeUnavailable, multiplies_bfloat16
+from signalbox_kernels.op_parameters import Norm
 from signalbox_kernels.storage import FLOAT_CODES, QUANTISED, Matrix, Storage, StoredMatrix
 from signalbox_kernels.structs import Epilogue, Row
 from tests.kernels.native.instruction_sets import ISAS
@@ -121,7 +122,8 @@ def test_lookup_and_head_have_the_bits_of_the_expanded_tables(
         residual, normed = builder.buffer(size, row=Row.FLOATS), builder.buffer(size)
         packed = builder.arena.pack(table)
         builder.embed(residual, packed)
-        builder.norm(residual, normed, make_floats(size, seed=2), eps=1e-5, of_rows=True)
+        norm = Norm(weight=make_floats(size, seed=2), eps=1e-5)
+        builder.norm(residual, normed, norm, of_rows=True)
         builder.head(normed, packed if is_tied else builder.arena.pack(head))
         program = make_program(builder, isa)
         arrays = make_arrays(40, num_rows=3)

@@ -1,10 +1,8 @@
 """Adds attention, whose cache has K and V of each head, to the program of a decoder."""
 
-from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import Heads
+from signalbox_kernels.op_parameters import CachedLayer, HeadNorms, Heads, Rotation
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, KeysAndValues, Pairs, Row
-from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
 from signalbox_worker.models.decoder_config import LayerHeads
 from signalbox_worker.runner.native.hidden_states import HiddenStates
@@ -44,18 +42,15 @@ class AttentionCompiler:
         config, heads = self._config, self._config.heads_of(index)
         self._add_projections(index, heads, beside)
         self._add_rotation(index, heads)
-        cached, scales = self._place(index)
         attended = self._hidden.rows("attended", heads.num_heads * heads.size)
         self._builder.attend(
             self._query,
             attended.elements,
-            layer=cached,
+            self._cached(index, heads),
             window=self._window(index),
             is_causal=not config.is_bidirectional,
             cap=config.attention_soft_cap,
-            kv_scales=scales,
             sinks=self._weights.vector_if_any(f"{layer_prefix(index)}{SINKS}"),
-            heads=self._own_heads(heads),
         )
         return attended
 
@@ -74,36 +69,27 @@ class AttentionCompiler:
 
     def _add_rotation(self, index: int, heads: LayerHeads) -> None:
         """Adds what turns Q and K, and writes K and V to the cache."""
-        norms, config = self._norms(index, heads), self._config
-        rotary, num_rotated = self._table(index, heads)
-        cached, scales = self._place(index)
         self._builder.rotate(
             self._qkv,
             self._query,
-            layer=cached,
-            norms=norms,
-            eps=config.rms_norm_eps,
-            kv_scales=scales,
-            rotary=rotary,
-            num_rotated=num_rotated,
-            pairs=Pairs.NEIGHBOURS if config.rotates_neighbours else Pairs.HALVES,
-            heads=self._own_heads(heads),
+            self._cached(index, heads),
+            self._rotation(index, heads),
+            norms=self._norms(index, heads),
             keys_and_values=self._keys_and_values(heads),
-            query_scales=self._query_scales,
         )
 
-    def _norms(self, index: int, heads: LayerHeads) -> tuple[AnyArray, AnyArray] | None:
+    def _norms(self, index: int, heads: LayerHeads) -> HeadNorms | None:
         """Returns the weights of the norms of each head; adds those of all heads together."""
         config, prefix = self._config, f"{layer_prefix(index)}self_attn."
         if not config.qk_norm:
             return None
+        eps = config.rms_norm_eps
         query = self._weights.norm(f"{prefix}q_norm.weight")
         has_keys = "k" in heads.projections
         key = self._weights.norm(f"{prefix}k_norm.weight") if has_keys else query
         if not config.qk_norm_is_whole:
-            return query, key
+            return HeadNorms(query, key, eps)
         for column, weight in ((0, query), (len(query), key)):
-            eps = config.rms_norm_eps
             self._builder.norm_columns(self._qkv, weight, column=column, eps=eps)
         return None
 
@@ -120,20 +106,26 @@ class AttentionCompiler:
             bits |= KeysAndValues.NORMED_VALUES
         return bits if "v" in heads.projections else bits | KeysAndValues.VALUES_OF_KEYS
 
-    def _table(self, index: int, heads: LayerHeads) -> tuple[FloatArray | None, int]:
-        """Returns the table of a layer's own, if it has one, and how much of each head it turns."""
-        config = self._config
-        if index in config.unrotated_layers:
-            return None, 0
-        own = None if self._window(index) is None else self._sliding_rotary
-        rope = config.rope if own is None or config.sliding_rope is None else config.sliding_rope
-        return own, rope.rotated(heads.size)
+    def _rotation(self, index: int, heads: LayerHeads) -> Rotation:
+        config, own, num_rotated = self._config, None, 0
+        if index not in config.unrotated_layers:
+            own = None if self._window(index) is None else self._sliding_rotary
+            sliding = config.sliding_rope
+            rope = config.rope if own is None or sliding is None else sliding
+            num_rotated = rope.rotated(heads.size)
+        return Rotation(
+            table=own,
+            num_rotated=num_rotated,
+            pairs=Pairs.NEIGHBOURS if config.rotates_neighbours else Pairs.HALVES,
+            query_scales=self._query_scales,
+        )
 
     def _window(self, index: int) -> int | None:
         windows = self._config.sliding_windows
         return windows[index] if windows else None
 
-    def _place(self, index: int) -> tuple[int, tuple[float, float]]:
-        """Returns where the cache has a layer's K and V, and their scales."""
+    def _cached(self, index: int, heads: LayerHeads) -> CachedLayer:
         owner = self._config.kv_layer(index)
-        return self._places.first[owner], self._kv_scales[owner]
+        return CachedLayer(
+            self._places.first[owner], self._own_heads(heads), *self._kv_scales[owner]
+        )

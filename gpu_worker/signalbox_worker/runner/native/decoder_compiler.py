@@ -109,7 +109,7 @@ class _Compiler:
             packed, matrix = head
             norm = hidden.norm(NORM, divisor=self._config.logit_divisor)
             [(source, rounding)] = hidden.normed.begin([matrix])
-            norm(RESIDUAL, source, of_rows=True, rounding=rounding)
+            self._builder.norm(RESIDUAL, source, norm, of_rows=True, rounding=rounding)
             cap = self._config.logit_soft_cap
             self._builder.head(source, packed, first_token=self._first_token, cap=cap)
 

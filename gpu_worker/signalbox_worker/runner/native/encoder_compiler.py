@@ -3,13 +3,12 @@
 Its residual, buffer `RESIDUAL`, ends as the encoder's last hidden states, all norms applied.
 """
 
-from functools import partial
-
 import numpy as np
 
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa, best_isa
+from signalbox_kernels.op_parameters import CachedLayer, Norm, Rotation
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import PANEL, Epilogue, Index, Row
@@ -78,18 +77,21 @@ class _EncoderCompiler:
 
     def norm(self, name: str) -> None:
         """Norms the residual for the next product."""
-        weight, bias = self._of_norm(name)
-        self.builder.norm(self.residual, self.normed, weight, bias, eps=self._eps, is_centred=True)
+        self.builder.norm(self.residual, self.normed, self._norm(name))
 
     def norm_residual(self, name: str) -> None:
         """Norms the residual itself, and for the next product."""
-        weight, bias = self._of_norm(name)
-        norm = partial(self.builder.norm, eps=self._eps, is_centred=True)
-        norm(self.residual, self.normed, weight, bias)
-        norm(self.residual, self.residual, weight, bias, to_floats=True)
+        norm = self._norm(name)
+        self.builder.norm(self.residual, self.normed, norm)
+        self.builder.norm(self.residual, self.residual, norm, to_floats=True)
 
-    def _of_norm(self, name: str) -> tuple[AnyArray, AnyArray | None]:
-        return self.weights.vector(f"{name}.weight"), self.weights.vector_if_any(f"{name}.bias")
+    def _norm(self, name: str) -> Norm:
+        return Norm(
+            weight=self.weights.vector(f"{name}.weight"),
+            bias=self.weights.vector_if_any(f"{name}.bias"),
+            eps=self._eps,
+            is_centred=True,
+        )
 
     def embed(self, name: str, index: Index, *, first: int = 0) -> None:
         table = self.builder.arena.pack(self.weights.matrix(name))
@@ -110,9 +112,10 @@ class _EncoderCompiler:
             bias = self.weights.vector_if_any(f"{name}.bias")
             build.linear(self.normed, self._qkv, matrix, bias, Epilogue.STORE, column=column)
             column += matrix.shape[0]
-        build.rotate(self._qkv, self._query, layer=index, rotary=rotary)
+        layer = CachedLayer(index)
+        build.rotate(self._qkv, self._query, layer, Rotation(table=rotary))
         window = windows[index] if windows else None
-        build.attend(self._query, self._attended, layer=index, window=window, is_causal=False)
+        build.attend(self._query, self._attended, layer, window=window, is_causal=False)
         self.add_product(self._attended, output)
 
     def activate(self, name: str, epilogue: Epilogue) -> None:

@@ -3,7 +3,7 @@
 from functools import cached_property
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import Adapted
+from signalbox_kernels.op_parameters import Adapted
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_worker.models.gemma4_config import Gemma4Config
@@ -102,11 +102,11 @@ class FeedForwardCompiler:
         out, epilogue = self._hidden.result, Epilogue.STORE
         self._builder.linear(source, out, matrix, None, epilogue, adapted=adapted)
         of_dense, of_experts = (self._hidden.norm(f"{prefix}{MIXED_NORMS[i]}") for i in (0, 2))
-        of_dense(out, self._mixed, to_floats=True)
+        self._builder.norm(out, self._mixed, of_dense, to_floats=True)
         self._mixture.add(index, out, adds=False)
-        of_experts(out, self._mixed, to_sum=True)
+        self._builder.norm(out, self._mixed, of_experts, sum_scale=1.0)
         norm = self._hidden.norm(f"{prefix}{self._config.inner_norms[1]}")
-        norm(self._mixed, RESIDUAL, to_sum=True, scale=scale)
+        self._builder.norm(self._mixed, RESIDUAL, norm, sum_scale=scale)
 
     @cached_property
     def _mixture(self) -> MixtureCompiler:

@@ -4,7 +4,6 @@ A part reads rows that a norm makes of them. The product at its end adds to them
 product does.
 """
 
-from collections.abc import Callable
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import Adapted, ProgramBuilder
+from signalbox_kernels.op_parameters import Adapted, Norm
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_worker.runner.native.matrices import joined
@@ -29,7 +29,7 @@ class Modules(NamedTuple):
     rows: dict[str, int]
     """Rows of each module, by its name."""
     bias: AnyArray | None
-    """Of all, one behind the other."""
+    """Biases of all matrices, one behind the other."""
 
 
 class HiddenStates:
@@ -82,11 +82,10 @@ class HiddenStates:
         scale = self.weights.vector_if_any(f"{layer_prefix(index)}{LAYER_SCALE}")
         return 1.0 if scale is None else float(scale[0])
 
-    def norm(self, name: str, *, divisor: float = 1.0) -> Callable[..., None]:
-        """Returns `ProgramBuilder.norm` with the weights of a norm, whose result is divided."""
+    def norm(self, name: str, *, divisor: float = 1.0) -> Norm:
+        """Returns a norm whose result is divided."""
         bias = self.weights.vector_if_any(f"{name}.bias")
-        return partial(
-            self.builder.norm,
+        return Norm(
             weight=self.weights.norm(f"{name}.weight") / np.float32(divisor),
             bias=None if bias is None else bias / np.float32(divisor),
             eps=self.config.rms_norm_eps,
@@ -95,19 +94,22 @@ class HiddenStates:
 
     def add_norm(self, name: str, readers: list[Matrix]) -> None:
         """Adds rows for products with some matrices: normed, or as they are if layers norm none."""
-        norm = self.norm(name) if self.config.has_input_norms else self.builder.code
+        write = self.builder.code
+        if self.config.has_input_norms:
+            write = partial(self.builder.norm, norm=self.norm(name))
         outs = self.normed.begin(readers)
         for out, rounding in outs:
-            norm(RESIDUAL, out, rounding=rounding)
+            write(RESIDUAL, out, rounding=rounding)
         elements = self.normed.elements
         if self._shrunk is not None and all(out != elements for out, _ in outs):
-            norm(RESIDUAL, elements, for_adapters=True)
+            write(RESIDUAL, elements, for_adapters=True)
 
     def add_copy(self, readers: list[Matrix]) -> None:
         """Adds rows for products with some matrices: the residual as it is."""
-        build, ones = self.builder, np.ones(self.config.hidden_size, dtype=np.float32)
+        ones = np.ones(self.config.hidden_size, dtype=np.float32)
+        copy = Norm(weight=ones, eps=0.0, is_normed=False)
         for out, rounding in self.normed.begin(readers):
-            build.norm(RESIDUAL, out, ones, eps=0.0, is_normed=False, rounding=rounding)
+            self.builder.norm(RESIDUAL, out, copy, rounding=rounding)
 
     def add_stored(
         self,
@@ -150,7 +152,7 @@ class HiddenStates:
         self.add_sum(out, adds=not is_normed)
         if is_normed:
             norm = self.norm(f"{layer_prefix(index)}{inner_norm}")
-            norm(out, RESIDUAL, to_sum=True, scale=scale)
+            self.builder.norm(out, RESIDUAL, norm, sum_scale=scale)
 
     def add_sum(self, dst: int = RESIDUAL, *, adds: bool) -> None:
         """Adds the sum of what ranks have, if there are several.

@@ -10,7 +10,7 @@ same bits however it is cut.
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import HeadMatrices
+from signalbox_kernels.op_parameters import CachedLayer, HeadMatrices, Norm, Rotation
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Activation, Epilogue, Pairs, Row
 from signalbox_worker.models.decoder_config import LatentSizes
@@ -46,21 +46,18 @@ class LatentCompiler:
     def add(self, index: int, beside: list[Matrix]) -> ProductRows:
         """Does what `AttentionCompiler.add` does."""
         build, sizes, size = self._builder, self._sizes, self._config.head_size
-        prefix, cached = f"{layer_prefix(index)}self_attn.", self._places.first[index]
+        prefix = f"{layer_prefix(index)}self_attn."
         keys, values = self._parts(f"{prefix}kv_b_proj.weight")
         self._add_products(index, prefix, beside)
         absorbed = HeadMatrices(keys, sizes.unrotated, size)
         self._store(self._unrotated, absorbed, column=sizes.rotated)
         weight = self._weights.norm(f"{prefix}kv_a_layernorm.weight")
         build.norm_columns(self._heads, weight, column=self._queries + sizes.rotated, eps=_EPS)
-        build.rotate(
-            self._heads,
-            self._rotated,
-            layer=cached,
-            num_rotated=sizes.rotated,
-            pairs=Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES,
-        )
-        build.attend(self._rotated, self._gathered, layer=cached)
+        cached = CachedLayer(self._places.first[index])
+        pairs = Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES
+        rotation = Rotation(num_rotated=sizes.rotated, pairs=pairs)
+        build.rotate(self._heads, self._rotated, cached, rotation)
+        build.attend(self._rotated, self._gathered, cached)
         expanded = HeadMatrices(values, sizes.size, sizes.value)
         self._make_elements(self._gathered, self._attended.elements, expanded)
         return self._attended
@@ -82,16 +79,9 @@ class LatentCompiler:
             source = self._normed.read(small)
             self._builder.linear(source, self._small_floats, small, small_bias, Epilogue.STORE)
             rows, (plain, turned) = self._small, self._query_parts(f"{prefix}q_b_proj.weight")
-            weight = weights.norm(f"{prefix}q_a_layernorm.weight")
+            of_queries = Norm(weight=weights.norm(f"{prefix}q_a_layernorm.weight"), eps=_EPS)
             for out, rounding in rows.begin([plain, turned[0]]):
-                self._builder.norm(
-                    self._small_floats,
-                    out,
-                    weight,
-                    eps=_EPS,
-                    width=sizes.query_rank,
-                    rounding=rounding,
-                )
+                self._builder.norm(self._small_floats, out, of_queries, rounding=rounding)
         self._make_elements(rows.read(plain), self._unrotated, plain)
         self._store(rows.read(turned[0]), HeadMatrices(turned, 0, size))
         column = self._queries

@@ -7,6 +7,7 @@ gates its hidden states by its own, and adds the result to them.
 import numpy as np
 
 from signalbox_kernels.floats import to_dtype, to_float32
+from signalbox_kernels.op_parameters import Norm
 from signalbox_kernels.structs import Epilogue, Row
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.runner.native.hidden_states import HiddenStates
@@ -73,6 +74,6 @@ class LayerInputs:
             column=index * self._size,
         )
         build.linear(self._gated.read_elements(down), result, down, None, Epilogue.STORE)
-        norm = weights.norm(f"{prefix}{AFTER_INPUT}.weight")
-        eps = self._config.rms_norm_eps
-        build.norm(result, RESIDUAL, norm, eps=eps, to_sum=True, scale=scale)
+        weight = weights.norm(f"{prefix}{AFTER_INPUT}.weight")
+        norm = Norm(weight=weight, eps=self._config.rms_norm_eps)
+        build.norm(result, RESIDUAL, norm, sum_scale=scale)

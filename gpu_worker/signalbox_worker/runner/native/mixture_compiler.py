@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.program_builder import Clamped, Experts, Routing
+from signalbox_kernels.op_parameters import Clamped, Experts, Norm, Routing
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
@@ -118,9 +118,9 @@ class MixtureCompiler:
     def _add_router_norm(self, outs: list[tuple[int, Rounding | None]], prefix: str) -> None:
         config = self._config
         weight = self._weights.vector(f"{prefix}{ROUTER_SCALE}")
-        weight = weight * np.float32(config.hidden_size**-0.5)
+        norm = Norm(weight=weight * np.float32(config.hidden_size**-0.5), eps=config.rms_norm_eps)
         for out, rounding in outs:
-            self._builder.norm(RESIDUAL, out, weight, eps=config.rms_norm_eps, rounding=rounding)
+            self._builder.norm(RESIDUAL, out, norm, rounding=rounding)
 
     def _add_shared(
         self, name: str, gate_and_up: list[Matrix], dst: int, epilogue: Epilogue
