@@ -38,7 +38,17 @@ LLAMA3_ROPE = {
 }
 
 LATENTS = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+LATENTS["head_dim"] = LATENTS["qk_rope_head_dim"]  # of which GLM has another name
 """Sizes of latent attention that native programs compute."""
+UNLIKE_LAYERS: dict[str, Any] = {
+    "head_dim": 16,
+    "global_head_dim": 48,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB,
+}
+"""Sizes of a Gemma 4 with heads of two sizes and a layer that reads K and V of another."""
 YARN_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 500.0,

@@ -13,6 +13,7 @@ import pytest
 
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox_worker.kv.disk.disk_tier import DiskTier
+from tests.gpu_worker.tiny_models import LATENTS, UNLIKE_LAYERS, make_model
 from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S, wait_until
@@ -100,9 +101,21 @@ BACKENDS = ("native", "torch")
 def test_a_restarted_worker_finds_its_prefix_on_the_disk(
     model: Path, tmp_path: Path, backend: str
 ) -> None:
-    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+    assert_found_after_a_restart(model, tmp_path / "kv", backend)
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("deepseek-v2", LATENTS), ("gemma4", UNLIKE_LAYERS)])
+def test_latents_and_layers_that_differ_are_found_on_the_disk(
+    tmp_path: Path, family: str, sizes: dict[str, Any]
+) -> None:
+    make_model(tmp_path / "model", family, **sizes)
+    assert_found_after_a_restart(tmp_path / "model", tmp_path / "kv", "native")
+
+
+def assert_found_after_a_restart(model: Path, disk: Path, backend: str) -> None:
+    with serving(model, disk, cpu_backend=backend) as served:
         expected = served.store_prompt()
-    with serving(model, tmp_path / "kv", cpu_backend=backend) as served:
+    with serving(model, disk, cpu_backend=backend) as served:
         assert served.tier.usage().num_blocks >= NUM_BLOCKS
         assert served.tokens() == expected
         assert served.loading.counts.num_hits == NUM_BLOCKS * 16

@@ -1,5 +1,6 @@
 """A worker of a model hands running requests over, with the tokens that it would have drawn."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.runner.ranks.thread_ranks import SIZES, loading
-from tests.gpu_worker.tiny_models import make_llama
+from tests.gpu_worker.tiny_models import LATENTS, make_llama, make_model
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
@@ -76,7 +78,17 @@ async def test_requests_of_a_model_go_on_at_another_worker(
     tmp_path: Path, backend: str, tp: int, pp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_llama(tmp_path)
-    load = loading(tmp_path, backend, tp, pp)
+    await assert_going_on(loading(tmp_path, backend, tp, pp), monkeypatch)
+
+
+async def test_requests_go_on_with_their_latents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, "deepseek-v2", **LATENTS)
+    await assert_going_on(loading(tmp_path, "native", 1, 1), monkeypatch)
+
+
+async def assert_going_on(load: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,
         router(scheduler.address) as client,

@@ -83,7 +83,6 @@ def logprobs_of(outputs: list[RequestOutput]) -> list[float]:
     return found
 
 
-LATENT_HEADS = LATENTS | {"head_dim": LATENTS["qk_rope_head_dim"]}
 MOE = {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 72}
 
 
@@ -153,8 +152,8 @@ def test_ranks_give_the_tokens_of_one_process(
         ("olmo3", {"hidden_size": 96}, [(1, 3)], PreemptionMode.SWAP),
         ("cohere2", {"hidden_size": 96}, [(1, 2), (2, 1)], PreemptionMode.RECOMPUTE),
         ("ministral3", {}, [(2, 1)], PreemptionMode.SWAP),
-        ("deepseek-v2", LATENT_HEADS, [(1, 2), (1, 3)], PreemptionMode.SWAP),
-        ("glm4-moe-lite", LATENT_HEADS, [(1, 3)], PreemptionMode.RECOMPUTE),
+        ("deepseek-v2", LATENTS, [(1, 2), (1, 3)], PreemptionMode.SWAP),
+        ("glm4-moe-lite", LATENTS, [(1, 3)], PreemptionMode.RECOMPUTE),
     ],
 )
 def test_native_ranks_give_the_tokens_of_one_program(

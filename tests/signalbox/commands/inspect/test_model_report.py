@@ -18,23 +18,13 @@ from signalbox_worker.config import GIB
 from signalbox_worker.runner.loading.opened_model import THROUGH_PYTORCH
 from tests.fake_hub import FakeHub, point_at, running_hub, write_gguf
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.tiny_models import LATENTS, VOCAB, make_llama, make_model
+from tests.gpu_worker.tiny_models import LATENTS, UNLIKE_LAYERS, make_llama, make_model
 
 HUB_MODEL, DEMO = "some-org/Some-Model", "SmolLM2-135M-Instruct.Q4_1.gguf"
 WIDE = {"intermediate_size": 4096}
 """Sizes of a model whose weights have some MB."""
 
-SIZES: dict[str, dict[str, Any]] = {
-    "deepseek-v2": LATENTS,
-    "gemma4": {
-        "head_dim": 16,
-        "global_head_dim": 48,
-        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-        "num_kv_shared_layers": 1,
-        "hidden_size_per_layer_input": 32,
-        "vocab_size_per_layer_input": VOCAB,
-    },
-}
+SIZES = {"deepseek-v2": LATENTS, "gemma4": UNLIKE_LAYERS}
 
 
 @pytest.fixture
