@@ -138,7 +138,7 @@ def _needs(
         block_bytes = 0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype)
     else:
         check_pytorch(settings, settings, opened, why_not)
-        opened = for_pytorch(opened, settings, why_not)
+        opened = for_pytorch(opened, settings, parallel, why_not)
         from signalbox_worker.runner.loading.dry_run import built_in_pytorch
 
         built = built_in_pytorch(opened, settings.runner_config, why_not)

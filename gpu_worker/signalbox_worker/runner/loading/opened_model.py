@@ -9,6 +9,7 @@ from signalbox_contract.model import ModelInfo
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_kernels import build
 from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.files.checkpoints.weight_names import are_equal, find
 from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint
@@ -127,7 +128,9 @@ def check_configuration(model_config: ModelConfig, source: ModelSource) -> None:
     quantised_checkpoint(source.config)
 
 
-def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) -> OpenedModel:
+def for_pytorch(
+    opened: OpenedModel, model_config: ModelConfig, parallel: ParallelConfig, why_not: str
+) -> OpenedModel:
     """Returns a model as PyTorch computes it.
 
     Args:
@@ -142,6 +145,11 @@ def for_pytorch(opened: OpenedModel, model_config: ModelConfig, why_not: str) ->
         raise ModelError(
             f"{opened.shape.architecture} of --model-impl signalbox is computed natively alone, "
             f"but {why_not}; leave that option out"
+        )
+    if parallel.num_ranks > 1:
+        raise ModelError(
+            f"{parallel.sizes}: several ranks compute {opened.shape.architecture} natively "
+            f"alone, but {why_not}; use other sizes, such as 1"
         )
     spec = find_model(
         source.config,

@@ -73,7 +73,7 @@ def _load_executor(
         return load_native_executor(opened, config, layers=layers, group=group, progress=progress)
     check_pytorch(config.model, config.device, opened, group)
     progress(StartupProgress(StartupPhase.IMPORT))
-    opened = for_pytorch(opened, config.model, group)
+    opened = for_pytorch(opened, config.model, config.parallel, group)
     layers = stage_layers(opened, config.parallel)
     from signalbox_worker.runner.executors.executor_factory import load_executor
 

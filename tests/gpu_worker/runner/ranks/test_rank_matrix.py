@@ -12,6 +12,7 @@ from signalbox import LLM, RequestOutput, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.sampling_params import StructuredOutputsParams
 from signalbox_scheduler.config import PreemptionMode, SchedulingSettings
+from signalbox_worker.config import ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.model_runners import make_prompts
@@ -169,6 +170,22 @@ def test_native_ranks_give_the_tokens_of_one_program(
         tmp_path, ParallelConfig(), kv_bytes=kv_bytes_of(tmp_path, 16), cpu_backend="native"
     )
     assert_like_one(start, sizes, mode)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options", "reason"),
+    [
+        ("deepseek-v2", (2, 1), {}, "its heads share one latent"),
+        ("olmo2", (1, 2), {"dtype": "float16"}, "not in float16"),
+    ],
+)
+def test_ranks_without_a_program_are_refused_with_the_reason(
+    family: str, sizes: tuple[int, int], options: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, family, **LATENTS if family == "deepseek-v2" else {"head_dim": 16})
+    start = with_sizes(make_start(tmp_path, ParallelConfig(), **options), *sizes)
+    with pytest.raises(ModelError, match=f"natively alone, but .*{reason}; use other sizes"):
+        load_threads(start)
 
 
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
