@@ -9,8 +9,8 @@ from signalbox_contract.startup import ReportProgress
 from signalbox_worker.files.hub.file_transfer import fetch, missing_files, read_start
 from signalbox_worker.files.hub.weight_file_names import DUPLICATES
 
-OWN_CODE = "*.py"
-TEXTS = ("*.json", "*.jinja", OWN_CODE, "*.model", "merges.txt", "vocab.txt")
+OWN_CODE, CARD = "*.py", "README.md"
+TEXTS = ("*.json", "*.jinja", OWN_CODE, "*.model", "merges.txt", "vocab.txt", CARD)
 """Patterns of a model's files beside its weights."""
 
 

@@ -15,6 +15,7 @@ from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.files.checkpoints.gguf.pooling import GGUF_POOLING
 from signalbox_worker.files.checkpoints.json_file import read_json
 from signalbox_worker.models import ModelShape, only_pools
+from signalbox_worker.models.pooling.matryoshka import matryoshka_dimensions
 from signalbox_worker.models.pooling.sentence_transformers import (
     MODULES,
     SETTINGS,
@@ -84,7 +85,7 @@ def open_pooling(
             is_bidirectional=shape.is_bidirectional,
             reads_all_tokens=shape.is_bidirectional or outputs.modes != ("lasttoken",),
             activation=outputs.activation,
-            dimensions=_dimensions(source.config, outputs),
+            dimensions=_dimensions(source, outputs),
         ),
         outputs=outputs,
         max_length=_max_length(source),
@@ -92,16 +93,10 @@ def open_pooling(
     )
 
 
-def _dimensions(config: Mapping[str, Any], outputs: PooledOutputs) -> tuple[int, ...]:
-    """Returns the sizes that embeddings may be cut to; config.json names them, or allows all."""
-    named = config.get("matryoshka_dimensions")
-    if outputs.task == "classify" or (named is None and not config.get("is_matryoshka")):
+def _dimensions(source: ModelSource, outputs: PooledOutputs) -> tuple[int, ...]:
+    if outputs.task == "classify":
         return ()
-    if named is None:
-        return tuple(range(1, outputs.num_outputs + 1))
-    if not isinstance(named, list) or not all(type(one) is int and one > 0 for one in named):
-        raise ModelError(f"config.json says matryoshka_dimensions = {str(named)[:40]}")
-    return tuple(sorted({one for one in named if one <= outputs.num_outputs}))
+    return matryoshka_dimensions(source.config, source.root, outputs.num_outputs)
 
 
 def _transformer_config_file(source: ModelSource) -> Path | None:

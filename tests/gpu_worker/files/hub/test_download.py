@@ -59,14 +59,14 @@ def make_repository(hub: FakeHub, sizes: Mapping[str, int] = SIZES, name: str = 
 def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: FakeHub) -> None:
     make_model(hub.repository())
     (hub.repository() / "consolidated.safetensors").write_bytes(b"the weights again")
-    (hub.repository() / "README.md").write_text("not needed")
+    (hub.repository() / "LICENSE").write_text("not needed")
     told: list[StartupProgress] = []
     source = open_model(ModelConfig(model="some-org/Some-Model", revision="v2"), told.append)
     assert source.name == "Some-Model"
     assert source.directory is not None
     fetched = {file.name for file in source.directory.iterdir()}
     assert fetched == {file.name for file in hub.repository().iterdir()} - {
-        "README.md",
+        "LICENSE",
         "consolidated.safetensors",
     }
     assert "/api/models/some-org/Some-Model/revision/v2" in {one.path for one in hub.asked}

@@ -13,6 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
 from transformers import AutoModelForCausalLM
 
 from signalbox_contract.pooling import PoolingParams
@@ -279,6 +283,17 @@ def test_vectors_may_be_cut_to_the_sizes_that_a_model_declares(
     save(tmp_path, "bert")
     edit_json(tmp_path / "saved" / "config.json", **settings)
     assert make_runner(tmp_path / "saved").model.pooling.dimensions == dimensions
+
+
+def test_a_card_says_to_which_sizes_a_trainer_cut_vectors(tmp_path: Path) -> None:
+    model = save(tmp_path, "bert")
+    inner = MultipleNegativesRankingLoss(model)
+    losses = [MatryoshkaLoss(model, inner, matryoshka_dims=dims) for dims in ([48, 32], [16, 32])]
+    parts = [json.dumps(one.get_config_dict(), indent=4) for one in losses]
+    (tmp_path / "saved" / "README.md").write_text("\n".join(parts))
+    assert make_runner(tmp_path / "saved").model.pooling.dimensions == (16, 32, 48)
+    edit_json(tmp_path / "saved" / "config.json", matryoshka_dimensions=[8])
+    assert make_runner(tmp_path / "saved").model.pooling.dimensions == (8,)
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
