@@ -21,7 +21,11 @@ from signalbox_worker.device.memory import bytes_in_use, tensor_bytes
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.process_group import join
 from signalbox_worker.device.stage_layers import StageLayers
-from signalbox_worker.files.checkpoints.quantization import choose_quantization, describe_form
+from signalbox_worker.files.checkpoints.quantization import (
+    Quantization,
+    choose_quantization,
+    describe_form,
+)
 from signalbox_worker.models import Model
 from signalbox_worker.models.attention import AttentionBackend, choose_attention_backend
 from signalbox_worker.models.few_rows import choose_products
@@ -48,7 +52,7 @@ class LoadedModel:
 
     info: ModelInfo
     opened: OpenedModel
-    device: torch.device
+    placement: Placement
     model: Model
     adapters: AdapterLoader
     attention: AttentionBackend
@@ -57,13 +61,26 @@ class LoadedModel:
     sampler: Sampler[Tensor]
     backends: tuple[BackendInUse, ...]
     group: ParallelGroup
-    stage: StageLayers
-    hidden_size: int
-    """Width of the hidden states between stages; 0 for a model that has none."""
-    dtype: torch.dtype
     weights_bytes: int
     others_bytes: int
     """Bytes of the device that were in use before this process."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.placement.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.placement.dtype
+
+    @property
+    def stage(self) -> StageLayers:
+        return self.group.stage(self.opened.shape.num_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states between stages; 0 for a model that has none."""
+        return self.opened.shape.hidden_size
 
 
 def load_model(
@@ -84,7 +101,7 @@ def load_model(
 
     Raises ModelError, ValueError or MemoryError with what is wrong and the remedy.
     """
-    model_config, cache_config, device_config = config.model, config.cache, config.device
+    model_config, device_config = config.model, config.device
     device = _device(device_config, config.parallel)
     others_bytes = bytes_in_use(device)
     group = replace(join(config.parallel, device, keys), layers=layers)
@@ -92,49 +109,15 @@ def load_model(
     placement = Placement(device, dtype_of(model_config.dtype, opened.source, device))
     if model_config.load_format == "dummy":
         placement = dummy_placement(placement)
-    info = model_info(model_config, opened, str(placement.dtype).removeprefix("torch."))
-    shape = attention_shape(opened, cache_config, placement, group, native_unsupported_reason)
-    attention = choose_attention_backend(device_config.attention_backend, shape)
-    built = _build(
-        opened,
-        model_config,
-        device_config.linear_backend,
-        info,
-        placement,
-        group,
+    return _Loading(
+        opened=opened,
+        config=config,
+        info=model_info(model_config, opened, str(placement.dtype).removeprefix("torch.")),
+        placement=placement,
+        group=group,
         progress=progress,
         native_unsupported_reason=native_unsupported_reason,
-    )
-    kv_dtype = str(shape.kv_dtype).removeprefix("torch.")
-    sampler = make_sampler(
-        device_config, vocab_size=opened.shape.vocab_size, placement=placement, group=group
-    )
-    logger.info("%s is loaded on %s in %s, K and V in %s", info.name, device, info.dtype, kv_dtype)
-    return LoadedModel(
-        info=replace(
-            info,
-            numerics=_numerics(built.factors, kv_dtype, device),
-            adapters=built.adapters.slots.loaded,
-        ),
-        opened=opened,
-        device=device,
-        model=built.model,
-        adapters=built.adapters,
-        attention=attention.backend,
-        block_size=attention.block_size,
-        sampler=sampler,
-        backends=(
-            BackendInUse("attention", attention.name, attention.is_last_resort),
-            describe_sampler(sampler, device_config, device),
-            BackendInUse("linear", built.linear_backend),
-        ),
-        group=group,
-        stage=group.stage(opened.shape.num_layers),
-        hidden_size=opened.shape.hidden_size,
-        dtype=placement.dtype,
-        weights_bytes=tensor_bytes(built.model),
-        others_bytes=others_bytes,
-    )
+    ).load(others_bytes)
 
 
 class _BuiltModel(NamedTuple):
@@ -147,61 +130,120 @@ class _BuiltModel(NamedTuple):
     """Type of the factors of its products."""
 
 
-def _build(
-    opened: OpenedModel,
-    model_config: ModelConfig,
-    linear_backend: str,
-    info: ModelInfo,
-    placement: Placement,
-    group: ParallelGroup,
-    *,
-    progress: ReportProgress,
-    native_unsupported_reason: str,
-) -> _BuiltModel:
-    """Builds the model in the form that `--quantization` chooses, and loads its weights."""
-    source, device = opened.source, placement.device
-    stage = group.stage(opened.shape.num_layers)
-    quantization = choose_quantization(
-        model_config,
-        source,
-        native_unsupported_reason,
-        compute_capability(device),
-        has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
-    )
-    with _out_of_memory_named(info, device), torch.inference_mode():
-        model = opened.spec.make(opened.config, info.max_model_len, placement, group)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loading:
+    """A model that is being loaded: its form, and where its weights lie."""
+
+    opened: OpenedModel
+    config: RunnerConfig
+    info: ModelInfo
+    placement: Placement
+    group: ParallelGroup
+    progress: ReportProgress
+    native_unsupported_reason: str
+
+    def load(self, others_bytes: int) -> LoadedModel:
+        """Args: others_bytes: as the result has it."""
+        opened, placement, info, group = self.opened, self.placement, self.info, self.group
+        device_config, reason = self.config.device, self.native_unsupported_reason
+        shape = attention_shape(opened, self.config.cache, placement, group, reason)
+        attention = choose_attention_backend(device_config.attention_backend, shape)
+        built = self._build()
+        device, kv_dtype = placement.device, str(shape.kv_dtype).removeprefix("torch.")
+        sampler = make_sampler(
+            device_config, vocab_size=opened.shape.vocab_size, placement=placement, group=group
+        )
+        backends = (
+            BackendInUse("attention", attention.name, attention.is_last_resort),
+            describe_sampler(sampler, device_config, device),
+            BackendInUse("linear", built.linear_backend),
+        )
+        logger.info(
+            "%s is loaded on %s in %s, K and V in %s", info.name, device, info.dtype, kv_dtype
+        )
+        numerics, adapters = _numerics(built.factors, kv_dtype, device), built.adapters
+        return LoadedModel(
+            info=replace(info, numerics=numerics, adapters=adapters.slots.loaded),
+            opened=opened,
+            placement=placement,
+            model=built.model,
+            adapters=adapters,
+            attention=attention.backend,
+            block_size=attention.block_size,
+            sampler=sampler,
+            backends=backends,
+            group=group,
+            weights_bytes=tensor_bytes(built.model),
+            others_bytes=others_bytes,
+        )
+
+    def _build(self) -> _BuiltModel:
+        """Builds the model in the form that `--quantization` chooses, and loads its weights."""
+        info, source, placement = self.info, self.opened.source, self.placement
+        quantization, device = self._quantization(), placement.device
+        with _out_of_memory_named(info, device), torch.inference_mode():
+            model = self._make()
+            rounds = self.config.model.quantization != "none" and not model.loads_itself
+            activations = source.sizes.activations if source.sizes is not None and rounds else ""
+            products = choose_products(
+                self.config.device.linear_backend,
+                model,
+                placement,
+                num_ranks=self.group.size,
+                is_quantised=quantization is not None or bool(activations),
+            )
+            self._load_weights(model, quantization, rounds_activations=rounds)
+            adapters = AdapterLoader(
+                model, info.architecture, self.config.model, info.name, device, self._stage
+            )
+        is_fp8 = quantization is not None and quantization.name == "fp8"
+        factors = activations or ("fp8_e4m3" if is_fp8 else info.dtype)
+        return _BuiltModel(model, adapters, products, factors)
+
+    def _quantization(self) -> Quantization | None:
+        device = self.placement.device
+        return choose_quantization(
+            self.config.model,
+            self.opened.source,
+            self.native_unsupported_reason,
+            compute_capability(device),
+            has_kernels=device.type != "cuda" or registry.has_own("fp8_linear", device),
+        )
+
+    def _make(self) -> Model:
+        """Makes the model without its weights."""
+        opened, info = self.opened, self.info
+        model = opened.spec.make(opened.config, info.max_model_len, self.placement, self.group)
         if opened.pooling is not None and not model.pools:
             raise not_pooled(info.architecture)
-        rounds = model_config.quantization != "none" and not model.loads_itself
+        return model
+
+    def _load_weights(
+        self, model: Model, quantization: Quantization | None, *, rounds_activations: bool
+    ) -> None:
+        """Loads the weights of this rank's stage."""
+        opened, stage = self.opened, self._stage
         line = describe_form(
-            source.sizes,
-            info.dtype,
+            opened.source.sizes,
+            self.info.dtype,
             quantization,
-            native_unsupported_reason,
-            rounds_activations=rounds,
+            self.native_unsupported_reason,
+            rounds_activations=rounds_activations,
         )
         logger.info("%s", line)
-        activations = source.sizes.activations if source.sizes is not None and rounds else ""
-        products = choose_products(
-            linear_backend,
-            model,
-            placement,
-            num_ranks=group.size,
-            is_quantised=quantization is not None or bool(activations),
-        )
         load_weights(
             model,
-            source,
-            progress,
+            opened.source,
+            self.progress,
             quantization,
-            rounds_activations=rounds,
-            of_other_stages=set() if stage.is_whole else all_names(opened, placement),
+            rounds_activations=rounds_activations,
+            of_other_stages=set() if stage.is_whole else all_names(opened, self.placement),
             tied=opened.tied_tables,
         )
-        adapters = AdapterLoader(model, info.architecture, model_config, info.name, device, stage)
-    is_fp8 = quantization is not None and quantization.name == "fp8"
-    factors = activations or ("fp8_e4m3" if is_fp8 else info.dtype)
-    return _BuiltModel(model, adapters, products, factors)
+
+    @property
+    def _stage(self) -> StageLayers:
+        return self.group.stage(self.opened.shape.num_layers)
 
 
 def all_names(opened: OpenedModel, placement: Placement) -> Set[str]:
