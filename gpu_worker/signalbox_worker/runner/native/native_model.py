@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -122,32 +123,19 @@ def load_natively(
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
-    num_threads = settings.device.num_threads or default_num_threads()
     form = _weight_form(opened, model_config, dtype)
     stored = _stored(opened.source, config, progress)
     kv = _kv_form(opened, settings, stored)
     share = tensor_share(config, settings.parallel, stored)
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
-
-    def compiled(arena: Arena, known: KnownTensors) -> tuple[Program, NativePooling | None]:
-        taken = partial(report_taken, progress)
-        weights = Weights(stored, share, layers, form, known=known, on_taken=taken)
-        program = compile_decoder(
-            weights,
-            kv,
-            arena=arena,
-            max_model_len=info.max_model_len,
-            num_threads=num_threads,
-            factors=_factors(model_config.dtype, form.quantization),
-            max_lora_rank=opener.max_rank(given),
-            group=group,
-        )
-        return program, _pooling(opened, weights)
-
-    packed, on_disk_bytes = _packed_weights(opened, settings, share, layers, form, info)
+    shard = _Shard(opened, settings, info, share, layers, form)
+    compiled = partial(
+        shard.compile, stored, kv, progress, max_lora_rank=opener.max_rank(given), group=group
+    )
+    packed, on_disk_bytes = shard.packed_weights()
     program, pooling = packed.load(compiled, on_disk_bytes=on_disk_bytes)
-    sampler = CpuSampler(program=program, num_threads=num_threads)
+    sampler = CpuSampler(program=program, num_threads=shard.num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
     adapters = NativeAdapters(opener, program, given, module_rows(config), share.pair)
@@ -158,28 +146,60 @@ def load_natively(
     )
 
 
-def _packed_weights(
-    opened: OpenedModel,
-    settings: RunnerConfig,
-    share: TensorShare,
-    layers: StageLayers,
-    form: WeightForm,
-    info: ModelInfo,
-) -> tuple[PackedWeights, int]:
-    """Returns where a shard's packed weights are kept, and the bytes of weights that memory cannot
-    hold; 0 if it can. Raises MemoryError."""
-    source = opened.source
-    packed = packed_weights(
-        settings.model.packed_weights,
-        info.name,
-        (info.fingerprint, share, form, layers),
-        [] if isinstance(source, DummySource) else source.files(),
-        num_threads=settings.device.num_threads or default_num_threads(),
-    )
-    if source.sizes is None:
-        return packed, 0
-    keeps, cache = packed.path is not None, settings.cache
-    return packed, check_memory(source.sizes, form, share, layers, cache, keeps_packed=keeps)
+class _Shard(NamedTuple):
+    """The part of a model that a process computes, and the form of its weights."""
+
+    opened: OpenedModel
+    settings: RunnerConfig
+    info: ModelInfo
+    share: TensorShare
+    layers: StageLayers
+    form: WeightForm
+
+    @property
+    def num_threads(self) -> int:
+        return self.settings.device.num_threads or default_num_threads()
+
+    def compile(
+        self,
+        stored: Mapping[str, StoredTensor],
+        kv: KVForm,
+        progress: ReportProgress,
+        arena: Arena,
+        known: KnownTensors,
+        *,
+        max_lora_rank: int,
+        group: Group | None,
+    ) -> tuple[Program, NativePooling | None]:
+        taken, form = partial(report_taken, progress), self.form
+        weights = Weights(stored, self.share, self.layers, form, known=known, on_taken=taken)
+        program = compile_decoder(
+            weights,
+            kv,
+            arena=arena,
+            max_model_len=self.info.max_model_len,
+            num_threads=self.num_threads,
+            factors=_factors(self.settings.model.dtype, form.quantization),
+            max_lora_rank=max_lora_rank,
+            group=group,
+        )
+        return program, _pooling(self.opened, weights)
+
+    def packed_weights(self) -> tuple[PackedWeights, int]:
+        """Returns where the packed weights are kept, and the bytes of weights that memory cannot
+        hold; 0 if it can. Raises MemoryError."""
+        source, share, form, layers = self.opened.source, self.share, self.form, self.layers
+        packed = packed_weights(
+            self.settings.model.packed_weights,
+            self.info.name,
+            (self.info.fingerprint, share, form, layers),
+            [] if isinstance(source, DummySource) else source.files(),
+            num_threads=self.num_threads,
+        )
+        if source.sizes is None:
+            return packed, 0
+        keeps, cache = packed.path is not None, self.settings.cache
+        return packed, check_memory(source.sizes, form, share, layers, cache, keeps_packed=keeps)
 
 
 def _weight_form(opened: OpenedModel, model_config: ModelConfig, dtype: str) -> WeightForm:
