@@ -17,6 +17,7 @@ from signalbox_kernels.floats import (
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.op_parameters import CachedLayer, HeadNorms, Heads, Rotation
 from signalbox_kernels.program import Program, ProgramShape
+from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import KeysAndValues, Pairs, Row, StepArrays
 from tests.kernels.native import reference
 from tests.kernels.native.instruction_sets import ISAS
@@ -66,10 +67,8 @@ class Cached:
     buffers: tuple[int, int, int]
     dtype: Dtype
     kv_dtype: Dtype
-    norms: tuple[AnyArray, AnyArray] | None
-    num_rotated: int
-    pairs: Pairs
-    query_scales: AnyArray
+    norms: HeadNorms | None
+    rotation: Rotation
     window: int | None
     is_causal: bool
     sinks: AnyArray | None
@@ -106,12 +105,11 @@ class Cached:
         if self.keys_and_values & KeysAndValues.NORMED_VALUES:
             values = reference.rms_norm(values, np.ones(shape.head_size), eps=1e-6)
         if self.norms is not None:
-            queries, keys = (
-                reference.rms_norm(heads, norm, eps=1e-6)
-                for heads, norm in zip((queries, keys), self.norms, strict=True)
-            )
-        turns = angles(self.num_rotated)[arrays.positions]
-        queries, keys = (reference.rotate(one, turns, self.pairs) for one in (queries, keys))
+            queries = reference.rms_norm(queries, self.norms.query, eps=self.norms.eps)
+            keys = reference.rms_norm(keys, self.norms.key, eps=self.norms.eps)
+        turns = angles(self.rotation.num_rotated)[arrays.positions]
+        pairs, scales = self.rotation.pairs, self.rotation.query_scales
+        queries, keys = (reference.rotate(one, turns, pairs) for one in (queries, keys))
         blocks, offsets = np.divmod(at.slots, shape.block_size)
         for part, entries in enumerate((keys, keys if shape.value_size else values)):
             if self.kv_dtype in CODED:
@@ -120,7 +118,7 @@ class Cached:
                 assert (errors <= self._half_a_unit(part, entries)).all()
             else:
                 self.cache[blocks, part, offsets] = reference.rounded(entries, self.kv_dtype)
-        scaled = queries * self.query_scales[arrays.positions, None, None]
+        scaled = queries if scales is None else queries * scales[arrays.positions, None, None]
         attended = reference.paged_attention(
             reference.rounded(scaled, self.dtype),
             self.cache,
@@ -177,49 +175,50 @@ def make_cached(
     scales_queries: bool = False,
     **shape: int,
 ) -> Cached:
-    """Args: is_in_units: makes the program's shape that of single heads of 16, as layers with other
-    heads have it."""
-    builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
-    sizes, layer, own = builder.shape, 1, None
-    if is_in_units:
-        layer = sizes.num_kv_heads * sizes.head_size // 16
-        units = shape | {"num_layers": 2 * layer, "num_kv_heads": 1, "head_size": 16}
-        builder = make_builder(dtype, kv_dtype=kv_dtype, **units)
-        own = Heads(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
+    """Args: is_in_units: as `make_layer` takes it."""
+    builder, sizes, layer = make_layer(dtype, kv_dtype, shape, is_in_units=is_in_units)
     both = sizes.num_heads + (1 if sizes.value_size else 2 * sizes.num_kv_heads)
     buffers = (
         builder.buffer(both * sizes.head_size, row=Row.FLOATS),
         builder.buffer(sizes.num_heads * sizes.head_size),
         builder.buffer(sizes.num_heads * (sizes.value_size or sizes.head_size)),
     )
-    norms = (make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3))
-    used = norms if qk_norm else None
+    weights = make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3)
+    norms = HeadNorms(*weights, 1e-6) if qk_norm else None
     num_rotated = max(0, sizes.head_size - num_passed)
-    query_scales = np.linspace(1, 2 if scales_queries else 1, 1024, dtype=np.float32)
-    cached = CachedLayer(layer, own, *(KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)))
     rotation = Rotation(
         table=angles(num_rotated) if num_passed or is_in_units else None,
-        num_rotated=num_rotated if num_passed else None,
+        num_rotated=num_rotated,
         pairs=pairs,
-        query_scales=query_scales if scales_queries else None,
+        query_scales=np.linspace(1, 2, 1024, dtype=np.float32) if scales_queries else None,
     )
-    builder.rotate(
-        buffers[0],
-        buffers[1],
-        cached,
-        rotation,
-        norms=None if used is None else HeadNorms(*used, 1e-6),
-        keys_and_values=keys_and_values,
-    )
+    rules = {"norms": norms, "keys_and_values": keys_and_values}
+    builder.rotate(buffers[0], buffers[1], layer, rotation, **rules)
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
-    seen = {"window": window, "is_causal": is_causal, "cap": cap}
-    builder.attend(buffers[1], buffers[2], cached, sinks=sinks, **seen)
+    seen = {"window": window, "is_causal": is_causal, "cap": cap, "sinks": sinks}
+    builder.attend(buffers[1], buffers[2], layer, **seen)
     program = make_program(builder, isa)
     pool = np.full((60, program.shape.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
     program.bind(pool)
     cache = np.zeros((60, 2, sizes.block_size, sizes.num_kv_heads, sizes.head_size))
-    rules = (used, num_rotated, pairs, query_scales, window, is_causal, sinks, cap, keys_and_values)
-    return Cached(program, sizes, buffers, dtype, kv_dtype, *rules, pool, cache)
+    made = {"rotation": rotation, "pool": pool, "cache": cache}
+    return Cached(program, sizes, buffers, dtype, kv_dtype, **rules, **seen, **made)
+
+
+def make_layer(
+    dtype: Dtype, kv_dtype: Dtype, shape: dict[str, int], *, is_in_units: bool
+) -> tuple[ProgramBuilder, ProgramShape, CachedLayer]:
+    """Args: is_in_units: makes the program's shape that of single heads of 16, as layers with other
+    heads have it."""
+    builder = make_builder(dtype, kv_dtype=kv_dtype, **shape)
+    sizes, number, own = builder.shape, 1, None
+    if is_in_units:
+        number = sizes.num_kv_heads * sizes.head_size // 16
+        units = shape | {"num_layers": 2 * number, "num_kv_heads": 1, "head_size": 16}
+        builder = make_builder(dtype, kv_dtype=kv_dtype, **units)
+        own = Heads(sizes.num_heads, sizes.num_kv_heads, sizes.head_size)
+    scales = KV_SCALES if kv_dtype == FLOAT8_E4M3 else (1.0, 1.0)
+    return builder, sizes, CachedLayer(number, own, *scales)
 
 
 def make_step(
