@@ -33,6 +33,7 @@ from tests.scheduler_svc.make import (
     make_request,
     make_scheduler,
 )
+from tests.scheduler_svc.watching import WorkerWatcher
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0 if "EXAMPLES" in os.environ else 3600)]
 
@@ -102,9 +103,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stopped: dict[tuple[SequenceGroup, int], int] = {}
         self.ended: list[SequenceGroup] = []
         self.records = WorkerRecords()
-        self.loops = [self.make_loop() for _ in range(num_workers)]
+        self.watchers: dict[int, WorkerWatcher] = {}  # by index of the loop
+        self.loops = [self.make_loop(index) for index in range(num_workers)]
 
-    def make_loop(self) -> Loop:
+    def make_loop(self, index: int) -> Loop:
         scheduler = make_scheduler(
             block_size=BLOCK_SIZE,
             admission=self.admission,
@@ -118,6 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if loop.worker.store is not None:
             loop.worker.store.endings = itertools.cycle(self.endings)
             loop.worker.store.heeds_cancels = self.heeds_cancels
+        self.watchers[index] = WorkerWatcher(scheduler)
         return loop
 
     @property
@@ -281,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.aborted.add(group)
             else:
                 self.admission.add(group)
-        self.loops[index] = self.make_loop()
+        self.loops[index] = self.make_loop(index)
 
     @invariant()
     def blocks_are_conserved_and_groups_are_in_one_queue(self) -> None:
@@ -312,6 +315,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for block_hash, block in self.kept.items():
             if not self.has_beams or block_hash in self.content:
                 assert block == self.content[block_hash], "the store has a wrong block"
+
+    @invariant()
+    def frames_add_up_to_what_is_the_case(self) -> None:
+        for watcher in self.watchers.values():
+            watcher.check()
 
     def teardown(self) -> None:
         for _ in range(4):  # what one loop sets back another may take

@@ -32,6 +32,8 @@ class Explanation:
     """Explanation of one request. Times are seconds of the scheduler's clock."""
 
     request_id: str
+    request_number: int
+    """See `SequenceGroup.number`."""
     state: RequestState
     worker: str
     arrival: float
@@ -83,6 +85,10 @@ class History:
     def find(self, request_id: str) -> Explanation | None:
         return self._ended.get(request_id)
 
+    def find_number(self, request_number: int) -> Explanation | None:
+        ended = self._ended.values()
+        return next((one for one in ended if one.request_number == request_number), None)
+
     @property
     def request_ids(self) -> Collection[str]:
         return self._ended.keys()
@@ -117,6 +123,7 @@ def _explanation(
     queued_s, prefill_s, decode_s = group.times.phases(now)
     return Explanation(
         request_id=group.request_id,
+        request_number=group.number,
         state=state,
         worker=group.timeline.worker,
         arrival=group.times.arrival,

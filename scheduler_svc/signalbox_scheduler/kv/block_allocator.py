@@ -7,6 +7,7 @@ forgotten, or went wrong for one of its owners. `check` states the conservation 
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -20,10 +21,47 @@ class BlockCopy(NamedTuple):
     dst: int
 
 
+class HoldKind(Enum):
+    """Purpose for which blocks are owned that no sequence owns, named as in watch.proto."""
+
+    PLAN = auto()
+    """They are part of the plan in the making."""
+    PREFIX = auto()
+    """A request waits for the rest of the prefix that they hold."""
+    FETCH = auto()
+    STORE = auto()
+    EXPORT = auto()
+    MIGRATION = auto()
+    """A request that comes from another worker gets them."""
+
+
 class BlockHolder(Protocol):
     """Owner of blocks other than a sequence; `Hold` is the only one."""
 
     blocks: list[int]
+    kind: HoldKind
+
+
+class _RecordedBlocks(OrderedDict[int, None]):
+    """Cached blocks that also notes which of them came or went."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self.changed: set[int] = set()
+        super().__init__()
+        for block in blocks:
+            self[block] = None
+
+    def __setitem__(self, block: int, value: None) -> None:
+        self.changed.add(block)
+        super().__setitem__(block, value)
+
+    def __delitem__(self, block: int) -> None:
+        self.changed.add(block)
+        super().__delitem__(block)
+
+    def pop(self, block: int, default: None = None) -> None:  # type: ignore[override]
+        self.changed.add(block)
+        super().pop(block, default)
 
 
 class Obtained(NamedTuple):
@@ -80,6 +118,17 @@ class BlockAllocator:
     def cached_blocks(self) -> list[int]:
         """Blocks without owners that may be found, the first to be evicted first."""
         return list(self._cached)
+
+    def record_cached(self) -> set[int]:
+        """Begins to note which blocks become cached or cease to be, those that are included.
+
+        Returns the set in which they are noted; the caller may clear it.
+        """
+        self._cached = recorded = _RecordedBlocks(self._cached)
+        return recorded.changed
+
+    def stop_recording(self) -> None:
+        self._cached = OrderedDict(self._cached)
 
     def num_owners(self) -> dict[int, int]:
         """Returns how many share each block in use."""

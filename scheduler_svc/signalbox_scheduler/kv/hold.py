@@ -7,7 +7,7 @@ use. No module outside this folder calls the allocator.
 
 from collections.abc import Iterable, Sequence
 
-from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash, HoldKind
 
 
 class Hold:
@@ -15,12 +15,20 @@ class Hold:
 
     Args:
         blocks: blocks whose ownership passes from the caller to the hold.
+        kind: purpose, which watchers are told.
     """
 
-    __slots__ = ("__weakref__", "blocks", "pool")
+    __slots__ = ("__weakref__", "blocks", "kind", "pool")
 
-    def __init__(self, pool: BlockAllocator, blocks: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        pool: BlockAllocator,
+        blocks: Iterable[int] = (),
+        *,
+        kind: HoldKind = HoldKind.PLAN,
+    ) -> None:
         self.pool = pool
+        self.kind = kind
         self.blocks = list(blocks)
         """Blocks in the order in which they came. Written by this class alone."""
         pool.holds.add(self)
@@ -43,7 +51,8 @@ class Hold:
         A block is found by no hash if its own is None or if another block holds the same.
         """
         count = len(hashes)
-        published, self.blocks = Hold(self.pool, self.blocks[:count]), self.blocks[count:]
+        published = Hold(self.pool, self.blocks[:count], kind=self.kind)
+        self.blocks = self.blocks[count:]
         for block, block_hash in zip(published.blocks, hashes, strict=True):
             if block_hash is not None:
                 self.pool.cache_block(block, block_hash)
@@ -56,7 +65,8 @@ class Hold:
 
     def split(self, num_blocks: int) -> "Hold":
         """Keeps the first blocks; moves the others to a new hold."""
-        rest, self.blocks = Hold(self.pool, self.blocks[num_blocks:]), self.blocks[:num_blocks]
+        rest = Hold(self.pool, self.blocks[num_blocks:], kind=self.kind)
+        self.blocks = self.blocks[:num_blocks]
         return rest
 
     def absorb(self, other: "Hold") -> None:

@@ -233,6 +233,11 @@ class SequenceGroup:
         return self.request.request_id
 
     @property
+    def number(self) -> int:
+        """Id of a sequence that the group always has; names it where its id may not be."""
+        return self.sequences[0].seq_id
+
+    @property
     def payer(self) -> str:
         """Name that the group's work is charged to."""
         return self.request.payer or self.request.tenant
@@ -346,6 +351,10 @@ class BeamGroup(SequenceGroup):
             Sequence(seq_id=next_seq_id(), branch=index, group=self)
             for index in range(self.request.num_sequences)
         ]
+
+    @property
+    def number(self) -> int:
+        return self.results[0].seq_id
 
     @property
     def awaits_answers(self) -> bool:

@@ -14,13 +14,14 @@ from signalbox_contract.model import encode_adapter, encode_model
 from signalbox_contract.request import decode as decode_request
 from signalbox_contract.tokenizer_files import split_files
 from signalbox_contract.updates import encode as encode_updates
-from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2
+from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2, watch_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S, drains
 from signalbox_scheduler.service.reports import insight_codec, state_codec
+from signalbox_scheduler.service.reports.watch_feed import HERE, WatchFeed
 from signalbox_scheduler.service.router_session import Heartbeat, Message, ModelChanged, Session
 from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.workers.cluster import Cluster
@@ -51,6 +52,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self._recorder = recorder
         self._cluster = cluster
         self._config = config
+        self._feed = WatchFeed(cluster)
         self._launcher: stats_pb2.LauncherState | None = None
         """Last state that the launcher of the workers has sent; None while none is there."""
 
@@ -205,8 +207,10 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
         requests, request_id = self._cluster.requests, request.request_id
-        known = requests.explain(request_id)
-        if known is None and request_id:
+        if request.HasField("request_number"):
+            request_id = f"number {request.request_number}"
+            known = requests.explain_number(request.request_number)
+        elif (known := requests.explain(request_id)) is None and request_id:
             ids = requests.ids_that_begin_with(request_id)
             if len(ids) > 1:
                 raise NotFound(
@@ -219,6 +223,21 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
                 f" {self._config.explain_history} that ended; each scheduler knows its own requests"
             )
         return insight_codec.explanation(known, self._cluster)
+
+    async def Watch(
+        self, requests: AsyncIterator[watch_pb2.WatchRequest], context: Context
+    ) -> AsyncIterator[watch_pb2.WatchResponse]:
+        async def read() -> None:
+            async for _ in requests:
+                watcher.restart(HERE)
+
+        with self._feed.joined() as watcher:
+            reader = asyncio.create_task(read())
+            try:
+                async for frame in watcher.frames():
+                    yield watch_pb2.WatchResponse(frame=frame)
+            finally:
+                reader.cancel()
 
     async def DumpState(
         self, request: state_pb2.DumpStateRequest, context: Context

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import BlockSource, MoveResult
 from signalbox_scheduler.config import PeerIdentity
-from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.kv.hold import Hold
@@ -175,7 +175,7 @@ class BlockExports:
 
     def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> Hold:
         """Takes blocks of the CPU pool with the first of some blocks that are here."""
-        hold, copies = Hold(self._blocks.cpu), self._blocks.copies
+        hold, copies = Hold(self._blocks.cpu, kind=HoldKind.EXPORT), self._blocks.copies
         num_before = copies.num_out
         for block_hash in hashes[: self._num_spare]:
             if not self._keeps_more(pair, copies.num_out - num_before):
@@ -198,7 +198,7 @@ class BlockExports:
 
     def make_hold(self) -> Hold:
         """Returns a hold of the pool from which blocks are exported."""
-        return Hold(self._blocks.cpu)
+        return Hold(self._blocks.cpu, kind=HoldKind.EXPORT)
 
     def ended(self, transfer: Transfer, result: MoveResult) -> None:
         """Takes the end of an export, and of its ownership of the blocks."""

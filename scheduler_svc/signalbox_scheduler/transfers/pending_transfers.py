@@ -21,7 +21,7 @@ from signalbox_contract.sections.store_moves import (
     Store,
     StoreMoves,
 )
-from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash, HoldKind
 from signalbox_scheduler.kv.hold import Hold
 
 MAX_CANCEL_S = 10.0
@@ -98,7 +98,7 @@ class PendingTransfers:
         Args:
             source: where they come from instead of the store.
         """
-        hold = Hold(self._pool)
+        hold = Hold(self._pool, kind=HoldKind.FETCH)
         blocks = hold.take(len(hashes))
         transfer = self._begin(TransferKind.FETCH, now, hashes, hold)
         transfer.source = source.address if source is not None else ""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from signalbox_contract.sections.store_moves import MoveResult
-from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -148,7 +148,7 @@ class PrefixLoader:
         num_missing = min(num_missing, self._most_fetched)
         hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
         if hashes and (other := self._load_of(hashes[0])):
-            self._wait_for(group, other.transfer, now, until=other.until, held=Hold(self._pool))
+            self._wait_for(group, other.transfer, now, until=other.until, held=self._hold([]))
             return
         if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
             return
@@ -192,7 +192,7 @@ class PrefixLoader:
 
     def _hold(self, prefix: list[FoundBlock]) -> Hold:
         """Returns a hold of the blocks of a prefix that the CPU pool has."""
-        held = Hold(self._pool)
+        held = Hold(self._pool, kind=HoldKind.PREFIX)
         held.share(found.block for found in prefix if not found.is_on_gpu)
         return held
 
@@ -207,7 +207,7 @@ class PrefixLoader:
         group.timeline.loading(self._queues.admission.waits, now)
         self._queues.load(group)
         self._loads[group] = _Load(
-            transfer=transfer, until=until, held=held, arrived=Hold(self._pool)
+            transfer=transfer, until=until, held=held, arrived=self._hold([])
         )
 
     def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
 from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
-from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
@@ -105,7 +105,7 @@ class WorkerMigrations(MigrationEnd):
         num_wanted = sum(migration.num_wanted for migration in self.incoming.values())
         if not self.blocks.has_room(num_spare + num_unused + num_wanted):
             return False
-        filled = Hold(self.blocks.gpu)
+        filled = Hold(self.blocks.gpu, kind=HoldKind.MIGRATION)
         filled.share(found.values())
         migration = Migration(
             group=group,
@@ -114,7 +114,7 @@ class WorkerMigrations(MigrationEnd):
             num_slots=num_slots,
             num_wanted=num_spare,
             is_urgent=is_urgent,
-            spare=Hold(self.blocks.gpu),
+            spare=Hold(self.blocks.gpu, kind=HoldKind.MIGRATION),
             filled=filled,
             arrived=found,
         )

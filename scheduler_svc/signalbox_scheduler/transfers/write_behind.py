@@ -15,7 +15,7 @@ from collections.abc import Sequence as Hashes
 
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import MoveResult
-from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
 from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -157,7 +157,7 @@ class WriteBehind(NoWrites):
     def _choose(self, most: int) -> tuple[dict[BlockHash, SequenceGroup], Hold]:
         """Returns what is written next, all for the same request, and a hold of its copies."""
         chosen: dict[BlockHash, SequenceGroup] = {}
-        hold = Hold(self._blocks.cpu)
+        hold = Hold(self._blocks.cpu, kind=HoldKind.STORE)
         num_before = self._blocks.copies.num_out
         while len(chosen) < most and self._wanted:
             block_hash, group = next(iter(self._wanted.items()))

@@ -277,6 +277,13 @@ class RequestLifecycle:
                 return explain(group, self._admission, now=self._clock())
         return self.history.find(request_id)
 
+    def explain_number(self, request_number: int) -> Explanation | None:
+        """Explains a request by the number that it has in frames."""
+        for group in self._live.groups:
+            if group.number == request_number:
+                return explain(group, self._admission, now=self._clock())
+        return self.history.find_number(request_number)
+
     def ids_that_begin_with(self, beginning: str) -> list[str]:
         """Returns the ids of requests that can be explained, each once."""
         live = (group.request_id for group in self._live.groups)

@@ -57,6 +57,10 @@ class StartingWorkers:
         """Forgets a worker: it registers now, or its process has ended."""
         self._workers.remove(worker)
 
+    def phases(self) -> list[str]:
+        """Returns what each worker does at the moment."""
+        return [str(worker.progress) for worker in self._workers]
+
     def describe(self) -> str:
         """Returns what the worker that has come furthest does; "" if none starts.
 

@@ -7,11 +7,13 @@ import pytest
 from signalbox_contract.request import BeamSearchParams
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
+from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import Loop, content_of, make_request, outputs, transfers
 from tests.scheduler_svc.transfers.test_export_histories import History
+from tests.scheduler_svc.watching import WorkerWatcher
 
 GRAMMARS = [None, None, ("regex", "a"), ("regex", "b")]
 
@@ -22,6 +24,7 @@ class MigrationHistory(History):
     def __init__(self, seed: int) -> None:
         self.num_begun = self.num_out = self.num_aborted = 0
         self.has_beams = False
+        self.watchers: dict[Scheduler, WorkerWatcher] = {}
         super().__init__(seed)
 
     def _join(self) -> Loop:
@@ -30,6 +33,7 @@ class MigrationHistory(History):
         loop = super()._join()
         assert loop.worker.store is not None
         loop.worker.store.patience = 20
+        self.watchers[loop.scheduler] = WorkerWatcher(loop.scheduler)
         return loop
 
     def add(self) -> None:
@@ -96,6 +100,7 @@ class MigrationHistory(History):
         for loop in self.loops:
             scheduler = loop.scheduler
             scheduler.check()
+            self.watchers[scheduler].check()
             loop.check_content(self.content, knows_all=not self.has_beams)
             held += [*scheduler.running, *scheduler.swapped, *scheduler.loading]
         assert len(held) == len(set(held)), "a group is in two places"

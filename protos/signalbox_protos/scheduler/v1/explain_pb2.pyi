@@ -87,13 +87,15 @@ WAIT_REASON_SUSPECT: WaitReason
 WAIT_REASON_LOADING: WaitReason
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "request_number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    request_number: int
+    def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +119,7 @@ class ExplainResponse(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -140,7 +143,8 @@ class ExplainResponse(_message.Message):
     stages: StageUse
     role: str
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
+    request_number: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class StageUse(_message.Message):
     __slots__ = ("ranks", "stages", "num_steps", "in_flight_ns")

@@ -2,6 +2,7 @@ from signalbox_protos.common.v1 import common_pb2 as _common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
 from signalbox_protos.scheduler.v1 import state_pb2 as _state_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as _stats_pb2
+from signalbox_protos.scheduler.v1 import watch_pb2 as _watch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -7,6 +7,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_s
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_scheduler__pb2
 from signalbox_protos.scheduler.v1 import state_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_state__pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_stats__pb2
+from signalbox_protos.scheduler.v1 import watch_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -92,6 +93,11 @@ class SchedulerServiceStub:
                 '/signalbox.scheduler.v1.SchedulerService/Explain',
                 request_serializer=signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.stream_stream(
+                '/signalbox.scheduler.v1.SchedulerService/Watch',
+                request_serializer=signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
+                response_deserializer=signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchResponse.FromString,
                 _registered_method=True)
         self.DumpState = channel.unary_stream(
                 '/signalbox.scheduler.v1.SchedulerService/DumpState',
@@ -207,6 +213,18 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request_iterator, context):
+        """Streams what is decided, at most ten frames a second: a full picture, then differences. Each message
+        of the caller asks for a full picture, of which one a second is made at most; one also takes the
+        place of the frames that wait for a caller which reads too slowly. While nothing changes, nothing
+        is sent.
+
+        RESOURCE_EXHAUSTED if 16 callers watch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DumpState(self, request, context):
         """Queues, sequences, block tables, pools and steps in flight, for bug reports. Nothing is served
         while the state is copied: milliseconds for hundreds of requests. Idempotent.
@@ -272,6 +290,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.FromString,
                     response_serializer=signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Watch': grpc.stream_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchRequest.FromString,
+                    response_serializer=signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchResponse.SerializeToString,
             ),
             'DumpState': grpc.unary_stream_rpc_method_handler(
                     servicer.DumpState,
@@ -577,6 +600,33 @@ class SchedulerService:
             '/signalbox.scheduler.v1.SchedulerService/Explain',
             signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainRequest.SerializeToString,
             signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/signalbox.scheduler.v1.SchedulerService/Watch',
+            signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchRequest.SerializeToString,
+            signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import WorkerConfig
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
+from signalbox_scheduler.insight.step_observer import UNOBSERVED, StepObserver
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.connector import OnCleared, nothing_waits
 from signalbox_scheduler.planning.plan import StepPlan
@@ -56,6 +57,8 @@ class Scheduler:
         self.in_flight = state.in_flight
         self.steps = StepStats(stages=state.stages)
         self.request_stats = RequestStats()  # of those that ended here
+        self.observer: StepObserver = UNOBSERVED
+        """Told of each step that is answered; set while a watcher looks on."""
         self.blocks = state.blocks
         self.grammars = state.grammars
         self._queues = state.queues
@@ -102,6 +105,7 @@ class Scheduler:
             self._observe_costs(plan, result.timings, now, seconds=seconds)
             self.planner.mask_turns.observe(plan, result, seconds=seconds)
             self.steps.observe(plan, result, seconds=seconds)
+            self.observer.observe(plan, result, now, seconds=seconds)
         connector = self.state.connector
         if result.moves:
             connector.process(result.moves, now)

@@ -1,0 +1,17 @@
+"""What a worker's scheduler tells of each step that is answered, to whom it concerns.
+
+The base class observes nothing. `service/reports/worker_picture.py` has the one that watchers need.
+"""
+
+from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.planning.plan import StepPlan
+
+
+class StepObserver:
+    """Observes nothing."""
+
+    def observe(self, plan: StepPlan, result: StepResult, now: float, *, seconds: float) -> None:
+        """Takes a step that was answered now, and its duration."""
+
+
+UNOBSERVED = StepObserver()

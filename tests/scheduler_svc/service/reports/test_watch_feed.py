@@ -1,0 +1,127 @@
+"""What watchers of a scheduler are told, and what they are never told."""
+
+from typing import Any
+
+import pytest
+
+from signalbox_contract.columns import int32_list, int64_list
+from signalbox_protos.scheduler.v1 import watch_pb2 as pb
+from signalbox_rpc.limits.watchers import MAX_WAITING, Watcher
+from signalbox_scheduler.insight.step_observer import UNOBSERVED
+from signalbox_scheduler.requests.sequence_ids import sequence_ids
+from signalbox_scheduler.service.reports.watch_feed import FRAME_S, HERE, WatchFeed
+from tests.scheduler_svc.make import join_worker, make_arrival, make_cluster
+from tests.scheduler_svc.routers import Router, add_request, turn
+from tests.scheduler_svc.watching import Shown, expected_of
+
+
+def waiting(watcher: Watcher[pb.Frame]) -> list[pb.Frame]:
+    """Takes the frames that wait for a watcher."""
+    frames = [frame for _, frame in watcher._frames]
+    watcher._frames.clear()
+    return frames
+
+
+async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
+    cluster, router = make_cluster(), Router()
+    first, loop = join_worker(cluster, name="first:1")
+    feed = WatchFeed(cluster)
+    add_request(cluster, router, 1)
+    add_request(cluster, router, 2)
+    with feed.joined() as watcher:
+        feed.send_frame(0.0)
+        (full,) = waiting(watcher)
+        assert full.is_full
+        assert full.num_waiting == 2
+        (worker,) = full.workers
+        assert (worker.description.address, worker.description.num_gpu_blocks) == ("first:1", 64)
+
+        turn(cluster, loop)
+        turn(cluster, loop)
+        second, _ = join_worker(cluster, name="second:1")
+        cluster.drain(first)
+        feed.send_frame(1.0)
+        feed.send_frame(2.0)
+        (frame,) = waiting(watcher)  # what did not change since is not told again
+        assert not frame.is_full
+        assert (frame.HasField("num_waiting"), frame.num_waiting) == (True, 0)
+        worker, new = frame.workers
+        assert worker.description.is_draining
+        assert new.description.address == "second:1"
+        prefill, decode = worker.steps
+        assert int32_list(prefill.prefill_num_tokens) == [5, 5]
+        assert len(int64_list(prefill.prefill_seq_ids)) == 2
+        assert (prefill.num_decodes, prefill.num_tokens) == (0, 10)
+        assert (decode.step_id, decode.num_decodes, decode.num_tokens) == (2, 2, 2)
+
+        cluster.leave(first)
+        feed.send_frame(3.0)
+        (frame,) = waiting(watcher)
+        assert list(frame.left_workers) == [worker.number]
+        assert frame.num_waiting == 2
+        assert second.scheduler.observer is not UNOBSERVED
+        feed.send_frame(4.0)
+    for scheduler in (first.scheduler, second.scheduler):
+        assert scheduler.observer is UNOBSERVED
+    cluster.check()
+
+
+async def test_a_watcher_that_falls_behind_starts_again_from_a_full_picture() -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster)
+    feed = WatchFeed(cluster)
+    add_request(cluster, router, 1, max_tokens=100)
+    with feed.joined() as slow, feed.joined() as quick:
+        shown, now, num_full = Shown(), 0.0, 0
+        for _ in range(3 * MAX_WAITING):
+            turn(cluster, loop)
+            feed.send_frame(now := now + FRAME_S)
+            (frame,) = waiting(quick)
+            num_full += frame.is_full
+            for worker in frame.workers:
+                shown.apply(worker)
+            assert len(slow._frames) <= MAX_WAITING
+        assert num_full == 1
+        assert shown == expected_of(loop.scheduler)
+        first, *others = waiting(slow)
+        assert first.is_full
+        late = Shown()
+        for frame in (first, *others):
+            for worker in frame.workers:
+                late.apply(worker)
+        assert late == expected_of(loop.scheduler) or not slow.follows(HERE)
+        assert not others or not any(frame.is_full for frame in others)
+
+
+@pytest.mark.parametrize("content", [{}, {"kind": 7}])
+async def test_frames_do_not_depend_on_what_is_said(
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, answers, and names that clients choose, leave no trace in any frame."""
+    frames = {}
+    for kind, name in ((1, "a"), (90, "secret")):
+        monkeypatch.setattr(sequence_ids, "next", 1)
+        cluster, router = make_cluster(), Router()
+        _, loop = join_worker(cluster, num_gpu_blocks=9, num_cpu_blocks=9)
+        feed = WatchFeed(cluster)
+        for handle in range(4):
+            group = make_arrival(
+                [kind + handle] * 6,
+                reply_to=router,
+                handle=handle,
+                request_id=f"{name}{handle}",
+                tenant=name,
+                cache_salt=name,
+                max_tokens=9,
+            )
+            assert cluster.requests.add(group)
+        with feed.joined() as watcher:
+            frames[name] = []
+            for step in range(30):
+                turn(cluster, loop)
+                feed.send_frame(float(step))
+                frames[name] += waiting(watcher)
+        assert len(router.ended) == 4
+    assert len(frames["a"]) > 10
+    assert frames["a"] == frames["secret"]
+    assert not any(b"secret" in frame.SerializeToString() for frame in frames["secret"])
