@@ -20,7 +20,7 @@ MAX_VOCABULARY = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """How a worker computes; KV may move only between equals of all fields. See common.v1."""
+    """Arithmetic of a worker; KV may move only between equals of all fields. See common.v1."""
 
     factors: str
     kernels: str

@@ -36,7 +36,7 @@ class Norm:
     weight: AnyArray
     """[columns of a row]."""
     bias: AnyArray | None = None
-    """Of LayerNorm alone."""
+    """[columns of a row]; LayerNorm alone has one."""
     eps: float
     is_centred: bool = False
     """True makes it LayerNorm, whose rows are as wide as the hidden states."""
@@ -57,7 +57,7 @@ class Rotation:
     """Rotation of a layer's Q and K."""
 
     table: NDArray[np.float32] | None = None
-    """As `ProgramBuilder.build` takes it, of layers that have another one."""
+    """Cosines and sines as `ProgramBuilder.build` takes them; None is the program's."""
     num_rotated: int | None = None
     """First elements of each head that rotate, an even number; None is all."""
     pairs: Pairs = Pairs.HALVES
@@ -81,7 +81,7 @@ class CachedLayer(NamedTuple):
     """A layer's K and V in the cache."""
 
     number: int
-    """Of the layers of the program's shape, the first that has them."""
+    """First layer of the program's shape that has them."""
     heads: Heads | None = None
     """None is those of the program's shape."""
     k_scale: float = 1.0

@@ -53,7 +53,7 @@ class ProgramShape:
     vocab_size: int
     scale: float
     value_size: int = 0
-    """Of latents: size of V, with which the one vector of a token in the cache ends."""
+    """Size of V of latents, with which the one vector of a token in the cache ends; 0 of others."""
 
     @property
     def block_bytes(self) -> int:

@@ -105,7 +105,7 @@ class Pairs(IntEnum):
 
 
 class KeysAndValues(IntFlag):
-    """What a rotation does with K and V, beside rotating K and writing both to the cache."""
+    """Changes to what a rotation does with K and V: it rotates K and writes both to the cache."""
 
     PLAIN = 0
     NO_KEYS = 1

@@ -1,4 +1,4 @@
-"""Where in a sequence its structured output applies; the text around it is free.
+"""Finds the part of a sequence that its structured output applies to; the text around it is free.
 
 Everything follows from the sequence's tokens: reasoning ends with a token, and a call begins with
 one. The same token spelled out in others is text.

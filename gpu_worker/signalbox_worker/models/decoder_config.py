@@ -43,7 +43,7 @@ class LayerHeads(NamedTuple):
     num_kv_heads: int
     size: int
     projections: str = "qkv"
-    """Those of Q, K and V that have a matrix. Without that of V, V is K before its norm; without
+    """Letters of Q, K and V that have a matrix. Without that of V, V is K before its norm; without
     that of K, K and V are those of another layer."""
 
 
@@ -102,7 +102,7 @@ class DecoderConfig:
     attention_soft_cap: float | None = None
     """Scores of attention become cap * tanh(score / cap)."""
     fused_projections: tuple[str, ...] = ()
-    """Those of FUSED_PROJECTIONS that checkpoints have."""
+    """Keys of FUSED_PROJECTIONS that checkpoints have."""
     activation: str = "silu"
     """Function of the gate; one of `GATES`."""
     norm_offset: float = 0.0

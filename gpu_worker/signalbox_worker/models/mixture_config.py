@@ -31,7 +31,7 @@ from signalbox_worker.models.glm_config import glm_like
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertChoice:
-    """How experts are chosen, and their shares before renormalisation and after it."""
+    """Choice of experts, and their shares before renormalisation and after it."""
 
     by_sigmoid: bool = False
     """True if a share is the sigmoid of its score alone, and not the softmax of all scores."""

@@ -18,7 +18,7 @@ class Masks(NamedTuple):
     """Allowed next tokens by sequence, or the reason why none is."""
 
     found: dict[int, Mask]
-    """Those of free text are left out, unless something may not follow."""
+    """Masks of free text are left out, unless something may not follow."""
     refused: dict[int, str]
     cpu_ns: dict[int, int]
     """CPU time of each mask that was computed, or begun."""

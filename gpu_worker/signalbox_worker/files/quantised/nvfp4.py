@@ -31,7 +31,7 @@ _SCALE = "weight_scale"
 _CODES = {"compressed-tensors": "weight_packed", "modelopt": WEIGHT}
 _FACTOR = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scale_2"}
 _OF_INPUTS = {"compressed-tensors": "input_global_scale", "modelopt": activations.SCALE}
-"""What inputs in 4 bits are scaled by, which they are not."""
+"""Tensor with the scale of inputs in 4 bits; none are rounded to these."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a compiler learned of a model's tensors, so that it need not read them again."""
+"""Keeps what a compiler learned of a model's tensors, so that it need not read them again."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weig
 ATTENTION_NORM = "input_layernorm"
 """Norm of what attention reads, within its layer."""
 EXPERTS, ROUTER, ROUTER_BIAS = "experts", "gate.weight", "gate.bias"
-"""What the names of experts begin with within a mixture; the product that scores experts."""
+"""Prefix of the names of experts within a mixture; the product that scores experts."""
 CHOICE_BIAS = "gate.e_score_correction_bias"
 """Vector that is added to the shares to choose by."""
 SHARED_GATE = "shared_expert_gate.weight"
@@ -37,7 +37,7 @@ INPUT_NORM = "model.per_layer_projection_norm.weight"
 """Parameters of the other part of these inputs: a matrix of all layers, and a norm they share."""
 INPUT_GATE, INPUT_DOWN = "per_layer_input_gate.weight", "per_layer_projection.weight"
 AFTER_INPUT = "post_per_layer_input_norm"
-"""What adds a layer's own input to its hidden states."""
+"""Parameters that add a layer's own input to its hidden states."""
 MIXED_NORMS = (
     "post_feedforward_layernorm_1",
     "pre_feedforward_layernorm_2",

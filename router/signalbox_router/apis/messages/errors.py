@@ -29,7 +29,7 @@ _TYPES = {
 }
 """`type` of the error for each status; others are of the request below 500, else of the API."""
 _NO_THREADS = {"error_code": "thread_unsupported_request"}
-"""By which clients that hold their conversation themselves, too, know to send all of it."""
+"""Detail of an error that tells clients which hold their conversation, too, to send all of it."""
 
 
 class MessagesErrorDetail(BaseModel):

@@ -1,4 +1,4 @@
-"""How chat templates are told whether and how much the model thinks.
+"""Tells chat templates whether and how much the model thinks.
 
 Each family of templates has variables and values of its own. A form describes one, and is found by
 texts of the template's source. `DEFAULT` is for templates that no form describes.
@@ -21,7 +21,7 @@ class Switch(NamedTuple):
     on: object = True
     off: object = False
     adaptive: object = True
-    """That of a model which decides itself; None leaves the variable out."""
+    """Value for a model which decides itself; None leaves the variable out."""
 
 
 _SWITCHES: Mapping[str, Switch] = {"enable_thinking": Switch(), "thinking": Switch()}
