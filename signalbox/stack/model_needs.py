@@ -1,4 +1,4 @@
-"""What a model is, what it takes in memory, and how it would run here, before it is loaded.
+"""Describes a model before it is loaded: what it takes in memory, and how it would run here.
 
 It reads configurations and heads of files, of a model on the hub by ranges. PyTorch is imported for
 a model that runs through it.
@@ -15,7 +15,7 @@ from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
 from signalbox_worker.config import USUAL_BLOCK_SIZE
 from signalbox_worker.files.checkpoints.kv_scales import check_kv_scheme
-from signalbox_worker.files.checkpoints.quantization import Quantization, choose_quantization
+from signalbox_worker.files.checkpoints.quantization import choose_quantization
 from signalbox_worker.files.checkpoints.text_part import MULTIMODAL
 from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from signalbox_worker.files.hub.download import find_on_hub
@@ -25,6 +25,7 @@ from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.model_source import find_model, source_at
 from signalbox_worker.runner.loading.opened_model import (
+    BuiltModel,
     OpenedModel,
     for_pytorch,
     open_with_config,
@@ -58,7 +59,7 @@ class ModelNeeds:
     has_chat_template: bool
     is_native: bool
     why_not_native: str | None
-    """What keeps it from running natively, so that PyTorch computes it."""
+    """Reason why PyTorch computes it; None of a model that runs natively."""
     device: str
     device_bytes: int | None
     """Free bytes of a CUDA device that a worker may use; None stands for RAM."""
@@ -131,24 +132,18 @@ def _needs(
         check_pooling(settings.runner_config)
     why_not = native_unsupported_reason(opened, settings, settings, settings, parallel)
     if why_not is None:
-        device, device_bytes = "cpu", None
-        dtype = dtype_name(settings.dtype, is_half=source.is_half)
-        quantization = choose_quantization(settings, source, None)
-        check_kv_scheme(source.config, settings.kv_cache_dtype)
-        block_bytes = 0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype)
+        built = _built_natively(settings, opened)
     else:
         check_pytorch(settings, settings, opened, why_not)
         opened = for_pytorch(opened, settings, parallel, why_not)
         from signalbox_worker.runner.loading.dry_run import built_in_pytorch
 
         built = built_in_pytorch(opened, settings.runner_config, why_not)
-        device, device_bytes, dtype = built.device, built.device_bytes, built.dtype
-        block_bytes, quantization = built.block_bytes, built.quantization
-    form = _form(quantization, sizes, dtype, natively=why_not is None)
+    form = _form(built, sizes, natively=why_not is None)
     weights = None if sizes is None else sizes.bytes_in(form)
     length, shape = window(settings, opened), opened.shape
     block_size = settings.block_size or USUAL_BLOCK_SIZE
-    num_layers = len(stage_layers(opened, parallel))
+    layers_bytes = built.block_bytes * shape.num_layers // len(stage_layers(opened, parallel))
     return ModelNeeds(
         architecture=shape.architecture,
         multimodal_architecture=source.config.get(MULTIMODAL),
@@ -160,19 +155,32 @@ def _needs(
         has_chat_template=_has_chat_template(opened),
         is_native=why_not is None,
         why_not_native=why_not,
-        device=device,
-        device_bytes=device_bytes,
-        dtype=dtype,
+        device=built.device,
+        device_bytes=built.device_bytes,
+        dtype=built.dtype,
         form=form,
         stored_form=_stored_form(sizes, source.is_half),
         weights_bytes=weights,
         num_ranks=parallel.num_ranks,
         rank_weights_bytes=None if weights is None else -(-weights // parallel.num_ranks),
-        kv_block_bytes=block_bytes,
+        kv_block_bytes=built.block_bytes,
         kv_block_size=block_size,
-        kv_window_bytes=-(-length // block_size)
-        * (block_bytes * shape.num_layers // num_layers * parallel.tensor_parallel_size),
+        kv_window_bytes=-(-length // block_size) * (layers_bytes * parallel.tensor_parallel_size),
         to_fetch=to_fetch,
+    )
+
+
+def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel:
+    """Returns what `built_in_pytorch` does, of a model that runs natively."""
+    dtype = dtype_name(settings.dtype, is_half=opened.source.is_half)
+    quantization = choose_quantization(settings, opened.source, None)
+    check_kv_scheme(opened.source.config, settings.kv_cache_dtype)
+    return BuiltModel(
+        device="cpu",
+        device_bytes=None,
+        dtype=dtype,
+        block_bytes=0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype),
+        quantization=quantization,
     )
 
 
@@ -192,14 +200,12 @@ def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> 
     return shape.block_bytes
 
 
-def _form(
-    quantization: Quantization | None, sizes: WeightSizes | None, dtype: str, *, natively: bool
-) -> str:
+def _form(built: BuiltModel, sizes: WeightSizes | None, *, natively: bool) -> str:
     """Returns the form of the weights in memory."""
-    if quantization is not None:
-        return quantization.name
-    is_as_stored = natively and dtype == "float32" and sizes is not None
-    return OWN_TYPES if is_as_stored else dtype
+    if built.quantization is not None:
+        return built.quantization.name
+    is_as_stored = natively and built.dtype == "float32" and sizes is not None
+    return OWN_TYPES if is_as_stored else built.dtype
 
 
 def _stored_form(sizes: WeightSizes | None, is_half: bool) -> str:

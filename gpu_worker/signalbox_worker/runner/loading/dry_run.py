@@ -1,32 +1,19 @@
 """Builds a model of PyTorch without its weights, to find what is refused and what K and V take."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from signalbox_worker.config import USUAL_BLOCK_SIZE
 from signalbox_worker.device.device_choice import choose_device, compute_capability
-from signalbox_worker.files.checkpoints.quantization import Quantization, choose_quantization
+from signalbox_worker.files.checkpoints.quantization import choose_quantization
 from signalbox_worker.models.layers import ParallelGroup, Placement
 from signalbox_worker.runner.loading.attention_shape import attention_shape
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.loaded_model import dtype_of, refuse_int16
-from signalbox_worker.runner.loading.opened_model import OpenedModel, window
+from signalbox_worker.runner.loading.opened_model import BuiltModel, OpenedModel, window
 from signalbox_worker.runner.loading.pooling_model import not_pooled
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltModel:
-    """A rank's shard of a model, without weights."""
-
-    device: str
-    dtype: str
-    device_bytes: int | None
-    """Free bytes of the device that the worker may use; None stands for RAM."""
-    block_bytes: int
-    """Bytes of a KV block; 0 of a model that keeps no K and V."""
-    quantization: Quantization | None
 
 
 def built_in_pytorch(

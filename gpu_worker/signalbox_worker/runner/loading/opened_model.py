@@ -10,6 +10,7 @@ from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProg
 from signalbox_kernels import build
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.weight_names import are_equal, find
 from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint
@@ -70,6 +71,19 @@ class OpenedModel:
         texts = {} if self.pooling is None else self.pooling.texts
         files = {name: file.read_bytes() for name, file in texts.items()}
         return files | self.source.tokenizer_files()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A rank's shard of a model, without weights."""
+
+    device: str
+    dtype: str
+    device_bytes: int | None
+    """Free bytes of the device that the worker may use; None stands for RAM."""
+    block_bytes: int
+    """Bytes of a KV block; 0 of a model that keeps no K and V."""
+    quantization: Quantization | None
 
 
 def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> OpenedModel:
