@@ -84,6 +84,9 @@ class Router:
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
+        self._servicer = InferenceServicer(
+            self.generator, tenants=tenants, load=self._load, messages=self._messages
+        )
         self.http = self._http_server(config, tenants, keys) if config.http else None
         self.metrics_server = metrics_server(
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
@@ -96,17 +99,24 @@ class Router:
         self, config: RouterConfig, tenants: Tenants, keys: KeyRing | None
     ) -> "HttpServer":
         # This imports fastapi, which takes as long as all other imports of a router.
+        from signalbox_router.apis.connect.web_servicer import methods_of
         from signalbox_router.http.server_factory import make_http_server
 
+        add_to_server = inference_pb2_grpc.add_InferenceServiceServicer_to_server
         return make_http_server(
-            config, self.generator, tenants, keys, self.registry, self._adapters
+            config,
+            self.generator,
+            tenants,
+            keys,
+            self.registry,
+            self._adapters,
+            methods_of(self._servicer, add_to_server, self._messages),
+            self._count_malformed,
         )
 
     def _add_services(self, tenants: Tenants, config: RouterConfig) -> None:
         self.server.add(
-            InferenceServicer(
-                self.generator, tenants=tenants, load=self._load, messages=self._messages
-            ),
+            self._servicer,
             inference_pb2_grpc.add_InferenceServiceServicer_to_server,
             name=SERVICE_NAME,
         )

@@ -1,8 +1,8 @@
 """The ASGI application: its routes, and its answers to failures."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
-from types import MethodType
+from types import MappingProxyType, MethodType
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from signalbox_contract.errors import Internal, RpcError
 from signalbox_router.apis.openai.requests.errors import CLIENT_CLOSED_REQUEST, NoSuchRoute
@@ -40,8 +41,18 @@ MAX_PATH_CHARS = 100
 Collect = Callable[[], Awaitable[Collector]]
 
 
-def make_app(apis: Iterable[RoutedApi], *, version: str, metrics: Collect | None = None) -> FastAPI:
-    """Returns the application, with /metrics if `metrics` is given."""
+def make_app(
+    apis: Iterable[RoutedApi],
+    *,
+    version: str,
+    services: Mapping[str, ASGIApp] = MappingProxyType({}),
+    metrics: Collect | None = None,
+) -> FastAPI:
+    """Returns the application, with /metrics if `metrics` is given.
+
+    Args:
+        services: what serves all paths below a path, such as that of a service of RPCs.
+    """
     app = DescribedApp(
         title="Signalbox",
         description=ABOUT,
@@ -60,6 +71,8 @@ def make_app(apis: Iterable[RoutedApi], *, version: str, metrics: Collect | None
                 response_class=Response,
                 openapi_extra=description_of(route),
             )
+    for path, service in services.items():
+        app.mount(path, service)
     add_docs(app)
     if metrics is not None:
         app.add_route("/metrics", _metrics(metrics), include_in_schema=False)

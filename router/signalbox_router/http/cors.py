@@ -11,7 +11,7 @@ from signalbox_rpc.http import request_ids
 
 READABLE_HEADERS = (
     request_ids.HEADER, IGNORED_HEADER, OMITTED_HEADER, "request-id", "retry-after",
-    "x-should-retry",
+    "x-should-retry", "connect-content-encoding", "grpc-encoding",
 )  # fmt: skip
 
 

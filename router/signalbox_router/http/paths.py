@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorShape
+from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorWriter
 from signalbox_router.apis.openai.route import RoutedApi
 from signalbox_router.http.docs_page import PAGE
 
@@ -77,7 +77,7 @@ class Paths:
     """Gives the application each path in the form that its routes have, and the shape that errors
     have there."""
 
-    def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorShape]) -> None:
+    def __init__(self, app: ASGIApp, shapes: Mapping[str, ErrorWriter]) -> None:
         """`shapes` has those of paths, and of all below each, that are not OpenAI's."""
         self._app = app
         self._shapes = shapes
@@ -90,7 +90,7 @@ class Paths:
         await self._app(scope, receive, send)
 
 
-def error_shapes(apis: Iterable[RoutedApi]) -> dict[str, ErrorShape]:
+def error_shapes(apis: Iterable[RoutedApi]) -> dict[str, ErrorWriter]:
     """Returns the shapes of errors that are not OpenAI's, by path."""
     routes = (route for api in apis for route in api.ROUTES)
     return {route.path: route.errors for route in routes if route.errors is not OPENAI_ERRORS}

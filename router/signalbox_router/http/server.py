@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from signalbox_contract.errors import Unavailable
-from signalbox_router.apis.openai.error_shape import ErrorShape
+from signalbox_router.apis.openai.error_shape import ErrorWriter
 from signalbox_router.apis.openai.streaming import ErrorResponse
 from signalbox_router.http.paths import Paths
 from signalbox_rpc.http.host_check import NO_ACCESS, HttpAccess
@@ -29,7 +29,7 @@ class HttpServer(HttpPort):
         app: ASGIApp,
         endpoint: Endpoint,
         *,
-        shapes: Mapping[str, ErrorShape],
+        shapes: Mapping[str, ErrorWriter],
         access: HttpAccess = NO_ACCESS,
         limits: HttpLimits = NORMAL,
     ) -> None:

@@ -1,10 +1,11 @@
 """Builds a router's HTTP server: the API and the limits of its clients."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from signalbox_router.apis.connect.web_servicer import RpcErrors, RpcMethod, WebServicer
 from signalbox_router.apis.messages.routes import MessagesApi
 from signalbox_router.apis.openai.adapter_routes import AdapterApi
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader
@@ -37,6 +38,8 @@ def make_http_server(
     keys: KeyRing | None,
     registry: CollectorRegistry,
     adapters: SchedulerAdapters,
+    methods: Mapping[str, RpcMethod],
+    on_malformed: Callable[[str], None],
 ) -> HttpServer:
     bodies = BodyReader(
         max_bytes=config.max_http_body_bytes, refuses_unknown=config.unknown_fields == "refuse"
@@ -51,14 +54,21 @@ def make_http_server(
     responses_api = ResponsesApi(generator, tenants=tenants, bodies=bodies)
     messages_api = MessagesApi(generator, tenants=tenants, bodies=bodies)
     apis = (api, responses_api, messages_api, pooling_api, adapter_api)
-    app = make_app(apis, version=config.version, metrics=shown)
+    web = WebServicer(
+        methods,
+        max_bytes=config.max_http_body_bytes,
+        ignores_unknown=config.unknown_fields != "refuse",
+        on_malformed=on_malformed,
+    )
+    services = {path.rpartition("/")[0]: web for path in methods}
+    app = make_app(apis, version=config.version, services=services, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
     return HttpServer(
         bounded,
         Endpoint(host=config.host, port=config.http_port, tls=config.tls, remedy=HTTP_REMEDY),
-        shapes=error_shapes(apis),
+        shapes={**error_shapes(apis), **dict.fromkeys(services, RpcErrors())},
         access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
         limits=HttpLimits(
             max_connections=config.max_http_connections,

@@ -27,11 +27,15 @@ class Transport:
     """Returns the attribute for a final status code."""
 
 
-def grpc_transport(method: str) -> Transport:
-    """Returns the transport of a streamed call of the method "package.Service/Method"."""
+def rpc_transport(method: str, *, system: str = "grpc") -> Transport:
+    """Returns the transport of a streamed call of the method "package.Service/Method".
+
+    Args:
+        system: the protocol, "grpc" or "connectrpc".
+    """
     return Transport(
         attributes={
-            "rpc.system.name": "grpc",
+            "rpc.system.name": system,
             "rpc.method": method,
             "gen_ai.request.stream": True,
         },

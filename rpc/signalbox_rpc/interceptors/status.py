@@ -16,7 +16,7 @@ A longer status reaches the client as RESOURCE_EXHAUSTED, without its message.
 """
 
 
-_DETAILS = "grpc-status-details-bin"
+DETAILS = "grpc-status-details-bin"
 """Key of the metadata in which a service's status travels; gRPC's own failures have none."""
 
 
@@ -33,11 +33,16 @@ class MalformedRequest(RpcError):
 
 def to_status(error: RpcError) -> grpc.Status:
     """Returns the status with its details, as `ServicerContext.abort_with_status` expects it."""
+    packed: grpc.Status = rpc_status.to_status(status_of(error))
+    return packed
+
+
+def status_of(error: RpcError) -> status_pb2.Status:
+    """Returns the message of a status with its details."""
     status = status_pb2.Status(code=error.code, message=bounded(error.message))
     if (detail := _detail(error)) is not None:
         status.details.add().Pack(detail)
-    packed: grpc.Status = rpc_status.to_status(status)
-    return packed
+    return status
 
 
 def _detail(error: RpcError) -> Message | None:
@@ -74,7 +79,7 @@ def words_of(error: grpc.aio.AioRpcError) -> str:
 
     The words of gRPC itself are left out: they have addresses, which clients must not read.
     """
-    is_said = any(key == _DETAILS for key, _ in error.trailing_metadata() or ())
+    is_said = any(key == DETAILS for key, _ in error.trailing_metadata() or ())
     return (error.details() if is_said else None) or str(error.code().name)
 
 
@@ -82,7 +87,7 @@ def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """Returns the seconds after which a failed call may be repeated; None if the server gave
     none."""
     for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS and isinstance(value, bytes):
+        if key == DETAILS and isinstance(value, bytes):
             return _find_retry_info(value)
     return None
 

@@ -23,7 +23,7 @@ from signalbox_router.generation.call_context import (
 )
 from signalbox_router.generation.generator import Generator
 from signalbox_router.generation.pooler import PoolingService
-from signalbox_router.insight.request_span import grpc_transport
+from signalbox_router.insight.request_span import rpc_transport
 from signalbox_router.limits.payers import Payer, grpc_address
 from signalbox_router.limits.tenants import Caller, Tenants
 from signalbox_router.params import params_validation
@@ -166,7 +166,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         caller = self._caller(context)
         return CallContext(
             operation=operation,
-            transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
+            transport=rpc_transport(
+                f"{SERVICE_NAME}/{method}", system=getattr(context, "system", "grpc")
+            ),
             parent=tracing.extract_metadata(context.invocation_metadata()),
             time_remaining=context.time_remaining,
             tenant=caller.tenant,

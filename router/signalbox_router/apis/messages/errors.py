@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.types import Scope
 
 from signalbox_contract.errors import InvalidArgument, RpcError
+from signalbox_router.apis.openai.error_shape import ErrorShape
 from signalbox_router.apis.openai.requests.error_params import param_of
 from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed, status_of
 from signalbox_router.apis.openai.requests.types import Body
@@ -77,7 +78,7 @@ def _message(error: RpcError, body: Body | None) -> str:
     return message
 
 
-class MessagesErrors:
+class MessagesErrors(ErrorShape):
     """The errors of the Messages API, for `error_shape`."""
 
     answer: type[BaseModel] = MessagesError

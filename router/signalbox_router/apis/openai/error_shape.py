@@ -9,21 +9,36 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
 from starlette.types import Scope
 
 from signalbox_contract.errors import RpcError
-from signalbox_router.apis.openai.requests.errors import error_body
+from signalbox_router.apis.openai.requests.errors import error_body, error_headers, status_of
 from signalbox_router.apis.openai.requests.types import Body
+from signalbox_router.apis.openai.response_fields import to_json
 
 SCOPE_KEY = "signalbox.error_shape"
 """Key of a scope: the shape of the errors of the API that the path belongs to."""
 
 
-class ErrorShape(Protocol):
+class ErrorWriter(Protocol):
     """Writes the errors of one API."""
+
+    def response(self, error: RpcError, body: Body | None, scope: Scope) -> Response:
+        """Returns the answer to a request that fails; `body` is its own, if it could be read."""
+        ...
+
+
+class ErrorShape(ErrorWriter, Protocol):
+    """Writes the errors of an API whose errors are JSON below HTTP's status."""
 
     answer: type[BaseModel]
     """Type of an error's body, for /openapi.json."""
+
+    def response(self, error: RpcError, body: Body | None, scope: Scope) -> Response:
+        headers = {**error_headers(error), **self.headers(scope)}
+        content = to_json(self.body(error, body, scope))
+        return Response(content, status_of(error), headers, media_type="application/json")
 
     def body(self, error: RpcError, body: Body | None, scope: Scope) -> Mapping[str, Any]:
         """Returns an error's body; `body` is the request's, if it could be read."""
@@ -55,7 +70,7 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-class OpenAiErrors:
+class OpenAiErrors(ErrorShape):
     """OpenAI's errors."""
 
     answer: type[BaseModel] = ErrorAnswer

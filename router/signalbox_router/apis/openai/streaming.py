@@ -11,8 +11,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from signalbox_contract.errors import Internal, RpcError
-from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorShape
-from signalbox_router.apis.openai.requests.errors import error_headers, status_of
+from signalbox_router.apis.openai.error_shape import OPENAI_ERRORS, SCOPE_KEY, ErrorWriter
 from signalbox_router.apis.openai.requests.types import Body, StreamableBody
 from signalbox_router.apis.openai.response_fields import to_json
 from signalbox_router.requests.active_request import Update
@@ -76,14 +75,12 @@ class ErrorResponse(Response):
 
     def __init__(self, error: RpcError, body: Body | None = None) -> None:
         """`body` is the request's, if it could be read."""
-        super().__init__(status_code=status_of(error))
+        super().__init__()
         self._error, self._body = error, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape: ErrorShape = scope.get(SCOPE_KEY, OPENAI_ERRORS)
-        content = shape.body(self._error, self._body, scope)
-        headers = {**error_headers(self._error), **shape.headers(scope)}
-        await json_response(content, status=self.status_code, headers=headers)(scope, receive, send)
+        writer: ErrorWriter = scope.get(SCOPE_KEY, OPENAI_ERRORS)
+        await writer.response(self._error, self._body, scope)(scope, receive, send)
 
 
 class GeneratedResponse(Response):

@@ -22,7 +22,7 @@ from signalbox_router.generation.call_context import COMPLETION, EMBEDDINGS, Cal
 from signalbox_router.generation.generator import Generator
 from signalbox_router.generation.pooler import PoolingService
 from signalbox_router.generation.pooling.calls import EmbedCall
-from signalbox_router.insight.request_span import grpc_transport
+from signalbox_router.insight.request_span import rpc_transport
 from signalbox_router.limits.payers import grpc_address
 from signalbox_router.limits.tenants import Caller, Tenants
 from signalbox_router.requests.api_request import PromptTokens
@@ -166,7 +166,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         caller = self._caller(context)
         return CallContext(
             operation=operation,
-            transport=grpc_transport(f"{SERVICE_NAME}/{method}"),
+            transport=rpc_transport(f"{SERVICE_NAME}/{method}"),
             parent=tracing.extract_metadata(context.invocation_metadata()),
             time_remaining=context.time_remaining,
             tenant=caller.tenant,

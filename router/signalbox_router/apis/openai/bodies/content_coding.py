@@ -36,10 +36,11 @@ def body_of(request: Request, *, max_bytes: int) -> AsyncIterator[bytes]:
             "Content-Encoding: a body is read as it is, or with one coding, which is gzip; the"
             f" request says {', '.join(codings)[:100]!r}"
         )
-    return _decoded(request.stream(), max_bytes)
+    return decoded(request.stream(), max_bytes)
 
 
-async def _decoded(coded: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+async def decoded(coded: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """Yields the bytes that gzip stands for, with the bounds and errors of `body_of`."""
     member, num_members, num_coded = zlib.decompressobj(_GZIP_WINDOW), 1, 0
     async for rest in coded:
         num_coded += len(rest)
