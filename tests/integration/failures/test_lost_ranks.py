@@ -157,4 +157,4 @@ async def test_a_rank_that_is_lost_costs_no_request(
             await until_workers(scheduler, 1)
             second.find_ranks()
             second.process.send_signal(signal.SIGTERM)
-            assert await second.until_gone() == 0
+            assert await second.until_gone() == 0, second.log.read_text()

@@ -130,8 +130,13 @@ class TensorShare:
 def tensor_share(
     config: DecoderConfig, parallel: ParallelConfig, stored: Mapping[str, StoredTensor]
 ) -> TensorShare:
-    """Returns a rank's share of a decoder, whose tensors are in `stored`."""
+    """Returns a rank's share of a decoder, whose tensors are in `stored`.
+
+    Raises ModelError if heads cannot be divided.
+    """
     size = parallel.tensor_parallel_size
+    divided(config.num_heads, "num_attention_heads", size)  # before threads read parts of each head
+    kv_heads_per_rank(config.num_kv_heads, size)
     endings = (".down_proj.weight", ".w2.weight")
     blocks = {_block_size(tensor) for name, tensor in stored.items() if name.endswith(endings)}
     block_size = math.lcm(LEAST_BLOCK, *blocks)
