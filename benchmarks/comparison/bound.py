@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 
 from benchmarks.comparison.loads import Load
 from signalbox_kernels.compilation import flags_of_sets, machine
@@ -46,6 +46,11 @@ class Needs:
     """Matrix elements of the output layer, which a prompt needs for its last token alone."""
     kv_bytes_per_token: int
     num_layers: int
+    expert_bytes: int = 0
+    """Bytes of all experts' matrices, of which a step reads those that its rows choose."""
+    expert_weights: int = 0
+    expert_share: float = 0.0
+    """Experts of a layer that a token chooses, of all."""
     in_bytes: bool
     """True if products are of 8 bits."""
 
@@ -72,12 +77,16 @@ def measure_rates(num_threads: int) -> Rates:
 def needs_of(model: Path, *, in_bytes: bool) -> Needs:
     """Returns what a GGUF file needs in its own blocks, or with all weights in 16 bits."""
     reader = GGUFReader(model)
+    experts = [tensor for tensor in reader.tensors if len(tensor.shape) == 3]
+    of_experts = sum(prod(map(int, tensor.shape)) for tensor in experts)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     output = "output.weight" if "output.weight" in tensors else "token_embd.weight"
     matrices = [
         tensor
         for name, tensor in tensors.items()
-        if len(tensor.shape) == 2 and (name == output or name != "token_embd.weight")
+        if len(tensor.shape) == 2
+        and name.endswith(".weight")
+        and (name == output or name != "token_embd.weight")
     ]
     sizes = {tensor.name: prod(int(size) for size in tensor.shape) for tensor in matrices}
     own_bytes = sum(int(tensor.n_bytes) for tensor in matrices)
@@ -92,17 +101,33 @@ def needs_of(model: Path, *, in_bytes: bool) -> Needs:
         output_weights=sizes[output],
         kv_bytes_per_token=2 * kv_elements,
         num_layers=sum(tensor.name.endswith(".attn_q.weight") for tensor in matrices),
+        expert_bytes=sum(int(one.n_bytes) for one in experts) if in_bytes else 2 * of_experts,
+        expert_weights=of_experts,
+        expert_share=_number(reader, "expert_used_count") / _number(reader, "expert_count", 1),
         in_bytes=in_bytes,
     )
 
 
+def is_quantized(model: Path) -> bool:
+    """Says whether a file's matrices are in blocks, so that products are of 8 bits."""
+    wide = {GGMLQuantizationType.BF16, GGMLQuantizationType.F16, GGMLQuantizationType.F32}
+    return any(tensor.tensor_type not in wide for tensor in GGUFReader(model).tensors)
+
+
+def _number(reader: GGUFReader, name: str, default: int = 0) -> int:
+    found = [field for key, field in reader.fields.items() if key.endswith(f".{name}")]
+    return int(found[0].contents()) if found else default
+
+
 def tokens_per_s(load: Load, needs: Needs, rates: Rates) -> float:
-    """Returns the bound for a load whose requests are all there at the beginning."""
-    count = load.num_requests
+    """Returns the bound for a load whose requests come all at once, or a wave at a time."""
+    count = load.concurrency
+    weights = needs.weights + needs.expert_weights * needs.expert_share
+    expert_bytes = needs.expert_bytes * (1 - (1 - needs.expert_share) ** count)
     operations = rates.byte_operations if needs.in_bytes else rates.float_operations
-    rows = (needs.weights - needs.output_weights) * load.prompt_tokens + needs.output_weights
+    rows = (weights - needs.output_weights) * load.prompt_tokens + needs.output_weights
     prompts_s = 2 * count * rows / operations
     context = load.prompt_tokens + load.max_tokens / 2
-    read = needs.weight_bytes + count * context * needs.kv_bytes_per_token
-    step_s = max(read / rates.read_bytes, 2 * count * needs.weights / operations)
+    read = needs.weight_bytes + expert_bytes + count * context * needs.kv_bytes_per_token
+    step_s = max(read / rates.read_bytes, 2 * count * weights / operations)
     return count * load.max_tokens / (prompts_s + (load.max_tokens - 1) * step_s)

@@ -1,9 +1,10 @@
 """Writes a checkpoint of the shape of a known model with random weights: nothing is fetched.
 
-    python -m benchmarks.harness.random_checkpoint NAME TARGET [--layers N] [--type Q4_K]
+    python -m benchmarks.harness.random_checkpoint NAME TARGET [--layers N] [--type Q4_K_M]
 
-TARGET becomes a directory of safetensors in bfloat16, or with --type a GGUF file whose matrices are
-in blocks of that type. Without --layers the model has all of its layers.
+TARGET becomes a directory of safetensors in bfloat16, or with --type a GGUF file of that type:
+Q4_K_M has the mix of llama-quantize, MXFP4 is that of feed-forward layers or experts beside Q8_0,
+and of any other type are all matrices. Without --layers the model has all of its layers.
 """
 
 import argparse
@@ -13,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, get_tensor_name_map
-from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
-from numpy.typing import NDArray
 
+from benchmarks.harness.random_gguf import FILE_TYPES, save_gguf
 from signalbox_kernels.floats import to_bfloat16
 from signalbox_worker.models import DecoderConfig, find_model
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
@@ -37,14 +36,13 @@ _MODELS: dict[str, tuple[Any, ...]] = {
     "gpt-oss-20b": ("GptOss", 201088, 2880, 2880, 24, 64, 8, 64, False),
 }
 """Values of `_FIELDS`."""
-_MIXTURES: dict[str, dict[str, Any]] = {
+_OTHERS: dict[str, dict[str, Any]] = {
+    "gemma-3-4b": {"sliding_window": 1024},
     "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
     "qwen3-30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
-    "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4},
+    "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
 }
-_GGUF_NAMES = {"Llama": "llama", "Qwen3": "qwen3"}
-_HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
-"""Offsets of the floats of 16 bits in a block."""
+"""Values that others do not have."""
 _PATTERN = 1 << 20
 """Bytes that repeat."""
 
@@ -53,8 +51,8 @@ def config_of(name: str, num_layers: int | None = None) -> dict[str, Any]:
     """Returns the config.json of a model, perhaps with fewer layers."""
     kind, *sizes = _MODELS[name]
     config = dict(zip(_FIELDS, ([f"{kind}ForCausalLM"], *sizes), strict=True))
-    config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "dtype": "bfloat16"}
-    config |= _MIXTURES.get(name, {})
+    config |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "dtype": "bfloat16"}
+    config |= _OTHERS.get(name, {})
     return config | ({"num_hidden_layers": num_layers} if num_layers else {})
 
 
@@ -70,7 +68,7 @@ def save_directory(folder: Path, config: Mapping[str, Any]) -> Path:
     """Writes a directory in Hugging Face's layout."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config)))
-    for name, content in tokenizer_files(vocab_size=8192, max_model_len=4096).items():
+    for name, content in tokenizer_files(vocab_size=8192, max_model_len=8192).items():
         (folder / name).write_bytes(content)
     header, end = dict[str, Any](), 0
     for name, shape in shapes_of(config).items():
@@ -86,51 +84,6 @@ def save_directory(folder: Path, config: Mapping[str, Any]) -> Path:
     return folder
 
 
-def save_gguf(path: Path, config: Mapping[str, Any], block_type: str) -> Path:
-    """Writes a file whose matrices are in blocks of one type."""
-    [architecture] = config["architectures"]
-    kind = _GGUF_NAMES[architecture.removesuffix("ForCausalLM")]
-    writer, num_layers = GGUFWriter(path, kind), config["num_hidden_layers"]
-    writer.add_block_count(num_layers)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
-    writer.add_token_merges([])
-    names = get_tensor_name_map({v: k for k, v in MODEL_ARCH_NAMES.items()}[kind], num_layers)
-    for name, shape in shapes_of(config).items():
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert own is not None, name
-        if len(shape) == 1:
-            writer.add_tensor(own, np.ones(shape, dtype=np.float32))
-        else:
-            of_type = GGMLQuantizationType[block_type]
-            writer.add_tensor(own, _blocks(shape, of_type), raw_dtype=of_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _blocks(shape: tuple[int, ...], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
-    """Returns [rows, bytes of a row], which take no memory of their own."""
-    size, num_bytes = GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(0)
-    row = rng.integers(0, 256, (shape[1] // size, num_bytes), dtype=np.uint8)
-    for offset in _HALVES[kind.name]:
-        row[:, offset : offset + 2] = np.full((len(row), 1), 1e-3, np.float16).view(np.uint8)
-    return np.broadcast_to(row.reshape(1, -1), (shape[0], row.size))
-
-
 def _parts(num_bytes: int) -> Iterator[int]:
     yield from (min(_PATTERN, num_bytes - start) for start in range(0, num_bytes, _PATTERN))
 
@@ -140,11 +93,11 @@ def main() -> None:
     parser.add_argument("name", choices=_MODELS)
     parser.add_argument("target", type=Path)
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--type", choices=_HALVES)
+    parser.add_argument("--type", choices=FILE_TYPES)
     options = parser.parse_args()
     config = config_of(options.name, options.layers)
     if options.type:
-        save_gguf(options.target, config, options.type)
+        save_gguf(options.target, config, shapes_of(config), options.type)
     else:
         save_directory(options.target, config)
 
