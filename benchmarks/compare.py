@@ -1,10 +1,12 @@
 """Us and every installed peer on the same work, in turn, several times.
 
     python -m benchmarks.compare --peers DIR MODEL.gguf [--rounds 5] [--only signalbox vllm] ...
+    python -m benchmarks.compare --peers DIR MODEL.gguf --same-file --lengths 32 32 --loads 1 8 32
 
 DIR has an environment for each peer and the model in their forms: DIR/vllm, DIR/ov, DIR/lcpp,
 DIR/base (transformers), DIR/smol, DIR/smol-bf16.gguf and so on. A round gives every participant its
 turn, the next round in the opposite order (ABBA). Nothing else should run on the machine.
+With --same-file MODEL.gguf itself is served by us, llama.cpp and ik_llama.cpp, and nobody else.
 """
 
 import argparse
@@ -22,10 +24,11 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.comparison.bound import measure_rates, needs_of, tokens_per_s
+from benchmarks.comparison.bound import is_quantized, measure_rates, needs_of, tokens_per_s
 from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load, Prompts
 from benchmarks.comparison.participants import (
     BFLOAT16_FLAGS,
+    OURS,
     OURS_OFFLINE,
     OURS_OFFLINE_BF16,
     Participant,
@@ -35,6 +38,7 @@ from benchmarks.comparison.participants import (
 from benchmarks.comparison.report import write
 from benchmarks.comparison.results import Result, Results
 from benchmarks.harness.closed_loop import WrongTokenCount, drive
+from benchmarks.peers.llama_server import Slots
 from benchmarks.peers.offline import OfflineProcess
 from benchmarks.peers.process import (
     FoundInCache,
@@ -109,9 +113,12 @@ async def _turn(
 
 
 def bound(results: Results, setting: Setting) -> None:
-    """Measures what the machine can do, and notes what our libraries could give at the most."""
-    loads = [load for load in results.loads if load.kind is Kind.OFFLINE]
+    """Measures what the machine can do, and notes what ours could give at the most: our libraries,
+    or our server beside others of the same file."""
     ours = {OURS_OFFLINE: True, OURS_OFFLINE_BF16: False}
+    loads = [load for load in results.loads if load.kind is Kind.OFFLINE]
+    if setting.is_same_file:
+        ours, loads = {OURS: is_quantized(setting.model)}, results.loads
     if not loads or not ours.keys() & results.beside.keys():
         return
     try:
@@ -211,6 +218,14 @@ def chosen_loads(names: Iterable[str]) -> list[Load]:
     return [load for load in LOADS if load.name in wanted]
 
 
+def slots_for(loads: Iterable[Load]) -> Slots:
+    """Returns as many slots as clients, each as long as the longest request."""
+    return Slots(
+        count=max(load.concurrency for load in loads),
+        tokens=max(load.shared_tokens + load.prompt_tokens + load.max_tokens for load in loads) + 8,
+    )
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compare",
@@ -230,6 +245,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="of ours beside peers that compute in bfloat16 (default: %(default)s); the others of"
         " ours run with no flag",
     )
+    parser.add_argument(
+        "--lengths",
+        nargs=2,
+        type=int,
+        metavar=("PROMPT", "ANSWER"),
+        help="tokens of the requests of 1, 8 and 32 clients (default: 128 128)",
+    )
+    parser.add_argument("--same-file", action="store_true", help="peers serve MODEL.gguf, too")
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths, for a try")
     parser.add_argument("--output", type=Path, default=FOLDER, metavar="FOLDER")
     return parser.parse_args(arguments)
@@ -239,19 +262,24 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
     options = parse(sys.argv[1:])
     options.output.mkdir(parents=True, exist_ok=True)
+    loads = [
+        load.repeated(options.waves).shrunk(options.shrink) for load in chosen_loads(options.loads)
+    ]
+    if options.lengths:
+        loads = [load.of_lengths(*options.lengths) for load in loads]
     setting = Setting(
         model=options.model,
         peers=options.peers.resolve(),
         num_threads=options.threads,
         log_folder=options.output,
         bfloat16_flags=shlex.split(options.flags),
+        slots=slots_for(loads),
+        is_same_file=options.same_file,
     )
-    loads = [
-        load.repeated(options.waves).shrunk(options.shrink) for load in chosen_loads(options.loads)
-    ]
     everybody = chosen(participants(setting), options.only, loads)
     results = Results(
         loads=loads,
+        is_same_file=options.same_file,
         beside={one.name: one.beside for one in everybody},
         takes={
             one.name: [load.name for load in loads if load.kind in one.kinds] for one in everybody

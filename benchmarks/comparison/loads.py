@@ -65,6 +65,13 @@ class Load:
             return self
         return replace(self, num_requests=self.num_requests * waves)
 
+    def of_lengths(self, prompt_tokens: int, max_tokens: int) -> Self:
+        """Returns the same with other lengths, if it is one of streams."""
+        if self.kind is not Kind.STREAM:
+            return self
+        title = f"{self.title.partition(',')[0]}, {prompt_tokens} + {max_tokens}"
+        return replace(self, title=title, prompt_tokens=prompt_tokens, max_tokens=max_tokens)
+
     def shrunk(self, factor: int) -> Self:
         """Returns the same with shorter prompts and answers, to see that everything works."""
         return replace(
@@ -129,7 +136,7 @@ LOADS = [
             prompt_tokens=count,
             max_tokens=4,
         )
-        for count in (2048, 8064)  # the demo model's context is 8,192
+        for count in (512, 2048, 4096, 8064)  # the demo model's context is 8,192
     ),
     Load(
         name="shared",

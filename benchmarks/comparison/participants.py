@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.comparison.loads import Kind
@@ -13,6 +13,7 @@ from benchmarks.peers.llama_server import (
     LlamaServer,
     QuantizedIkLlamaServer,
     QuantizedLlamaServer,
+    Slots,
 )
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
@@ -50,11 +51,35 @@ class Setting:
     log_folder: Path
     bfloat16_flags: Sequence[str]
     """Flags of ours in the rows beside peers that compute in bfloat16."""
+    slots: Slots = field(default_factory=Slots)
+    is_same_file: bool = False
+    """True if the peers that read GGUF serve `model` itself, and no others take part."""
 
 
 def participants(setting: Setting) -> list[Participant]:
     """Returns all participants; one that is not installed fails when it is started."""
+    if setting.is_same_file:
+        return _readers(setting)
     return [*_servers(setting), *_offline(setting)]
+
+
+def _readers(setting: Setting) -> list[Participant]:
+    served, logs = frozenset({Kind.STREAM, Kind.PREFILL}), setting.log_folder
+    ours = SignalboxServer(setting.model, log_folder=logs)
+    peers = [
+        server(
+            setting.peers,
+            num_threads=setting.num_threads,
+            log_folder=logs,
+            model=setting.model,
+            slots=setting.slots,
+        )
+        for server in (LlamaServer, IkLlamaServer)
+    ]
+    return [
+        Participant(process=ours, kinds=served),
+        *(Participant(process=peer, kinds=served, beside=OURS) for peer in peers),
+    ]
 
 
 def _servers(setting: Setting) -> list[Participant]:
@@ -64,6 +89,7 @@ def _servers(setting: Setting) -> list[Participant]:
         model, log_folder=logs, extra_arguments=setting.bfloat16_flags, label="bfloat16"
     )
     peers = {"num_threads": setting.num_threads, "log_folder": logs}
+    llama = {**peers, "slots": setting.slots}
     stream = frozenset({Kind.STREAM})
     served = stream | {Kind.PREFILL}
     return [
@@ -75,13 +101,13 @@ def _servers(setting: Setting) -> list[Participant]:
             beside=OURS_BF16,
         ),
         Participant(process=VllmGrpcServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
-        Participant(process=LlamaServer(setting.peers, **peers), kinds=served, beside=OURS_BF16),
+        Participant(process=LlamaServer(setting.peers, **llama), kinds=served, beside=OURS_BF16),
         Participant(
-            process=QuantizedLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
+            process=QuantizedLlamaServer(setting.peers, **llama), kinds=stream, beside=OURS
         ),
-        Participant(process=IkLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS_BF16),
+        Participant(process=IkLlamaServer(setting.peers, **llama), kinds=stream, beside=OURS_BF16),
         Participant(
-            process=QuantizedIkLlamaServer(setting.peers, **peers), kinds=stream, beside=OURS
+            process=QuantizedIkLlamaServer(setting.peers, **llama), kinds=stream, beside=OURS
         ),
     ]
 

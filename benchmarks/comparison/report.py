@@ -38,6 +38,8 @@ def markdown(results: Results) -> str:
         parts.append(f"**This run is no comparison**: {results.found}\n")
     parts += [_load_table(results, load) for load in results.loads if load.name in results.of]
     parts.append(_table("Against the best server", against_peers(results, Kind.STREAM)))
+    if results.is_same_file:
+        parts.append(_table("Prefill", against_peers(results, Kind.PREFILL)))
     parts.append(_table("Against the best library", against_peers(results, Kind.OFFLINE)))
     parts.append(_table("Against the machine", against_the_machine(results), results.rates))
     parts.append(_start_table(results))

@@ -86,6 +86,8 @@ class Results:
     """The machine's rates behind the bounds, or why there are none."""
     start_to_ready_s: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each start; one that is frozen between turns has been started once."""
+    is_same_file: bool = False
+    """True if the peers served the file that ours did, so that all are of one form."""
     found: str = ""
     """Says who found prompt tokens in a prefix cache that were not to be there; the run fails."""
 

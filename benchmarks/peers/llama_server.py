@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,11 +10,16 @@ from benchmarks.peers.builds import instruction_sets, version
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing, is_healthy
 from signalbox.bench.http_stream import HttpAddress, post_for_events
 
-SLOTS = 32
-TOKENS_PER_SLOT = 2304
-"""Tokens of context; the longest request has 2,048 + 64."""
 IK_FLAGS = ("-no-fa",)
 IK_NOTE = "without flash attention, which ends at an assertion (S > 0) with several sequences"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Requests that a server of llama.cpp takes at a time, and the tokens of context of each."""
+
+    count: int = 32
+    tokens: int = 2304
 
 
 def llama_binaries(folder: Path) -> Path:
@@ -45,22 +51,28 @@ class LlamaServer(ServerProcess):
         log_folder: Path,
         extra_arguments: Sequence[str] = (),
         label: str = "",
+        model: Path | None = None,
+        slots: Slots = Slots(),
     ) -> None:
+        """Serves the folder's file in the form of its name, or `model`."""
+        if model is not None:
+            self.name = self.name.partition(" ")[0]
         super().__init__(log_folder=log_folder, extra_arguments=extra_arguments, label=label)
         self._folder = folder
+        self._model, self._slots = model, slots
         self._num_threads = num_threads
 
     def command(self) -> list[str]:
         program = existing(self.binaries(self._folder) / "llama-server")
-        model = existing(self._folder / self.file_name)
+        model = self._model or existing(self._folder / self.file_name)
         options = {
             "--model": model,
             "--host": HOST,
             "--port": self.port,
             "--threads": self._num_threads,
             "--threads-batch": self._num_threads,
-            "--parallel": SLOTS,
-            "--ctx-size": SLOTS * TOKENS_PER_SLOT,
+            "--parallel": self._slots.count,
+            "--ctx-size": self._slots.count * self._slots.tokens,
         }
         flags = [str(part) for pair in options.items() for part in pair]
         return [str(program), *flags, "--cont-batching", *self.own_flags, *self.extra_arguments]
