@@ -20,6 +20,8 @@ from signalbox_worker.models.rope_config import RopeParameters, read_rotation
 HfConfig = Mapping[str, Any]
 MAX_NUM_LAYERS = 1 << 12
 """More than any model has; the names of all tensors are in memory before one is looked for."""
+MAX_HEAD_SIZE = 1 << 16
+"""More than any model has; a head's frequencies are computed before one is rotated."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 _KINDS = {SLIDING: True, FULL: False, "attention": False}
 """Types of layers; true for those with a window."""
@@ -326,7 +328,7 @@ def decoder_sizes(config: HfConfig) -> dict[str, Any]:
         "num_layers": counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS),
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
-        "head_size": counted(config, "head_dim", hidden_size // num_heads),
+        "head_size": counted(config, "head_dim", hidden_size // num_heads, most=MAX_HEAD_SIZE),
         "rms_norm_eps": small(config, "rms_norm_eps"),
         "tie_embeddings": flag(config, "tie_word_embeddings"),
         "is_bidirectional": not is_causal(config),
@@ -388,7 +390,7 @@ def sliding_windows(
             raise UnsoundConfig(
                 f"config.json does not give the layer_types of {len(slides)} layers"
             )
-        if others := [kind for kind in kinds if kind not in _KINDS]:
+        if others := [one for one in kinds if not isinstance(one, str) or one not in _KINDS]:
             raise ModelError(f"layer_types of {str(others[0])[:40]!r} are not supported")
         slides = [_KINDS[kind] for kind in kinds]
     if not any(slides):

@@ -7,6 +7,7 @@ from typing import Any
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import (
     FULL,
+    MAX_HEAD_SIZE,
     MAX_NUM_LAYERS,
     SLIDING,
     HfConfig,
@@ -177,7 +178,7 @@ def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: in
 def modernbert_config(config: FamilyConfig) -> ModernBertConfig:
     shapes = _shapes(config, eps="norm_eps")
     head_size = shapes["hidden_size"] // shapes["num_heads"]
-    if counted(config, "head_dim", head_size) != head_size:
+    if counted(config, "head_dim", head_size, most=MAX_HEAD_SIZE) != head_size:
         raise _unserved(config, f"head_dim {config['head_dim']}", str(head_size))
     every = counted(config, "global_attn_every_n_layers")
     rotations = read_layer_rotations(config, _THETAS, scaled=(FULL, SLIDING))
@@ -205,7 +206,7 @@ def nomic_bert_config(config: FamilyConfig) -> NomicBertConfig:
     config.disregard(*_OF_DECODERS)
     shapes, rotation = _shapes(config, eps="layer_norm_eps"), read_rotation(config)
     head_size = shapes["hidden_size"] // shapes["num_heads"]
-    if counted(config, "head_dim", head_size) != head_size:
+    if counted(config, "head_dim", head_size, most=MAX_HEAD_SIZE) != head_size:
         raise _unserved(config, f"head_dim {config['head_dim']}", str(head_size))
     return NomicBertConfig(
         **shapes | {"max_position": rotation.served_length},
@@ -226,8 +227,24 @@ def _shapes(
     """
     own = {name: name for name in _SIZES} | dict(names or {})
     width, heads, inner, layers = (own[name] for name in _SIZES)
-    hidden_size, num_heads = counted(config, width), counted(config, heads)
     config.get("tie_word_embeddings")  # of a head that is not used
+    return {
+        **plain_sizes(config, width=width, heads=heads, layers=layers),
+        "intermediate_size": counted(config, inner),
+        "norm_eps": _USUAL_EPS if eps is None else small(config, eps),
+    }
+
+
+def plain_sizes(
+    config: HfConfig,
+    *,
+    width: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    layers: str = "num_hidden_layers",
+    positions: str = "max_position_embeddings",
+) -> dict[str, Any]:
+    """Reads fields of a `PlainConfig` by the family's own names."""
+    hidden_size, num_heads = counted(config, width), counted(config, heads)
     if hidden_size % num_heads:
         raise UnsoundConfig(
             f"config.json says {width} = {hidden_size}, which {heads} = {num_heads} does not divide"
@@ -236,11 +253,9 @@ def _shapes(
         "architecture": required(config, "architectures")[0],
         "vocab_size": counted(config, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": counted(config, inner),
         "num_layers": counted(config, layers, most=MAX_NUM_LAYERS),
         "num_heads": num_heads,
-        "max_position": counted(config, "max_position_embeddings", most=MAX_POSITION),
-        "norm_eps": _USUAL_EPS if eps is None else small(config, eps),
+        "max_position": counted(config, positions, most=MAX_POSITION),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import (
     FULL,
+    MAX_HEAD_SIZE,
     SLIDING,
     DecoderConfig,
     LayerHeads,
@@ -20,7 +21,12 @@ from signalbox_worker.models.decoder_config import (
 )
 from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, counted, family, flag
 from signalbox_worker.models.gemma_config import GELU_TANH, soft_cap
-from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig, moe_config
+from signalbox_worker.models.mixture_config import (
+    MAX_NUM_EXPERTS,
+    QWEN_EXPERTS,
+    MoeConfig,
+    moe_config,
+)
 from signalbox_worker.models.rope import FrequencyDivisors, RopeConfig
 from signalbox_worker.models.rope_config import RopeParameters, parameters_of, read_layer_rotations
 
@@ -140,7 +146,7 @@ def _layer_input_size(config: FamilyConfig, vocab_size: int) -> int:
 def _experts(config: FamilyConfig, base: DecoderConfig) -> MoeConfig:
     return moe_config(
         base,
-        num_experts=counted(config, "num_experts"),
+        num_experts=counted(config, "num_experts", most=MAX_NUM_EXPERTS),
         experts_per_token=counted(config, "top_k_experts"),
         expert_size=counted(config, "moe_intermediate_size"),
         renormalise=True,
@@ -166,7 +172,8 @@ def _full_heads(
         own = config["num_global_key_value_heads"]
         if flag(config, "attention_k_eq_v") and own is not None:
             kv_heads = counted(config, "num_global_key_value_heads")
-        return counted(config, "global_head_dim", _FULL_HEAD_SIZE), _dividing(sizes, kv_heads)
+        size = counted(config, "global_head_dim", _FULL_HEAD_SIZE, most=MAX_HEAD_SIZE)
+        return size, _dividing(sizes, kv_heads)
     config.disregard("global_head_dim", "num_global_key_value_heads")
     layers = given if isinstance(given, Mapping) else {}
     full = [layers.get(str(i)) for i, window in enumerate(windows) if window is None]
@@ -179,7 +186,8 @@ def _full_heads(
         )
     assert isinstance(own, Mapping)
     kv_heads = counted(own, "num_key_value_heads", kv_heads)
-    return counted(own, "head_dim", sizes["head_size"]), _dividing(sizes, kv_heads)
+    size = counted(own, "head_dim", sizes["head_size"], most=MAX_HEAD_SIZE)
+    return size, _dividing(sizes, kv_heads)
 
 
 def _dividing(sizes: Mapping[str, Any], kv_heads: int) -> int:

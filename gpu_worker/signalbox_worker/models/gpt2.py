@@ -10,23 +10,21 @@ from signalbox_worker.models.absolute_positions import (
     AbsoluteDecoder,
     AbsoluteLayer,
 )
+from signalbox_worker.models.encoder_config import plain_sizes
 from signalbox_worker.models.family_config import counted, family, flag, small
 from signalbox_worker.models.layers import WeightTarget, activation
 
 
 @family("GPT2Config")
 def gpt2_config(config: Mapping[str, Any]) -> AbsoluteConfig:
-    architecture, hidden_size = config["architectures"][0], counted(config, "n_embd")
+    sizes = plain_sizes(
+        config, width="n_embd", heads="n_head", layers="n_layer", positions="n_positions"
+    )
     return AbsoluteConfig(
-        architecture=architecture,
-        vocab_size=counted(config, "vocab_size"),
-        embedding_size=hidden_size,
-        hidden_size=hidden_size,
-        intermediate_size=counted(config, "n_inner", 4 * hidden_size),
-        num_layers=counted(config, "n_layer"),
-        num_heads=counted(config, "n_head"),
-        max_position=counted(config, "n_positions"),
-        activation=activation(config["activation_function"], architecture),
+        **sizes,
+        embedding_size=sizes["hidden_size"],
+        intermediate_size=counted(config, "n_inner", 4 * sizes["hidden_size"]),
+        activation=activation(config["activation_function"], sizes["architecture"]),
         norm_eps=small(config, "layer_norm_epsilon"),
         tie_embeddings=flag(config, "tie_word_embeddings"),
     )

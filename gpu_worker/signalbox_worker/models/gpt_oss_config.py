@@ -2,7 +2,7 @@
 
 from signalbox_worker.models.decoder_config import decoder_shapes, periodic_windows
 from signalbox_worker.models.family_config import FamilyConfig, counted, family, flag, positive
-from signalbox_worker.models.mixture_config import QWEN_EXPERTS, MoeConfig
+from signalbox_worker.models.mixture_config import MAX_NUM_EXPERTS, QWEN_EXPERTS, MoeConfig
 
 _ROTATION = "rope_parameters"
 
@@ -15,7 +15,8 @@ def gpt_oss_config(config: FamilyConfig) -> MoeConfig:
     """
     if config[_ROTATION] is None:
         config = config.replacing(**{_ROTATION: config.default(_ROTATION)})
-    num_experts, bias = counted(config, "num_local_experts"), flag(config, "attention_bias")
+    num_experts = counted(config, "num_local_experts", most=MAX_NUM_EXPERTS)
+    bias = flag(config, "attention_bias")
     return MoeConfig(
         **decoder_shapes(config),
         architecture=config["architectures"][0],

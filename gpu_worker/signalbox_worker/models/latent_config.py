@@ -10,6 +10,7 @@ from typing import Any
 from signalbox_kernels.structs import PANEL
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.decoder_config import (
+    MAX_HEAD_SIZE,
     DecoderConfig,
     LatentSizes,
     check_no_windows,
@@ -68,7 +69,8 @@ def _dense_layers(config: FamilyConfig, num_layers: int) -> frozenset[int]:
     kinds = config["mlp_layer_types"]
     if kinds is None:
         return frozenset({0})
-    if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {"dense", "sparse"}:
+    are_kinds = isinstance(kinds, list) and all(one in ("dense", "sparse") for one in kinds)
+    if not are_kinds or len(kinds) != num_layers:
         raise UnsoundConfig(
             f"config.json says no mlp_layer_types, dense or sparse, of {num_layers} layers"
         )
@@ -134,7 +136,7 @@ def _latent_config(config: FamilyConfig, **fields: Any) -> DecoderConfig:
 
 def _in_panels(config: FamilyConfig, name: str) -> int:
     """Reads a size of heads, whose columns native programs compute in panels."""
-    size = counted(config, name)
+    size = counted(config, name, most=MAX_HEAD_SIZE)
     if size % PANEL:
         raise ModelError(
             f"{config['architectures'][0]} with {name} {size}, no multiple of {PANEL}, is not "

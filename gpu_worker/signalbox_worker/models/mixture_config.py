@@ -95,6 +95,8 @@ STACKED_ROUTER = "router.layer.weight"
 """Name of the router beside them."""
 _MIXTRAL = ExpertNames(gate="w1", up="w3", down="w2")
 QWEN_EXPERTS = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
+MAX_NUM_EXPERTS = 1 << 12
+"""More than any layer has; the names of all their matrices are in memory."""
 
 
 @family("MixtralConfig")
@@ -127,7 +129,7 @@ def olmoe_config(config: HfConfig) -> MoeConfig:
     check_no_windows(config)
     return moe_config(
         olmo_like(config),
-        num_experts=counted(config, "num_experts"),
+        num_experts=counted(config, "num_experts", most=MAX_NUM_EXPERTS),
         experts_per_token=counted(config, "num_experts_per_tok"),
         expert_size=counted(config, "intermediate_size"),
         renormalise=flag(config, "norm_topk_prob"),
@@ -181,7 +183,7 @@ def routed_and_shared(config: FamilyConfig) -> dict[str, Any]:
     """Reads the experts of DeepSeek and GLM, of which those that all tokens have are one."""
     size = counted(config, "moe_intermediate_size")
     return {
-        "num_experts": counted(config, "n_routed_experts"),
+        "num_experts": counted(config, "n_routed_experts", most=MAX_NUM_EXPERTS),
         "experts_per_token": counted(config, "num_experts_per_tok"),
         "expert_size": size,
         "shared_size": size * counted(config, "n_shared_experts"),
@@ -195,7 +197,7 @@ def routed_and_shared(config: FamilyConfig) -> dict[str, Any]:
 def _sparse_block(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
     return moe_config(
         base,
-        num_experts=counted(config, "num_local_experts"),
+        num_experts=counted(config, "num_local_experts", most=MAX_NUM_EXPERTS),
         experts_per_token=counted(config, "num_experts_per_tok"),
         expert_size=counted(config, "intermediate_size"),
         renormalise=True,
@@ -223,7 +225,7 @@ def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> Mo
         raise UnsoundConfig(f"config.json says mlp_only_layers = {str(dense_too)[:40]}")
     return moe_config(
         base,
-        num_experts=counted(config, "num_experts"),
+        num_experts=counted(config, "num_experts", most=MAX_NUM_EXPERTS),
         experts_per_token=counted(config, "num_experts_per_tok"),
         expert_size=counted(config, "moe_intermediate_size"),
         renormalise=flag(config, "norm_topk_prob"),

@@ -8,6 +8,7 @@ from signalbox_worker.models.absolute_positions import (
     AbsoluteDecoder,
     AbsoluteLayer,
 )
+from signalbox_worker.models.encoder_config import plain_sizes
 from signalbox_worker.models.family_config import counted, family, flag
 from signalbox_worker.models.layers import WeightTarget, activation
 
@@ -16,19 +17,13 @@ _POSITION_OFFSET = 2
 
 @family("OPTConfig")
 def opt_config(config: Mapping[str, Any]) -> AbsoluteConfig:
-    hidden_size, norm_first = counted(config, "hidden_size"), flag(config, "do_layer_norm_before")
+    sizes, norm_first = plain_sizes(config), flag(config, "do_layer_norm_before")
     has_no_norm = flag(config, "_remove_final_layer_norm")
-    architecture = config["architectures"][0]
     return AbsoluteConfig(
-        architecture=architecture,
-        vocab_size=counted(config, "vocab_size"),
-        embedding_size=counted(config, "word_embed_proj_dim", hidden_size),
-        hidden_size=hidden_size,
+        **sizes,
+        embedding_size=counted(config, "word_embed_proj_dim", sizes["hidden_size"]),
         intermediate_size=counted(config, "ffn_dim"),
-        num_layers=counted(config, "num_hidden_layers"),
-        num_heads=counted(config, "num_attention_heads"),
-        max_position=counted(config, "max_position_embeddings"),
-        activation=activation(config["activation_function"], architecture),
+        activation=activation(config["activation_function"], sizes["architecture"]),
         norm_eps=1e-5,
         tie_embeddings=flag(config, "tie_word_embeddings"),
         position_offset=_POSITION_OFFSET,

@@ -21,11 +21,11 @@ _ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def activation(name: str, architecture: str) -> Activation:
+def activation(name: object, architecture: str) -> Activation:
     """Returns the activation called `name`."""
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(
-            f"{architecture} with activation {name!r} is not supported; "
+            f"{architecture} with activation {str(name)[:40]!r} is not supported; "
             f"use {', '.join(sorted(_ACTIVATIONS))}"
         )
     return _ACTIVATIONS[name]

@@ -178,7 +178,8 @@ ROTATES = r"rotates by a \w+ of .*; fetch a sound file"
         ("attention.head_count", 2.5, "attention.head_count = 2.5, which is no whole number"),
         ("attention.layer_norm_rms_epsilon", "low", "epsilon = low, which is no number"),
         ("attention.head_count", 0xFFFFFFFF, "= 4294967295, which is not below 2147483648"),
-        ("block_count", 1 << 30, "lacks tensors of its 1073741824 layers"),
+        ("attention.key_length", 0, "attention.key_length = 0, which is not positive"),
+        ("block_count", 1 << 30, "says 1073741824 layers, of which it lacks tensors"),
     ],
 )
 def test_field_of_a_value_that_is_not_served_is_refused(

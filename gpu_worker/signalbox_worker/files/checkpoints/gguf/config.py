@@ -40,6 +40,7 @@ class GGUFConfig:
         self._path = path
         self.fields = GGUFFields(content.fields, path)
         self._whole, self._real = self.fields.whole_of_model, self.fields.real_of_model
+        self._size = self.fields.size_of_model
         self.family = self._family()
 
     def _family(self) -> Family:
@@ -74,8 +75,9 @@ class GGUFConfig:
     def _most(self, key: str, *default: int) -> int:
         """Returns a number; of one for each layer, which Gemma 4 may have, the largest."""
         value = self.fields.each_of_model(key, *default)
-        is_list = isinstance(value, list) and self.fields.kind == "gemma4" and value
-        return max(value) if is_list else self._whole(key, *default)
+        are_numbers = isinstance(value, list) and all(type(one) is int for one in value)
+        has_several = are_numbers and self.fields.kind == "gemma4" and value
+        return max(value) if has_several else self._whole(key, *default)
 
     @property
     def _norm(self) -> str:
@@ -88,12 +90,12 @@ class GGUFConfig:
 
     def _shapes(self) -> dict[str, Any]:
         tensors = self._content.tensors
-        num_heads = self._whole("attention.head_count")
-        hidden_size = self._whole("embedding_length")
-        head_size = self._whole("attention.key_length", hidden_size // max(1, num_heads))
+        num_heads = self._size("attention.head_count")
+        hidden_size = self._size("embedding_length")
+        head_size = self._size("attention.key_length", hidden_size // num_heads)
         if self.fields.kind == _LATENT:
             self._whole("attention.value_length", 0)
-            head_size = self._whole("rope.dimension_count")
+            head_size = self._size("rope.dimension_count")
         elif self._whole("attention.value_length", head_size) != head_size:
             raise ModelError(f"{self._path} has values of another head size than its keys")
         return {
@@ -117,10 +119,10 @@ class GGUFConfig:
 
     def _num_layers(self) -> int:
         """Returns the number of layers, each of which has a tensor."""
-        num_layers = self._whole("block_count") - self._whole("nextn_predict_layers", 0)
-        if num_layers > len(self._content.tensors):
+        num_layers = self._size("block_count") - self._whole("nextn_predict_layers", 0)
+        if not 0 < num_layers <= len(self._content.tensors):
             raise ModelError(
-                f"{self._path} lacks tensors of its {num_layers} layers; fetch it again"
+                f"{self._path} says {num_layers} layers, of which it lacks tensors; fetch it again"
             )
         return num_layers
 

@@ -30,6 +30,8 @@ def layer_types(fields: GGUFFields, num_layers: int, period: int) -> list[str]:
     pattern = fields.each_of_model("attention.sliding_window_pattern", period)
     if isinstance(pattern, list):
         slides = [bool(each) for each in pattern]
+        if len(slides) != num_layers:
+            raise ModelError(f"its sliding_window_pattern is not of {num_layers} layers")
     else:
         period = fields.whole_of_model("attention.sliding_window_pattern", period)
         slides = [not period or (index + 1) % period != 0 for index in range(num_layers)]

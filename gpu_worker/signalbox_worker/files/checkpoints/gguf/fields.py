@@ -137,6 +137,13 @@ class GGUFFields:
             raise self._unfit(key, value, "not below 2147483648")
         return value
 
+    def size_of_model(self, key: str, *default: int) -> int:
+        """Returns a whole number of the architecture that counts at least one."""
+        value = self.whole_of_model(key, *default)
+        if value < 1:
+            raise self._unfit(key, value, "not positive")
+        return value
+
     def real_of_model(self, key: str, *default: float) -> float:
         """Returns a number of the architecture."""
         value = self.of_model(key, *default)

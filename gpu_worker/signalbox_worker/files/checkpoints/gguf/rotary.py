@@ -83,10 +83,11 @@ def _yarn(fields: GGUFFields, path: Path, factor: float) -> dict[str, Any]:
     extrapolation = fields.real_of_model("rope.scaling.yarn_ext_factor", 1.0)
     if extrapolation not in (-1.0, 1.0):  # -1 is unset
         raise ModelError(f"{path} mixes YaRN by {extrapolation}, which is not supported")
-    attention = fields.of_model("rope.scaling.yarn_attn_factor", None)
-    if attention is None:
+    if fields.of_model("rope.scaling.yarn_attn_factor", None) is None:
         by_factor = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         attention = by_factor * fields.real_of_model("rope.scaling.attn_factor", 1.0)
+    else:
+        attention = fields.real_of_model("rope.scaling.yarn_attn_factor")
     context = fields.whole_of_model("context_length")
     return {
         "rope_type": "yarn",
@@ -96,7 +97,7 @@ def _yarn(fields: GGUFFields, path: Path, factor: float) -> dict[str, Any]:
         ),
         "beta_fast": fields.real_of_model("rope.scaling.yarn_beta_fast", _BETA_FAST),
         "beta_slow": fields.real_of_model("rope.scaling.yarn_beta_slow", _BETA_SLOW),
-        "attention_factor": float(attention),
+        "attention_factor": attention,
     }
 
 
@@ -110,7 +111,8 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
         if name not in content.tensors:
             raise ModelError(f"{path} has no {name}; it is incomplete")
     fields.of_model("rope.scaling.type", None)  # the tensors say it
-    attention = fields.of_model("rope.scaling.attn_factor", None)
+    has_factor = fields.of_model("rope.scaling.attn_factor", None) is not None
+    attention = fields.real_of_model("rope.scaling.attn_factor", 1.0)
     return {
         "rope_type": "longrope",
         "original_max_position_embeddings": fields.whole_of_model(
@@ -118,7 +120,7 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
         ),
         "long_factor": _values(content, LONG_FACTORS),
         "short_factor": _values(content, SHORT_FACTORS),
-        **({} if attention is None else {"attention_factor": float(attention)}),
+        **({"attention_factor": attention} if has_factor else {}),
     }
 
 
