@@ -3,7 +3,6 @@
 One implementation; `AbsoluteConfig` holds what differs, and each family names its weights.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,11 +18,9 @@ from signalbox_worker.models.layers import (
     ParallelGroup,
     Placement,
     PlainFeedForward,
-    QKVParallelLinear,
-    RowParallelLinear,
     VocabularyEnds,
-    WeightTarget,
 )
+from signalbox_worker.models.plain_layer import Absent, PlainAttention, PlainLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,81 +40,23 @@ class AbsoluteConfig(PlainConfig):
     norm_affine: bool = True
 
 
-class AbsoluteAttention:
-    """Projections around attention; the embeddings carry the positions."""
-
-    def __init__(
-        self, config: AbsoluteConfig, layer: int, placement: Placement, group: ParallelGroup
-    ) -> None:
-        self._layer = layer - group.stage(config.num_layers).start  # in this stage's cache
-        self._head_size = config.head_size
-        self.qkv = QKVParallelLinear(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            bias=config.bias,
-            placement=placement,
-            group=group,
-        )
-        self.out = RowParallelLinear(
-            in_features=config.hidden_size,
-            out_features=config.hidden_size,
-            bias=config.bias,
-            placement=placement,
-            group=group,
-        )
-
-    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
-        num_heads = self.qkv.num_heads
-        heads = self.qkv(x).view(-1, 3 * num_heads, self._head_size)
-        key_value = heads[:, num_heads:].view(-1, 2, num_heads, self._head_size)
-        return self.out(context.attention(heads[:, :num_heads], key_value, layer=self._layer))
-
-
-class AbsoluteLayer:
-    """Attention and feed-forward, each with a norm before or after it."""
-
-    def __init__(
-        self, config: AbsoluteConfig, layer: int, placement: Placement, group: ParallelGroup
-    ) -> None:
-        self._norm_first = config.norm_first
-        self.attention_norm = _norm(config, placement)
-        self.attention = AbsoluteAttention(config, layer, placement, group)
-        self.feed_forward_norm = _norm(config, placement)
-        self.feed_forward = PlainFeedForward(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            activation=config.activation,
-            bias=config.bias,
-            placement=placement,
-            group=group,
-        )
-
-    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
-        x = self._beside(x, self.attention_norm, lambda h: self.attention(h, context))
-        return self._beside(x, self.feed_forward_norm, self.feed_forward)
-
-    def _beside(self, x: Tensor, norm: LayerNorm, inner: Callable[[Tensor], Tensor]) -> Tensor:
-        return inner(norm(x)).add_(x) if self._norm_first else norm(inner(x).add_(x))
-
-    def finish(self) -> None:
-        self.attention.qkv.finish()
-        self.attention.out.finish()
-        self.feed_forward.finish()
-
-
-class Absent:
-    """Stands for a table, a norm or a projection that a model or its stage lacks."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x
-
-    def weight_targets(self, *names: str, **of_parts: str) -> dict[str, WeightTarget]:
-        return {}
-
-    def finish(self) -> None:
-        pass
+def absolute_layer(
+    config: AbsoluteConfig, layer: int, placement: Placement, group: ParallelGroup
+) -> PlainLayer:
+    feed_forward = PlainFeedForward(
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        activation=config.activation,
+        bias=config.bias,
+        placement=placement,
+        group=group,
+    )
+    return PlainLayer(
+        PlainAttention(config, layer, placement, group, bias=config.bias),
+        feed_forward,
+        (_norm(config, placement), _norm(config, placement)),
+        norm_first=config.norm_first,
+    )
 
 
 class AbsoluteDecoder(Model):
@@ -149,7 +88,7 @@ class AbsoluteDecoder(Model):
                 placement=placement,
             )
         self.layers = [
-            AbsoluteLayer(config, layer, placement, group) for layer in self.stage.indices
+            absolute_layer(config, layer, placement, group) for layer in self.stage.indices
         ]
         has_norm = config.final_norm and self.stage.is_last
         self.norm = _norm(config, placement) if has_norm else Absent()

@@ -1,18 +1,13 @@
 """GPT-2 (Radford et al., 2019): weights stored transposed, Q, K and V of a layer as one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from signalbox_worker.models.absolute_positions import (
-    AbsoluteConfig,
-    AbsoluteDecoder,
-    AbsoluteLayer,
-)
+from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder
 from signalbox_worker.models.encoder_config import plain_sizes
 from signalbox_worker.models.family_config import counted, family, flag, small
-from signalbox_worker.models.layers import WeightTarget, activation
+from signalbox_worker.models.layers import WeightTarget, activation, split_target
+from signalbox_worker.models.plain_layer import PlainLayer
 
 
 @family("GPT2Config")
@@ -45,12 +40,12 @@ class Gpt2Decoder(AbsoluteDecoder):
         return super().ignores(name) or name.endswith((".attn.bias", ".attn.masked_bias"))
 
 
-def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+def _layer_targets(layer: PlainLayer) -> dict[str, WeightTarget]:
     attention = layer.attention
     mlp = layer.feed_forward.weight_targets(up="mlp.c_fc", down="mlp.c_proj")
     return {
-        "attn.c_attn.weight": _transposed(_split(attention.qkv.load_weight)),
-        "attn.c_attn.bias": _split(attention.qkv.load_bias),
+        "attn.c_attn.weight": _transposed(split_target(attention.qkv.load_weight, "qkv")),
+        "attn.c_attn.bias": split_target(attention.qkv.load_bias, "qkv"),
         "attn.c_proj.weight": _transposed(attention.out.load_weight),
         "attn.c_proj.bias": attention.out.load_bias,
         **{k: _transposed(v) if k.endswith(".weight") else v for k, v in mlp.items()},
@@ -62,13 +57,3 @@ def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
 def _transposed(target: WeightTarget) -> WeightTarget:
     """[in_features, out_features] in the checkpoint."""
     return lambda tensor: target(tensor.t())
-
-
-def _split(load: Callable[[Tensor, str], None]) -> WeightTarget:
-    """Q, K and V one after another in the checkpoint."""
-
-    def target(tensor: Tensor) -> None:
-        for part, rows in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
-            load(rows, part)
-
-    return target

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from signalbox_worker.models.absolute_positions import (
-    AbsoluteConfig,
-    AbsoluteDecoder,
-    AbsoluteLayer,
-)
+from signalbox_worker.models.absolute_positions import AbsoluteConfig, AbsoluteDecoder
 from signalbox_worker.models.encoder_config import plain_sizes
 from signalbox_worker.models.family_config import counted, family, flag
 from signalbox_worker.models.layers import WeightTarget, activation
+from signalbox_worker.models.plain_layer import PlainLayer
 
 _POSITION_OFFSET = 2
 
@@ -50,7 +47,7 @@ class OptDecoder(AbsoluteDecoder):
         )
 
 
-def _layer_targets(layer: AbsoluteLayer) -> dict[str, WeightTarget]:
+def _layer_targets(layer: PlainLayer) -> dict[str, WeightTarget]:
     attention = layer.attention
     targets = attention.out.weight_targets("self_attn.out_proj")
     targets |= attention.qkv.weight_targets(

@@ -9,7 +9,7 @@ from signalbox_worker.models.layers.embedding import (
     VocabParallelEmbedding,
     VocabularyEnds,
 )
-from signalbox_worker.models.layers.feed_forward import PlainFeedForward
+from signalbox_worker.models.layers.feed_forward import GatedFeedForward, PlainFeedForward
 from signalbox_worker.models.layers.forward_context import (
     AttentionPlan,
     ForwardContext,
@@ -27,7 +27,11 @@ from signalbox_worker.models.layers.model import Model
 from signalbox_worker.models.layers.moe import MixtureOfExperts
 from signalbox_worker.models.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from signalbox_worker.models.layers.rotary import Angles, RotaryEmbedding
-from signalbox_worker.models.layers.weight_placement import Placement, WeightTarget
+from signalbox_worker.models.layers.weight_placement import (
+    Placement,
+    WeightTarget,
+    split_target,
+)
 
 __all__ = [
     "Activation",
@@ -35,6 +39,7 @@ __all__ = [
     "AttentionPlan",
     "ExpertNames",
     "ForwardContext",
+    "GatedFeedForward",
     "HeadNorms",
     "LayerNorm",
     "LearnedPositions",
@@ -58,4 +63,5 @@ __all__ = [
     "WeightTarget",
     "activation",
     "gelu_tanh_and_mul",
+    "split_target",
 ]

@@ -1,4 +1,4 @@
-"""The feed-forward of the first transformers: two products with an activation between."""
+"""The feed-forward of the first transformers: products with an activation between, or a gate."""
 
 from torch import Tensor
 
@@ -10,6 +10,9 @@ from signalbox_worker.models.layers.weight_placement import Placement, WeightTar
 
 class PlainFeedForward:
     """down(activation(up(x)))."""
+
+    inputs: tuple[str, ...] = ("up",)
+    """Matrices that are multiplied with x, in the order of their rows."""
 
     def __init__(
         self,
@@ -24,7 +27,7 @@ class PlainFeedForward:
         self._activation = activation
         self.up = MergedColumnParallelLinear(
             in_features=hidden_size,
-            out_features={"up": intermediate_size},
+            out_features=dict.fromkeys(self.inputs, intermediate_size),
             bias=bias,
             placement=placement,
             group=group,
@@ -40,10 +43,20 @@ class PlainFeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._activation(self.up(x)))
 
-    def weight_targets(self, *, up: str, down: str) -> dict[str, WeightTarget]:
-        """Args: up, down: names of the two matrices in the checkpoint."""
-        return self.up.weight_targets(up=up) | self.down.weight_targets(down)
+    def weight_targets(self, *, down: str, **inputs: str) -> dict[str, WeightTarget]:
+        """Args: down, inputs: names of the matrices in the checkpoint."""
+        return self.up.weight_targets(**inputs) | self.down.weight_targets(down)
 
     def finish(self) -> None:
         self.up.finish()
         self.down.finish()
+
+
+class GatedFeedForward(PlainFeedForward):
+    """down(activation(gate(x)) * up(x))."""
+
+    inputs = ("gate", "up")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(self._activation(gate).mul_(up))

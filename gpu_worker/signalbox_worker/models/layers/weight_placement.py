@@ -1,6 +1,6 @@
 """Copies a checkpoint's tensors to their places in packed weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,3 +45,17 @@ def checked_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def copy_checked(target: Tensor, source: Tensor) -> None:
     """Copies a shard into its place. Raises ModelError if their shapes differ."""
     target.copy_(checked_shape(source, tuple(target.shape)))
+
+
+def split_target(load: Callable[[Tensor, str], object], parts: Sequence[str]) -> WeightTarget:
+    """Makes a target of several matrices, or biases, that stand one after another in a tensor.
+
+    Args:
+        load: takes each with the name of its part.
+    """
+
+    def target(tensor: Tensor) -> None:
+        for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+            load(rows, part)
+
+    return target
