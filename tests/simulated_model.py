@@ -3,6 +3,8 @@
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
 from signalbox_worker.runner.simulated.hashing import (
     MASK,
@@ -83,6 +85,10 @@ def expected_vector(
         return made_up_vector(contexts[-1] & MASK, model.num_outputs)
     if model.is_bidirectional:
         contexts = [contexts[-1]] * len(contexts)
+    if params.is_per_token:
+        size = model.num_token_outputs
+        made = [made_up_vector(one + i & MASK, size) for i, one in enumerate(contexts)]
+        return np.concatenate(made)
     values = [mix_int(context + i * POSITION) for i, context in enumerate(contexts)]
     return made_up_vector(sum(values[params.num_skipped_tokens :]) & MASK, model.num_outputs)
 

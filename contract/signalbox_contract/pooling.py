@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.common.v1 import common_pb2 as pb
 
-Task = Literal["embed", "classify"]
+Task = Literal["embed", "classify", "token_embed"]
 Activation = Literal["identity", "normalize", "sigmoid", "softmax"]
 Vector = NDArray[np.float32]
-"""[PoolingModel.num_outputs]."""
+"""[PoolingModel.num_outputs], or [num_tokens * num_token_outputs] of a vector for each token."""
+_MAX_TOKEN_VECTOR_BYTES = 32 << 20
+"""Most bytes of the vectors of one prompt's tokens, in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,13 @@ class PoolingModel:
     reads_all_tokens: bool = False
     activation: Activation = "identity"
     dimensions: tuple[int, ...] = ()
+    num_token_outputs: int = 0
+
+    @property
+    def max_vector_tokens(self) -> int:
+        """Most tokens of a prompt that has a vector for each; 0 if the model makes none."""
+        size = 4 * self.num_token_outputs
+        return _MAX_TOKEN_VECTOR_BYTES // size if size else 0
 
 
 class PoolingParams(NamedTuple):
@@ -32,6 +41,7 @@ class PoolingParams(NamedTuple):
 
     num_first_segment_tokens: int = 0
     num_skipped_tokens: int = 0
+    is_per_token: bool = False
 
 
 def encode_model(model: PoolingModel) -> pb.PoolingModel:
@@ -54,6 +64,7 @@ def decode_model(message: pb.PoolingModel) -> PoolingModel:
         reads_all_tokens=message.reads_all_tokens,
         activation=cast(Activation, message.activation),
         dimensions=tuple(message.dimensions),
+        num_token_outputs=message.num_token_outputs,
     )
 
 
@@ -62,4 +73,6 @@ def encode(params: PoolingParams) -> pb.PoolingParams:
 
 
 def decode(message: pb.PoolingParams) -> PoolingParams:
-    return PoolingParams(message.num_first_segment_tokens, message.num_skipped_tokens)
+    return PoolingParams(
+        message.num_first_segment_tokens, message.num_skipped_tokens, message.is_per_token
+    )

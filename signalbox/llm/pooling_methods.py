@@ -87,7 +87,8 @@ class PoolingMethods:
         """Returns what the model makes of each prompt; `outputs.data` is an array of float32.
 
         Args:
-            pooling_task: "embed" or "classify"; None is what the model does.
+            pooling_task: "embed", "classify", or "token_embed" for a vector of each token; None is
+                what the model does.
             prompts, pooling_params, use_tqdm, lora_request: as those of `embed`.
         """
         run = _Run(self, "encode", pooling_params, pooling_task, lora_request, use_tqdm=use_tqdm)

@@ -50,7 +50,7 @@ class ModelNeeds:
     multimodal_architecture: str | None
     """Architecture of config.json if the text part of the model is served."""
     task: str
-    """"generate", or what a model that pools makes: "embed" or "classify"."""
+    """"generate", or what a model that pools makes: "embed", "token_embed" or "classify"."""
     num_parameters: int | None
     """None of a model whose weights are made up."""
     num_layers: int

@@ -24,8 +24,10 @@ MODEL = PoolingModel(
     reads_all_tokens=True,
     activation="normalize",
     dimensions=(2, 3),
+    num_token_outputs=5,
 )
 PARAMS = PoolingParams(num_first_segment_tokens=3, num_skipped_tokens=2)
+PER_TOKEN = PoolingParams(is_per_token=True)
 
 
 def vector(*values: float) -> Vector:
@@ -55,7 +57,7 @@ def test_a_model_of_a_later_version_is_refused(changes: dict[str, object], field
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize("params", [PARAMS, PoolingParams(), None])
+@pytest.mark.parametrize("params", [PARAMS, PER_TOKEN, PoolingParams(), None])
 def test_a_request_says_how_its_prompt_is_pooled(params: PoolingParams | None) -> None:
     asked = Request(
         request_id="a",
@@ -69,13 +71,14 @@ def test_a_request_says_how_its_prompt_is_pooled(params: PoolingParams | None) -
 
 
 def test_a_step_says_how_each_new_sequence_is_pooled() -> None:
-    step = Step(epoch=1, step_id=2, pooling={7: PARAMS, 1 << 40: PoolingParams()})
+    step = Step(epoch=1, step_id=2, pooling={7: PARAMS, 9: PER_TOKEN, 1 << 40: PoolingParams()})
     data = encode_step(step).SerializeToString()
     assert decode_step(worker_pb2.ExecuteModelRequest.FromString(data)) == step
 
 
-def test_vectors_arrive_bit_by_bit() -> None:
-    vectors = {7: vector(0.1, -0.0), 1 << 40: vector(np.inf, 1e-45)}
+@pytest.mark.parametrize("others", [{}, {9: vector(1, 2, 3)}])
+def test_vectors_arrive_bit_by_bit(others: dict[int, Vector]) -> None:
+    vectors = {7: vector(0.1, -0.0), **others, 1 << 40: vector(np.inf, 1e-45)}
     data = encode_result(StepResult(step_id=1, pooled=vectors)).SerializeToString()
     found = decode_result(worker_pb2.ExecuteModelResponse.FromString(data)).pooled
     assert {key: one.tobytes() for key, one in found.items()} == {
@@ -101,6 +104,10 @@ def test_columns_that_do_not_match_are_refused() -> None:
     message.num_skipped_tokens = pack_int32([0, -1])
     with pytest.raises(InvalidArgument, match="num_skipped_tokens"):
         decode_pooling(message)
+    message.num_skipped_tokens = pack_int32([0, 0])
+    message.per_token_seq_ids = pack_int64([2, 3])
+    with pytest.raises(InvalidArgument, match="per_token_seq_ids"):
+        decode_pooling(message)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 2.0, 3.0]])
@@ -108,3 +115,7 @@ def test_vectors_of_different_lengths_are_refused(values: list[float]) -> None:
     message = worker_pb2.Pooled(seq_ids=pack_int64([1, 2]), values=pack_float32(values))
     with pytest.raises(InvalidArgument, match=r"pooled\.values"):
         decode_pooled(message)
+    for sizes, field in (([1], "num_values"), ([1, 1, 1], "num_values"), ([4, -1], "values")):
+        message.num_values = pack_int32(sizes)
+        with pytest.raises(InvalidArgument, match=rf"pooled\.{field}"):
+            decode_pooled(message)

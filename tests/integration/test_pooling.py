@@ -44,6 +44,7 @@ def make_params(seed: int, model: PoolingModel) -> PoolingParams:
     return PoolingParams(
         num_first_segment_tokens=num_tokens // 2 if seed % 3 and model.reads_all_tokens else 0,
         num_skipped_tokens=seed % 5 and num_tokens // 3,
+        is_per_token=model.task == "token_embed" or (seed % 2 == 1 and model.num_token_outputs > 0),
     )
 
 

@@ -262,6 +262,17 @@ def test_a_prompt_that_is_pooled_has_one_vector_of_the_models_length(
     assert find_fault(plan, answer, vocab_size=VOCAB_SIZE, num_outputs=3) == fault
 
 
+def test_a_prompt_whose_tokens_are_pooled_has_a_vector_for_each() -> None:
+    plan = make_check_plan(pools=True, is_per_token=True)
+    (seq,) = plan.seqs
+    seq.group.num_prompt_tokens = num_tokens = 4
+    lengths: dict[str, int] = {"vocab_size": VOCAB_SIZE, "num_outputs": 3, "num_token_outputs": 2}
+    vectors = np.ones(2 * num_tokens, np.float32)
+    assert find_fault(plan, StepResult(step_id=1, pooled={1: vectors}), **lengths) is None
+    fault = find_fault(plan, StepResult(step_id=1, pooled={1: vectors[1:]}), **lengths)
+    assert fault == f"{2 * num_tokens - 1} of {2 * num_tokens} elements for sequence 1"
+
+
 def test_a_prompt_that_is_pooled_has_no_token_and_a_failed_one_no_vector() -> None:
     plan = make_check_plan(pools=True)
     (seq,) = plan.seqs

@@ -39,7 +39,7 @@ class Model:
     """Other names that requests may use."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters, each of which is a model that requests may name."""
-    task: Literal["generate", "embed", "classify"] = "generate"
+    task: Literal["generate", "embed", "classify", "token_embed"] = "generate"
     """Task of the model: a continuation, an embedding, or classes of each prompt."""
 
 
@@ -64,10 +64,11 @@ class Token(NamedTuple):
     text: str
 
 
-_TASKS: dict[int, Literal["generate", "embed", "classify"]] = {
+_TASKS: dict[int, Literal["generate", "embed", "classify", "token_embed"]] = {
     pb.POOLING_TASK_UNSPECIFIED: "generate",
     pb.POOLING_TASK_EMBED: "embed",
     pb.POOLING_TASK_CLASSIFY: "classify",
+    pb.POOLING_TASK_TOKEN_EMBED: "token_embed",
 }
 
 

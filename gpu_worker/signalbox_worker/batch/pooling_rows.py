@@ -1,4 +1,4 @@
-"""Sequences of a batch whose outcome is a vector of their hidden states, in place of tokens."""
+"""Sequences of a batch whose outcome is vectors of their hidden states, in place of tokens."""
 
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ class PoolingRows:
     """[B]; True if the batch has the prompt's last token, so that the vector is due."""
     num_skipped: Int32Array
     """[B], leading tokens of the prompt that a mean or a maximum leaves out."""
+    is_per_token: NDArray[np.bool_]
+    """[B]; True if the outcome is a vector of each token; the batch has the whole prompt."""
 
     def __len__(self) -> int:
         return len(self.slots)

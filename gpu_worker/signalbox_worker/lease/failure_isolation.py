@@ -173,6 +173,7 @@ def _pooling_part(batch: Batch, first: int, last: int, *, stop: int) -> PoolingR
         slots=rows.slots[first:last],
         is_last=rows.is_last[first:last] & (batch.query_start[first + 1 : last + 1] <= stop),
         num_skipped=rows.num_skipped[first:last],
+        is_per_token=rows.is_per_token[first:last],
     )
 
 

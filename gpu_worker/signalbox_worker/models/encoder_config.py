@@ -27,7 +27,7 @@ from signalbox_worker.models.rope import RopeConfig
 from signalbox_worker.models.rope_config import MAX_POSITION, read_layer_rotations, read_rotation
 
 _OTHER_HEADS = (
-    *("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder."),
+    *("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.", "linear."),
     *("pre_classifier.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
 )
 _USUAL_EPS = 1e-12

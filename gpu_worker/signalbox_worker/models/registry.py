@@ -307,3 +307,4 @@ for _family, _encoder_reader, _module, _model_name in (
     for _end in ("Model", "ForMaskedLM", "ForSequenceClassification"):
         _build = _from(_module, _model_name)
         register_model(ModelSpec(f"{_family}{_end}", _encoder_reader, _build, generates=False))
+register_model(ModelSpec("HF_ColBERT", bert_config, _from("bert", "BertEncoder"), generates=False))

@@ -54,11 +54,14 @@ class SimulationSettings(SettingsGroup):
     simulated_token_us: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="additional time for each token of a step"
     )
-    simulated_pooling: Literal["last", "mean", "bidirectional", "rerank"] | None = Field(
-        None,
-        description="make a vector of each prompt instead of tokens: an embedding of the last"
-        " token or the mean of a causal model, or the mean of one whose attention sees both ways;"
-        " rerank makes a score that way (default: tokens)",
+    simulated_pooling: Literal["last", "mean", "bidirectional", "token_embed", "rerank"] | None = (
+        Field(
+            None,
+            description="make a vector of each prompt instead of tokens: an embedding of the last"
+            " token or the mean of a causal model, or the mean of one whose attention sees both"
+            " ways; token_embed makes one of each token that way, and rerank a score (default:"
+            " tokens)",
+        )
     )
 
 

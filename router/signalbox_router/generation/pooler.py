@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from signalbox_contract.errors import Internal, ResourceExhausted
+from signalbox_contract.errors import Internal, InvalidArgument, ResourceExhausted
 from signalbox_contract.pooling import PoolingModel, Vector
 from signalbox_contract.updates import Usage
 from signalbox_router.generation.call_context import CallContext
@@ -24,16 +24,23 @@ from signalbox_router.generation.pooling.calls import (
     check_num_inputs,
     pooling_of,
 )
-from signalbox_router.generation.pooling.prompt_encoder import check_one_output
+from signalbox_router.generation.pooling.prompt_encoder import check_one_output, check_task
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import ApiRequest
-from signalbox_router.schedulers.served_models import CLASSIFYING, EMBEDDING, POOLING
+from signalbox_router.schedulers.served_models import (
+    CLASSIFYING,
+    EMBEDDING,
+    POOLING,
+    TOKEN_EMBEDDING,
+)
 
 C = TypeVar("C", bound=PoolingCall)
 
 MAX_OUTSTANDING = 128
 """Requests of one call at a time: two full batches of texts, so that a call of 2,048 inputs leaves
 the queue to others."""
+MAX_TOKEN_VECTOR_BYTES = 32 << 20
+"""Most bytes of the vectors of tokens in one answer, in float32."""
 STARTED_TOGETHER = 16
 """Requests that are started before the event loop gets a turn."""
 
@@ -66,14 +73,15 @@ class PoolingService:
 
     async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
         with self._generator.reading(call_context):
-            call, model, pooling = self._routed(call, EMBEDDING)
+            tasks = EMBEDDING if call.task == "embed" else TOKEN_EMBEDDING
+            call, model, pooling = self._routed(call, tasks)
             check_num_inputs(len(call.inputs))
+            check_task(call.task, model)
             call.check(pooling)
-            requests = call.requests(call.inputs, task="embed", prefix=call.prefix(model))
+            requests = call.requests(call.inputs, task=call.task, prefix=call.prefix(model))
             check_num_bytes(requests)
         vectors, usage = await self._run(requests, call_context)
-        found = [call.finished(one[: call.dimensions], pooling) for one in vectors]
-        return Vectors(found, usage)
+        return Vectors([call.embedding(one, pooling) for one in vectors], usage)
 
     async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
         """Returns the probabilities of each input's classes."""
@@ -134,6 +142,7 @@ class _Running:
     async def results(self) -> list[_Result]:
         """Returns the results in the order of the requests. Raises the first failure."""
         results: dict[int, _Result] = {}
+        num_bytes = 0
         while self._waiting or self._tasks:
             await self._fill()
             done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +152,16 @@ class _Running:
                     self._waiting.appendleft(position)
                 else:
                     results[position] = task.result()
+                    num_bytes += self._num_token_bytes(results[position])
+            if num_bytes > MAX_TOKEN_VECTOR_BYTES:
+                allowed = f"at most {MAX_TOKEN_VECTOR_BYTES} bytes of vectors of tokens in a call"
+                raise InvalidArgument("inputs", f"{num_bytes} bytes so far", allowed)
         return [results[position] for position in range(len(self._requests))]
+
+    def _num_token_bytes(self, result: _Result) -> int:
+        pooled = self._requests[0].pooled
+        is_per_token = pooled is not None and pooled.task == "token_embed"
+        return result.vector.nbytes if is_per_token else 0
 
     async def _fill(self) -> None:
         """Starts requests. With a key, the first one has a turn alone: if the key has used up its

@@ -54,7 +54,7 @@ class ServedModel:
 
     @property
     def task(self) -> str:
-        """Task of the model: "generate", "embed" or "classify"."""
+        """Task of the model: "generate", "embed", "token_embed" or "classify"."""
         return "generate" if self.pooling is None else self.pooling.task
 
     @property

@@ -26,7 +26,8 @@ MAX_MODEL_NAME_CHARS = 100
 
 GENERATING = frozenset({"generate"})
 EMBEDDING, CLASSIFYING = frozenset({"embed"}), frozenset({"classify"})
-POOLING = EMBEDDING | CLASSIFYING
+TOKEN_EMBEDDING = EMBEDDING | {"token_embed"}
+POOLING = TOKEN_EMBEDDING | CLASSIFYING
 """Tasks of the models that can answer a kind of call."""
 ANY = GENERATING | POOLING
 

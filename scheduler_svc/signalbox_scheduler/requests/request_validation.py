@@ -92,6 +92,10 @@ def _pooling_faults(request: Request, params: PoolingParams, model: PoolingModel
     ):
         if is_set:
             yield f"{name} is set, must be unset with pooling"
+    if params.is_per_token and num_prompt_tokens > (most := model.max_vector_tokens):
+        yield f"pooling.is_per_token is set, must be unset beyond {most} prompt tokens"
+    if model.task == "token_embed" and not params.is_per_token:
+        yield "pooling.is_per_token is unset, must be set: the model makes vectors of tokens"
     if params.num_first_segment_tokens and not model.reads_all_tokens:
         yield (
             "pooling.num_first_segment_tokens is set, must be unset: prompts of the model share"

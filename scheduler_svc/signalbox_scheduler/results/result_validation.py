@@ -30,17 +30,27 @@ MAX_MOVE_BYTES = 1 << 40
 
 
 def find_fault(
-    plan: StepPlan, result: StepResult, *, vocab_size: int, num_outputs: int = 0
+    plan: StepPlan,
+    result: StepResult,
+    *,
+    vocab_size: int,
+    num_outputs: int = 0,
+    num_token_outputs: int = 0,
 ) -> str | None:
     """Returns in one line why the result cannot be used; None if it can.
 
     Args:
         num_outputs: length of the vectors; 0 of a worker that generates.
+        num_token_outputs: length of the vector of a token, in a prompt with one for each.
     """
     return (
         _fault_of_tokens(result, vocab_size)
         or _fault_of_runs(plan, result)
-        or (_fault_of_vectors(plan, result, num_outputs) if num_outputs or result.pooled else None)
+        or (
+            _fault_of_vectors(plan, result, num_outputs, num_token_outputs)
+            if num_outputs or result.pooled
+            else None
+        )
         or _fault_of_logprobs(plan, result, vocab_size)
         or _fault_of_prompts(plan, result)
         or _fault_of_timings(result)
@@ -98,22 +108,27 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     return None
 
 
-def _fault_of_vectors(plan: StepPlan, result: StepResult, num_outputs: int) -> str | None:
+def _fault_of_vectors(
+    plan: StepPlan, result: StepResult, num_outputs: int, num_token_outputs: int
+) -> str | None:
     """Compares vectors with the prompts that end in the step."""
     if num_outputs and len(result.token_ids):
         return f"{len(result.token_ids)} tokens of a worker that pools"
     wanted = {
-        seq.seq_id
+        seq.seq_id: seq.group
         for seq, num_samples in zip(plan.seqs, plan.num_samples, strict=True)
         if num_samples and seq.group.pools and seq.seq_id not in result.failures
     }
-    if other := wanted ^ result.pooled.keys():
+    if other := wanted.keys() ^ result.pooled.keys():
         seq_id = min(other)
         what = "no vector" if seq_id in wanted else "an unwanted vector"
         return f"{what} for sequence {seq_id}"
     for seq_id, vector in result.pooled.items():
-        if len(vector) != num_outputs:
-            return f"{len(vector)} of {num_outputs} elements for sequence {seq_id}"
+        group, expected = wanted[seq_id], num_outputs
+        if group.request.pooling is not None and group.request.pooling.is_per_token:
+            expected = group.num_prompt_tokens * num_token_outputs
+        if len(vector) != expected:
+            return f"{len(vector)} of {expected} elements for sequence {seq_id}"
         if not np.isfinite(vector).all():
             return f"a vector that is not finite for sequence {seq_id}"
     return None

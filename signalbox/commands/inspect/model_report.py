@@ -23,7 +23,12 @@ FLAGS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "pipeline_layer_partition", "workers"),
 )
 """Settings of serve that change the report."""
-_TASKS = {"generate": "text", "embed": "embeddings", "classify": "scores"}
+_TASKS = {
+    "generate": "text",
+    "embed": "embeddings",
+    "classify": "scores",
+    "token_embed": "vectors of tokens",
+}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,12 @@ from signalbox.llm.requests.pooling_params import PoolingParams, checked_pooling
 from signalbox.llm.requests.prompts import GivenPrompt, Prompt
 from signalbox_contract.pooling import Vector
 from signalbox_router.generation.pooling.activations import activated
-from signalbox_router.generation.pooling.calls import EmbedCall, check_dimensions, pooling_of
+from signalbox_router.generation.pooling.calls import (
+    EmbedCall,
+    check_dimensions,
+    pooling_of,
+    token_vectors,
+)
 from signalbox_router.generation.pooling.prompt_encoder import (
     check_truncation,
     encode_prompt,
@@ -31,16 +36,17 @@ class PooledRun:
 
         Args:
             name: of the call, for messages.
-            task: "embed" or "classify"; None is what the model does.
+            task: "embed", "classify" or "token_embed"; None is what the model does.
         """
         self.model = core.model
         self.params = checked_pooling(params)
-        serves = "generate" if core.model.pooling is None else core.model.pooling.task
-        self.task = task_of(name, self.params.task or task, serves)
+        self.task = task_of(name, self.params.task or task, core.model.pooling)
         if name in ("embed", "classify"):
-            task_of(name, name, serves)
+            task_of(name, name, core.model.pooling)
+            if self.task != name:
+                raise ValueError(f"{name}: its task is not {self.task!r}; use encode")
         with refusing():
-            check_dimensions(self.params.dimensions, pooling_of(core.model))
+            check_dimensions(self.params.dimensions, pooling_of(core.model), task=self.task)
 
     def requests(self, prompts: Sequence[GivenPrompt]) -> list[ApiRequest]:
         """Returns a request for each prompt. Raises ValueError."""
@@ -49,7 +55,7 @@ class PooledRun:
             truncate_prompt_tokens=self.params.truncate_prompt_tokens,
         )
         with refusing():
-            prefix = asked.prefix(self.model) if self.task == "embed" else ""
+            prefix = "" if self.task == "classify" else asked.prefix(self.model)
             return asked.requests(asked.inputs, task=self.task, prefix=prefix)
 
     async def encoded(self, requests: Sequence[ApiRequest]) -> list[Prompt]:
@@ -67,7 +73,11 @@ class PooledRun:
         return Prompt(text, pooled.token_ids, pooling=pooled.params)
 
     def finished(self, vector: Vector) -> Vector:
-        """Returns a vector of the asked dimensions, with the model's last function applied."""
+        """Returns a vector of the asked dimensions, or the vectors of tokens, with the model's last
+        function applied."""
+        if self.task == "token_embed":
+            pooling = pooling_of(self.model)
+            return token_vectors(vector, pooling, is_activated=self.params.is_activated)
         activation = pooling_of(self.model).activation if self.params.is_activated else "identity"
         return activated(vector[: self.params.dimensions], activation)
 

@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """Vector that a prompt was pooled to."""
+    """Vector that a prompt was pooled to, or the vectors of its tokens."""
 
     data: Vector
-    """[hidden_size] or [num_classes], float32."""
+    """[hidden_size] or [num_classes], or [num_tokens, size] of `token_embed`; float32."""
 
 
 @dataclass(slots=True)

@@ -5,9 +5,10 @@ A field of vLLM's that is not served may be given at its default; another value 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-Task = Literal["embed", "classify"]
+from signalbox_contract.pooling import PoolingModel, Task
+
 _KINDS: Mapping[str, type] = {
     "truncate_prompt_tokens": int,
     "dimensions": int,
@@ -16,7 +17,8 @@ _KINDS: Mapping[str, type] = {
     "task": str,
 }
 """Types of the fields that are served."""
-TOKEN_WISE = ("token_embed", "token_classify", "plugin")
+_TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed")
+_UNSERVED = ("token_classify", "plugin")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class PoolingParams:
     use_activation: bool | None = None
     """False leaves the model's last function out: length 1, sigmoid or softmax."""
     task: str | None = None
-    """"embed" or "classify"; None is what the call does."""
+    """"embed", "classify" or "token_embed"; None is what the call does."""
     step_tag_id: Any = field(default=None, repr=False)
     returned_token_ids: Any = field(default=None, repr=False)
     requires_token_ids: Any = field(default=False, repr=False)
@@ -67,19 +69,22 @@ def checked_pooling(given: object) -> PoolingParams:
     return given
 
 
-def task_of(call: str, asked: str | None, serves: str) -> Task:
+def task_of(call: str, asked: str | None, model: PoolingModel | None) -> Task:
     """Returns the task of a call. Raises ValueError for one that the model does not serve.
 
     Args:
         call: name of the call, for the message.
-        serves: task of the served model, or "generate".
+        model: what the served model makes; None of one that generates.
     """
-    if asked in TOKEN_WISE:
-        raise ValueError(f"{call}: the task {asked!r} is not served; a prompt has one vector")
-    if asked not in (None, "embed", "classify"):
-        raise ValueError(f"{call}: the task is {asked!r}; it is 'embed' or 'classify'")
-    if serves == "generate":
+    if asked in _UNSERVED:
+        raise ValueError(f"{call}: the task {asked!r} is not served")
+    if asked not in (None, *_TASKS):
+        allowed = ", ".join(map(repr, _TASKS))
+        raise ValueError(f"{call}: the task is {asked!r}; it is one of {allowed}")
+    if model is None:
         raise ValueError(f"{call}: the model generates text; make the LLM with runner='pooling'")
-    if asked not in (None, serves):
-        raise ValueError(f"{call}: the model does not {asked}; its task is {serves!r}")
-    return "embed" if serves == "embed" else "classify"
+    if asked == "token_embed" and model.num_token_outputs:
+        return "token_embed"
+    if asked not in (None, model.task):
+        raise ValueError(f"{call}: the model does not {asked}; its task is {model.task!r}")
+    return model.task

@@ -57,12 +57,27 @@ def test_a_request_is_of_its_models_kind() -> None:
             {"pooling": PoolingParams(num_skipped_tokens=4)},
             "pooling.num_skipped_tokens is 4, must be at most 3",
         ),
+        (
+            {"pooling": PoolingParams(is_per_token=True)},
+            "pooling.is_per_token is set, must be unset beyond 0 prompt tokens",
+        ),
     ],
 )
 def test_what_goes_with_tokens_alone_is_refused(fields: dict[str, Any], named: str) -> None:
     found = fault(**fields)
     assert found is not None
     assert found.startswith(named)
+
+
+def test_vectors_of_tokens_are_bounded_and_all_that_some_models_make() -> None:
+    wide = PoolingModel(task="token_embed", num_outputs=1 << 20, num_token_outputs=1 << 20)
+    model = replace(MODEL, pooling=replace(wide, is_bidirectional=True, reads_all_tokens=True))
+    request = make_arrival([1] * 8, max_tokens=1, pooling=PoolingParams(is_per_token=True)).request
+    assert find_fault(request, model) is None
+    longer = replace(request, prompt_token_ids=[1] * 9)
+    assert "beyond 8 prompt tokens" in (find_fault(longer, model) or "")
+    whole = replace(request, pooling=PoolingParams())
+    assert "is_per_token is unset" in (find_fault(whole, model) or "")
 
 
 def test_segments_are_for_vectors_that_take_no_prefix_from_the_cache() -> None:

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 from signalbox import LLM, PoolingParams, PromptType, SamplingParams
+from signalbox_contract import pooling
 from signalbox_router.generation.pooling.activations import normalized
 from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from tests.signalbox.llm.make import assert_at_rest, make_llm
 from tests.simulated_model import expected_vector
 
 MEAN, RERANK = SIMULATED_POOLING["mean"], SIMULATED_POOLING["rerank"]
+BOTH_WAYS = SIMULATED_POOLING["bidirectional"]
+COLBERT = SIMULATED_POOLING["token_embed"]
 CLASSES = replace(RERANK, num_outputs=3, activation="softmax")
 RAW = PoolingParams(use_activation=False)
+PER_TOKEN = pooling.PoolingParams(is_per_token=True)
 
 
 def make_pooling_llm(model: Any = MEAN, **changes: Any) -> LLM:
@@ -57,6 +61,30 @@ def test_encode_returns_what_the_model_makes() -> None:
         assert np.argmax(classes.outputs.probs) == np.argmax(expected)
 
 
+@pytest.mark.parametrize("model", [BOTH_WAYS, COLBERT])
+def test_each_token_has_a_vector_of_length_1(model: pooling.PoolingModel) -> None:
+    with make_pooling_llm(model) as llm:
+        prompts: list[PromptType] = ["hello", [5, 6]]
+        a, b = llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
+        (raw,) = llm.encode("hello", RAW, pooling_task="token_embed", use_tqdm=False)
+        for params, output in ((RAW, raw), (None, a), (None, b)):
+            made = expected_vector(output.prompt_token_ids, model=model, params=PER_TOKEN)
+            made = made.reshape(len(output.prompt_token_ids), 8)
+            expected = made if params is RAW else normalized(made)
+            np.testing.assert_array_equal(output.outputs.data, expected)
+        with pytest.raises(ValueError, match="dimensions: allowed: 8; given: 16"):
+            cut = PoolingParams(dimensions=16)
+            llm.encode("a", cut, pooling_task="token_embed", use_tqdm=False)
+        if model is COLBERT:
+            (score,) = llm.score("hello", "other", use_tqdm=False)
+            (other,) = llm.encode("other", use_tqdm=False)
+            products = a.outputs.data @ other.outputs.data.T
+            assert score.outputs.score == pytest.approx(products.max(axis=1).sum(), rel=1e-6)
+            with pytest.raises(ValueError, match="embed: the model does not embed"):
+                llm.embed("a")
+        assert_at_rest(llm.llm_engine)
+
+
 def test_a_reranker_scores_each_pair() -> None:
     with make_pooling_llm(RERANK) as llm:
         outputs = llm.score("a query", ["one", "two"], pooling_params=RAW, use_tqdm=False)
@@ -78,7 +106,9 @@ def test_a_call_that_the_model_does_not_serve_says_what_it_does() -> None:
     with make_pooling_llm() as llm:
         with pytest.raises(ValueError, match="classify: the model does not classify"):
             llm.classify("a")
-        with pytest.raises(ValueError, match="'token_embed' is not served"):
+        with pytest.raises(ValueError, match="'token_classify' is not served"):
+            llm.encode("a", pooling_task="token_classify")
+        with pytest.raises(ValueError, match="the model does not token_embed"):
             llm.encode("a", pooling_task="token_embed")
         with pytest.raises(ValueError, match="makes embeddings"):
             llm.generate("a")

@@ -51,6 +51,11 @@ def _check_new(new: NewSequence, params: PoolingParams, model: PoolingModel) -> 
     ):
         if not 0 <= value <= most:
             raise InvalidArgument(f"pooling.{name}", value, f"in [0, {most}]")
+    if params.is_per_token and num_tokens > model.max_vector_tokens:
+        allowed = f"unset of more than {model.max_vector_tokens} tokens"
+        raise InvalidArgument("pooling.per_token_seq_ids", new.seq_id, allowed)
+    if model.task == "token_embed" and not params.is_per_token:
+        raise InvalidArgument("pooling.per_token_seq_ids", None, "all of seq_ids")
     if new.params.num_prompt_logprobs is not None:
         value = new.params.num_prompt_logprobs
         field = "new_groups.sampling_params.num_prompt_logprobs"
@@ -68,6 +73,7 @@ def rows_of(state: NDArray[Any], rows: Int64Array, num_new: Int64Array) -> Pooli
         slots=rows,
         is_last=state["num_computed"] + num_new == state["num_tokens"],
         num_skipped=np.ascontiguousarray(state["num_skipped"]),
+        is_per_token=np.ascontiguousarray(state["is_per_token"]),
     )
 
 

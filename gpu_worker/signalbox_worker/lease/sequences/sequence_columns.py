@@ -46,6 +46,7 @@ _STATE = np.dtype(
         ("has_logprob_tokens", np.bool_),
         ("num_first_segment", np.int32),
         ("num_skipped", np.int32),
+        ("is_per_token", np.bool_),
     ],
     align=True,
 )
@@ -122,6 +123,7 @@ class SequenceRows:
             bool(params.logprob_token_ids),
             pooling.num_first_segment_tokens,
             pooling.num_skipped_tokens,
+            pooling.is_per_token,
         )
         self.logprob_tokens[row] = params.logprob_token_ids
         self.tokens[row, :num_tokens] = new.token_ids

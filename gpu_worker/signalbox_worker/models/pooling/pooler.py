@@ -4,7 +4,7 @@ Owns what the chunks of the sequence in each slot gave so far, begun anew by a c
 Also kept is what they gave before the last one: a batch that fails is computed again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,12 @@ from signalbox_worker.models.pooling.token_pooling import (
 from signalbox_worker.models.pooling.vector_modules import VectorModule
 
 NOT_FINITE = "its vector is not finite"
+TOO_MANY_VECTORS = (
+    "a step has more vectors of tokens than a message holds; lower max_num_batched_tokens"
+)
 CHUNK_LOST = "what its earlier tokens gave is lost; send the request again"
+_MAX_BATCH_BYTES = 48 << 20
+"""Most bytes of vectors of tokens in a batch: a message between services has 64 MiB."""
 
 
 class _Kept(NamedTuple):
@@ -41,9 +46,20 @@ class _Kept(NamedTuple):
 class Pooler:
     """The modes of a model, and the modules that follow."""
 
-    def __init__(self, modes: Sequence[PoolingMode], modules: Sequence[VectorModule]) -> None:
-        """Args: modes: those whose vectors are concatenated, in this order."""
+    def __init__(
+        self,
+        modes: Sequence[PoolingMode],
+        modules: Sequence[VectorModule],
+        token_modules: Sequence[VectorModule] = (),
+    ) -> None:
+        """Makes a pooler.
+
+        Args:
+            modes: those whose vectors are concatenated, in this order.
+            token_modules: those that a token's own vector passes through.
+        """
         self._modes, self._modules = tuple(modes), tuple(modules)
+        self._token_modules = tuple(token_modules)
         self._kept: dict[int, _Kept] = {}
 
     def pool(self, batch: Batch, states: TokenStates) -> BatchOutput:
@@ -51,15 +67,18 @@ class Pooler:
         rows = batch.pooling
         assert rows is not None, "a batch of a worker that pools"
         slots, runs = rows.slots.tolist(), _runs(batch, rows)
-        before = [self._up_to(slot, run.position) for slot, run in zip(slots, runs, strict=True)]
-        known = [i for i, one in enumerate(before) if one is not None]
-        lost = {*range(len(runs))} - {*known}
+        whole = np.flatnonzero(~rows.is_per_token).tolist()
+        before = {i: self._up_to(slots[i], runs[i].position) for i in whole}
+        known = [i for i in whole if before[i] is not None]
+        lost = {*whole} - {*known}
         output = BatchOutput(
             token_ids=np.empty(0, dtype=np.int32), failed_seqs=dict.fromkeys(lost, CHUNK_LOST)
         )
+        per_token = np.flatnonzero(rows.is_per_token & rows.is_last).tolist()
+        self._add_token_vectors({i: runs[i].tokens for i in per_token}, states, output)
         if not known:
             return output
-        partials = [one for one in before if one is not None]
+        partials = [one for one in before.values() if one is not None]
         pools = add_runs(partials, [runs[i] for i in known], states, frozenset(self._modes))
         ended = [(i, pool) for i, pool in zip(known, pools, strict=True) if rows.is_last[i]]
         self._finish(ended, output)
@@ -88,11 +107,31 @@ class Pooler:
             else:
                 output.failed_seqs[i] = NOT_FINITE
 
+    def _add_token_vectors(
+        self, tokens: Mapping[int, slice], states: TokenStates, output: BatchOutput
+    ) -> None:
+        """Adds the vectors of each token of some sequences, one after the other."""
+        num_bytes = 0
+        for i, run in tokens.items():
+            rows = states.rows(np.arange(run.start, run.stop))
+            vectors = _applied(self._token_modules, rows).reshape(-1)
+            num_bytes += vectors.nbytes
+            if num_bytes > _MAX_BATCH_BYTES:
+                output.failed_seqs[i] = TOO_MANY_VECTORS
+            elif np.isfinite(vectors).all():
+                output.pooled[i] = vectors
+            else:
+                output.failed_seqs[i] = NOT_FINITE
+
     def apply_modules(self, vectors: FloatArray) -> FloatArray:
         """Returns what the modules make of pooled vectors, [num_seqs, num_outputs]."""
-        for module in self._modules:
-            vectors = module(vectors)
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+        return _applied(self._modules, vectors)
+
+
+def _applied(modules: Sequence[VectorModule], vectors: FloatArray) -> FloatArray:
+    for module in modules:
+        vectors = module(vectors)
+    return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
 def _runs(batch: Batch, rows: PoolingRows) -> list[Run]:

@@ -25,10 +25,12 @@ from signalbox_worker.models.pooling.vector_modules import (
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
-_PACKAGE = "sentence_transformers."
+_PACKAGES = ("sentence_transformers.", "pylate.")
 _TRANSFORMER, _POOLING, _SCORE = "Transformer", "Pooling", "LogitScore"
+_MASK = "MultiVectorMask"
+"""Says which of a prompt's vectors a search compares: their clients choose."""
 _VECTOR_MODULES = ("Dense", "Dropout", "LayerNorm", "Normalize")
-_KINDS = (_TRANSFORMER, _POOLING, _SCORE, *_VECTOR_MODULES)
+_KINDS = (_TRANSFORMER, _POOLING, _SCORE, _MASK, *_VECTOR_MODULES)
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -42,7 +44,7 @@ _FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Modes by the flags that a Pooling of an old release has, in the order of their vectors."""
-_VECTOR, _SCORES = "sentence_embedding", "scores"
+_VECTOR, _TOKENS, _SCORES = "sentence_embedding", "token_embeddings", "scores"
 
 
 class SavedModule(NamedTuple):
@@ -53,6 +55,8 @@ class SavedModule(NamedTuple):
     folder: Path
     place: str
     """The folder as modules.json gives it."""
+    is_pylates: bool = False
+    """True if PyLate saved it, whose modules are of tokens."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -79,10 +83,20 @@ class SavedModules:
     head: SavedModule = _NO_HEAD
     """The pooling, or what makes a score of logits."""
     vector_modules: tuple[SavedModule, ...] = ()
+    """Those of the vector that the pooling made; without one, those of each token's vector."""
 
     @property
     def have_pooling(self) -> bool:
         return self.head.kind == _POOLING
+
+    @property
+    def token_modules(self) -> tuple[SavedModule, ...]:
+        return () if self.head.kind else self.vector_modules
+
+    @property
+    def are_pylates(self) -> bool:
+        """True if PyLate saved them, which gives all vectors length 1."""
+        return any(one.is_pylates for one in self.vector_modules)
 
     @property
     def have_score(self) -> bool:
@@ -175,12 +189,13 @@ def read_modules(root: Path) -> SavedModules:
         raise ModelError(f"{MODULES} begins with {first.kind}; only models of tokens are served")
     has_head = bool(others) and others[0].kind in (_POOLING, _SCORE)
     saved = SavedModules(head=others.pop(0)) if has_head else SavedModules()
+    others = others if has_head else [one for one in others if one.kind != _MASK]
     for one in others:
         if one.kind not in _VECTOR_MODULES:
             raise ModelError(f"{MODULES} has {one.kind} where it is not supported: after pooling")
-        if not saved.have_pooling:
+        if saved.have_score:
             raise ModelError(f"{MODULES} has {one.kind} without {_POOLING} before it")
-        _check_names(one)
+        _check_names(one, _VECTOR if has_head else _TOKENS)
     return replace(saved, vector_modules=tuple(others))
 
 
@@ -200,25 +215,26 @@ def _read_list(root: Path) -> Sequence[SavedModule]:
 
 def _entry(root: Path, path: str, place: str) -> SavedModule:
     kind = path.rpartition(".")[2]
-    if not path.startswith(_PACKAGE) or kind not in _KINDS:
+    if not path.startswith(_PACKAGES) or kind not in _KINDS:
         raise ModelError(
             f"{MODULES} names {path[:80]}, which is not supported; supported are "
             f"{', '.join(_KINDS)}"
         )
     if Path(place).is_absolute() or ".." in Path(place).parts:
         raise ModelError(f"{MODULES} names {place[:80]}, which is not in its folder")
-    return SavedModule(kind, root / place, place)
+    return SavedModule(kind, root / place, place, path.startswith("pylate."))
 
 
-def _check_names(module: SavedModule) -> None:
-    """Refuses a module that reads or writes anything but the vector."""
+def _check_names(module: SavedModule, expected: str) -> None:
+    """Refuses a module that reads or writes anything but the vector, or but those of tokens."""
     config = module.config
-    given = config.get("module_input_name", _VECTOR)
+    usual = _TOKENS if module.is_pylates else _VECTOR
+    given = config.get("module_input_name", usual)
     made = config.get("module_output_name") or given
-    if given != _VECTOR or made not in (_VECTOR, _SCORES):
+    if given != expected or made not in (expected, *((_SCORES,) if expected == _VECTOR else ())):
         raise ModelError(
             f"{module.kind} in {module.place} reads {given!r} and makes {made!r}; only modules of "
-            f"{_VECTOR!r} are supported"
+            f"{expected!r} are supported there"
         )
 
 

@@ -37,9 +37,10 @@ def check_transformer_settings(file: Path) -> None:
 
 
 def longest_sequence(settings: Mapping[str, Any]) -> Any:
-    """Returns max_seq_length, or what the tokenizer is told instead; None if neither is there."""
-    if (length := settings.get("max_seq_length")) is not None:
-        return length
+    """Returns max_seq_length, or what stands in its place; None if nothing does."""
+    for name in ("max_seq_length", "document_length"):
+        if (length := settings.get(name)) is not None:
+            return length
     of_tokenizer = settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
     return of_tokenizer.get("model_max_length")
 
@@ -95,6 +96,8 @@ def _processing(value: Any) -> str | None:
 _JUDGES: Mapping[str, Callable[[Any], str | None]] = {
     "max_seq_length": _any,
     "do_lower_case": _one_of(True, False),
+    # Of late interaction, whose clients add tokens to queries.
+    **dict.fromkeys(("document_length", "query_length", "query_expansion"), _any),
     "transformer_task": _one_of(*_TASKS),
     "module_output_name": _one_of(*_OUTPUTS),
     "modality_config": _modalities,

@@ -19,7 +19,7 @@ from signalbox_worker.models.pooling.classifier_heads import (
     is_classifier,
     token_score_head,
 )
-from signalbox_worker.models.pooling.module_weights import Stored
+from signalbox_worker.models.pooling.module_weights import Stored, find, read_weight
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.models.pooling.sentence_transformers import (
     SavedModules,
@@ -27,7 +27,7 @@ from signalbox_worker.models.pooling.sentence_transformers import (
     read_settings,
 )
 from signalbox_worker.models.pooling.token_pooling import PoolingMode
-from signalbox_worker.models.pooling.vector_modules import Truncate, VectorModule
+from signalbox_worker.models.pooling.vector_modules import Dense, Truncate, VectorModule
 from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.tokenizer_files import token_id
 
@@ -36,6 +36,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "Sigmoid": "sigmoid",
     "Softmax": "softmax",
 }
+COLBERT = "HF_ColBERT"
+"""Architecture of the checkpoints of ColBERT (Khattab and Zaharia, 2020): a BERT and a matrix."""
 ModuleMaker = Callable[[Callable[[], Stored]], list[VectorModule]]
 """Makes modules; its argument returns the tensors of the model's checkpoint."""
 
@@ -50,12 +52,17 @@ class PooledOutputs:
     modes: tuple[PoolingMode, ...]
     make_modules: ModuleMaker
     """Reads what follows pooling, of the model's checkpoint or of files of its own."""
+    num_token_outputs: int
+    """Elements of the vector of a token."""
+    make_token_modules: ModuleMaker = lambda _: []
+    """Reads what a token's own vector passes through."""
     files: tuple[Path, ...] = ()
     """Files beside the model's own that decide what is computed."""
 
     def make_pooler(self, source: ModelSource) -> Pooler:
         """Reads the weights of what follows pooling. Raises ModelError."""
-        return Pooler(self.modes, self.make_modules(source.stored))
+        modules = self.make_modules(source.stored)
+        return Pooler(self.modes, modules, self.make_token_modules(source.stored))
 
 
 def pooled_outputs(
@@ -75,6 +82,10 @@ def pooled_outputs(
     architecture = (source.config.get("architectures") or [""])[0]
     if saved.have_pooling:
         return _saved_outputs(source, saved, size)
+    if saved.token_modules:
+        return _late_interaction(saved, size)
+    if architecture == COLBERT:
+        return _colbert(source, size)
     if saved.have_score:
         return _classified(source, _token_head(source, config, saved.scored_tokens))
     if is_classifier(architecture):
@@ -96,6 +107,38 @@ def _embeddings(size: int, mode: PoolingMode, activation: Activation) -> PooledO
         activation=activation,
         modes=(mode,),
         make_modules=lambda _: [],
+        num_token_outputs=size,
+    )
+
+
+def _late_interaction(saved: SavedModules, size: int) -> PooledOutputs:
+    """Vectors of tokens alone, by modules that sentence-transformers or PyLate saved."""
+    num_outputs = saved.size_after(size)
+    is_normalized = saved.is_normalized or saved.are_pylates
+    return PooledOutputs(
+        task="token_embed",
+        num_outputs=num_outputs,
+        activation="normalize" if is_normalized else "identity",
+        modes=(),
+        make_modules=lambda _: [],
+        num_token_outputs=num_outputs,
+        make_token_modules=lambda _: saved.make(size, without_last_normalize=True),
+        files=tuple(saved.files),
+    )
+
+
+def _colbert(source: ModelSource, size: int) -> PooledOutputs:
+    """Vectors of tokens alone, by the projection that ColBERT's own checkpoints have."""
+    name = "linear.weight"
+    num_outputs = find(source.stored(), name).shape[0]
+    return PooledOutputs(
+        task="token_embed",
+        num_outputs=num_outputs,
+        activation="normalize",
+        modes=(),
+        make_modules=lambda _: [],
+        num_token_outputs=num_outputs,
+        make_token_modules=lambda read: [Dense(read_weight(read(), name, (num_outputs, size)))],
     )
 
 
@@ -123,6 +166,7 @@ def _saved_outputs(source: ModelSource, saved: SavedModules, size: int) -> Poole
         activation=activation,
         modes=modes,
         make_modules=make,
+        num_token_outputs=0 if classifies else size,
         files=tuple(saved.files),
     )
 
@@ -134,6 +178,7 @@ def _classified(source: ModelSource, head: Head) -> PooledOutputs:
         activation=_activation(source, head.num_outputs),
         modes=(head.mode,),
         make_modules=lambda read: head.make(read()),
+        num_token_outputs=0,
     )
 
 

@@ -78,6 +78,11 @@ def open_pooling(
         check_transformer_settings(transformer)
     saved = read_modules(root) if root is not None and has_modules(root) else SavedModules()
     outputs = pooled_outputs(model_config, source, config, shape, saved)
+    if outputs.task == "token_embed" and not shape.is_bidirectional:
+        raise ModelError(
+            f"{shape.architecture} makes vectors of tokens, which are served of encoders alone: "
+            "a prompt is computed in one step"
+        )
     return OpenedPooling(
         model=PoolingModel(
             task=outputs.task,
@@ -86,6 +91,7 @@ def open_pooling(
             reads_all_tokens=shape.is_bidirectional or outputs.modes != ("lasttoken",),
             activation=outputs.activation,
             dimensions=_dimensions(source, outputs),
+            num_token_outputs=outputs.num_token_outputs if shape.is_bidirectional else 0,
         ),
         outputs=outputs,
         max_length=_max_length(source),
@@ -94,7 +100,7 @@ def open_pooling(
 
 
 def _dimensions(source: ModelSource, outputs: PooledOutputs) -> tuple[int, ...]:
-    if outputs.task == "classify":
+    if outputs.task != "embed":
         return ()
     return matryoshka_dimensions(source.config, source.root, outputs.num_outputs)
 

@@ -23,7 +23,17 @@ _EMBEDDING = PoolingModel(
 SIMULATED_POOLING: Mapping[str, PoolingModel] = {
     "last": _EMBEDDING,
     "mean": replace(_EMBEDDING, reads_all_tokens=True),
-    "bidirectional": replace(_EMBEDDING, reads_all_tokens=True, is_bidirectional=True),
+    "bidirectional": replace(
+        _EMBEDDING, reads_all_tokens=True, is_bidirectional=True, num_token_outputs=8
+    ),
+    "token_embed": PoolingModel(
+        task="token_embed",
+        num_outputs=8,
+        num_token_outputs=8,
+        activation="normalize",
+        reads_all_tokens=True,
+        is_bidirectional=True,
+    ),
     "rerank": PoolingModel(
         task="classify",
         num_outputs=1,
@@ -62,10 +72,20 @@ class SimulatedPooler:
         """Returns the vectors of the sequences that end."""
         totals = self._totals_of(batch, rows, attend)
         pooled = {
-            i: made_up_vector(totals[i], self._model.num_outputs)
+            i: self._token_vectors(batch, i, attend)
+            if rows.is_per_token[i]
+            else made_up_vector(totals[i], self._model.num_outputs)
             for i in np.flatnonzero(rows.is_last).tolist()
         }
         return BatchOutput(token_ids=np.empty(0, dtype=np.int32), pooled=pooled)
+
+    def _token_vectors(self, batch: Batch, i: int, attend: Attend) -> NDArray[np.float32]:
+        """Returns vectors of the context and of each position of a prompt, computed whole."""
+        start, stop = batch.query_start[i : i + 2].tolist()
+        context = int(attend(batch, np.array([stop - 1]))[0])
+        size = self._model.num_token_outputs
+        totals = [context + position & MASK for position in batch.positions[start:stop].tolist()]
+        return np.concatenate([made_up_vector(total, size) for total in totals])
 
     def _totals_of(self, batch: Batch, rows: PoolingRows, attend: Attend) -> list[int]:
         """Returns the total of each sequence up to the end of the batch."""

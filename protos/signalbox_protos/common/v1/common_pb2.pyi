@@ -37,28 +37,32 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tokenizer_sha256: _Optional[str] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., fingerprint: _Optional[str] = ..., numerics: _Optional[_Union[Numerics, _Mapping]] = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., pooling: _Optional[_Union[PoolingModel, _Mapping]] = ..., started_as: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PoolingModel(_message.Message):
-    __slots__ = ("task", "num_outputs", "is_bidirectional", "reads_all_tokens", "activation", "dimensions")
+    __slots__ = ("task", "num_outputs", "is_bidirectional", "reads_all_tokens", "activation", "dimensions", "num_token_outputs")
     TASK_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     IS_BIDIRECTIONAL_FIELD_NUMBER: _ClassVar[int]
     READS_ALL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACTIVATION_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKEN_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     task: str
     num_outputs: int
     is_bidirectional: bool
     reads_all_tokens: bool
     activation: str
     dimensions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, task: _Optional[str] = ..., num_outputs: _Optional[int] = ..., is_bidirectional: _Optional[bool] = ..., reads_all_tokens: _Optional[bool] = ..., activation: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_token_outputs: int
+    def __init__(self, task: _Optional[str] = ..., num_outputs: _Optional[int] = ..., is_bidirectional: _Optional[bool] = ..., reads_all_tokens: _Optional[bool] = ..., activation: _Optional[str] = ..., dimensions: _Optional[_Iterable[int]] = ..., num_token_outputs: _Optional[int] = ...) -> None: ...
 
 class PoolingParams(_message.Message):
-    __slots__ = ("num_first_segment_tokens", "num_skipped_tokens")
+    __slots__ = ("num_first_segment_tokens", "num_skipped_tokens", "is_per_token")
     NUM_FIRST_SEGMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     num_first_segment_tokens: int
     num_skipped_tokens: int
-    def __init__(self, num_first_segment_tokens: _Optional[int] = ..., num_skipped_tokens: _Optional[int] = ...) -> None: ...
+    is_per_token: bool
+    def __init__(self, num_first_segment_tokens: _Optional[int] = ..., num_skipped_tokens: _Optional[int] = ..., is_per_token: _Optional[bool] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "sha256", "path", "loaded_at_ns", "is_leaving")

@@ -59,6 +59,7 @@ class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
     POOLING_TASK_EMBED: _ClassVar[PoolingTask]
     POOLING_TASK_CLASSIFY: _ClassVar[PoolingTask]
+    POOLING_TASK_TOKEN_EMBED: _ClassVar[PoolingTask]
 OUTPUT_KIND_UNSPECIFIED: OutputKind
 OUTPUT_KIND_DELTA: OutputKind
 OUTPUT_KIND_CUMULATIVE: OutputKind
@@ -90,6 +91,7 @@ EMBED_DTYPE_UBINARY: EmbedDtype
 POOLING_TASK_UNSPECIFIED: PoolingTask
 POOLING_TASK_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
+POOLING_TASK_TOKEN_EMBED: PoolingTask
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "model", "text", "token_ids", "sampling_params", "add_special_tokens", "truncate_prompt_tokens", "priority", "cache_salt", "echo", "output_kind", "stream_interval")
@@ -491,7 +493,7 @@ class PoolingParams(_message.Message):
     def __init__(self, truncate_prompt_tokens: _Optional[int] = ..., truncate_start: _Optional[bool] = ..., use_activation: _Optional[bool] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "inputs", "pooling_params", "dimensions", "prompt_name", "prompt_text", "priority", "cache_salt", "embed_dtype")
+    __slots__ = ("request_id", "model", "inputs", "pooling_params", "dimensions", "prompt_name", "prompt_text", "priority", "cache_salt", "embed_dtype", "task")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +504,7 @@ class EmbedRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     EMBED_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[PoolingInput]
@@ -512,7 +515,8 @@ class EmbedRequest(_message.Message):
     priority: int
     cache_salt: str
     embed_dtype: EmbedDtype
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ..., prompt_text: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., embed_dtype: _Optional[_Union[EmbedDtype, str]] = ...) -> None: ...
+    task: PoolingTask
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[PoolingInput, _Mapping]]] = ..., pooling_params: _Optional[_Union[PoolingParams, _Mapping]] = ..., dimensions: _Optional[int] = ..., prompt_name: _Optional[str] = ..., prompt_text: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., embed_dtype: _Optional[_Union[EmbedDtype, str]] = ..., task: _Optional[_Union[PoolingTask, str]] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("request_id", "embeddings", "usage")
@@ -525,12 +529,14 @@ class EmbedResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., embeddings: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
-    __slots__ = ("values", "data")
+    __slots__ = ("values", "data", "num_vectors")
     VALUES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_VECTORS_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     data: bytes
-    def __init__(self, values: _Optional[_Iterable[float]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    num_vectors: int
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., data: _Optional[bytes] = ..., num_vectors: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("request_id", "model", "queries", "documents", "pooling_params", "instruction", "priority", "cache_salt")
@@ -655,7 +661,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., default_sampling_params: _Optional[_Union[DefaultSamplingParams, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
-    __slots__ = ("task", "num_outputs", "dimensions", "labels", "prompts", "default_prompt_name")
+    __slots__ = ("task", "num_outputs", "dimensions", "labels", "prompts", "default_prompt_name", "num_token_outputs")
     class PromptsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -669,13 +675,15 @@ class PoolingInfo(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKEN_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     task: PoolingTask
     num_outputs: int
     dimensions: _containers.RepeatedScalarFieldContainer[int]
     labels: _containers.RepeatedScalarFieldContainer[str]
     prompts: _containers.ScalarMap[str, str]
     default_prompt_name: str
-    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., num_outputs: _Optional[int] = ..., dimensions: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ...) -> None: ...
+    num_token_outputs: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., num_outputs: _Optional[int] = ..., dimensions: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ..., prompts: _Optional[_Mapping[str, str]] = ..., default_prompt_name: _Optional[str] = ..., num_token_outputs: _Optional[int] = ...) -> None: ...
 
 class DefaultSamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "from_model", "from_override")

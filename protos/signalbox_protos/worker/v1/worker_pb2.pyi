@@ -383,22 +383,26 @@ class MoveResult(_message.Message):
     def __init__(self, move_id: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_bytes: _Optional[int] = ..., duration_ns: _Optional[int] = ..., failed: _Optional[str] = ...) -> None: ...
 
 class Pooling(_message.Message):
-    __slots__ = ("seq_ids", "num_first_segment_tokens", "num_skipped_tokens")
+    __slots__ = ("seq_ids", "num_first_segment_tokens", "num_skipped_tokens", "per_token_seq_ids")
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_FIRST_SEGMENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SKIPPED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     seq_ids: bytes
     num_first_segment_tokens: bytes
     num_skipped_tokens: bytes
-    def __init__(self, seq_ids: _Optional[bytes] = ..., num_first_segment_tokens: _Optional[bytes] = ..., num_skipped_tokens: _Optional[bytes] = ...) -> None: ...
+    per_token_seq_ids: bytes
+    def __init__(self, seq_ids: _Optional[bytes] = ..., num_first_segment_tokens: _Optional[bytes] = ..., num_skipped_tokens: _Optional[bytes] = ..., per_token_seq_ids: _Optional[bytes] = ...) -> None: ...
 
 class Pooled(_message.Message):
-    __slots__ = ("seq_ids", "values")
+    __slots__ = ("seq_ids", "values", "num_values")
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
     seq_ids: bytes
     values: bytes
-    def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+    num_values: bytes
+    def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ..., num_values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
     __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks")

@@ -12,6 +12,7 @@ from signalbox_router.schedulers.load_client import ClusterLoad
 _TASKS: dict[Task, pb.PoolingTask] = {
     "embed": pb.POOLING_TASK_EMBED,
     "classify": pb.POOLING_TASK_CLASSIFY,
+    "token_embed": pb.POOLING_TASK_TOKEN_EMBED,
 }
 
 
@@ -55,6 +56,7 @@ def _pooling(served: ServedModel, pooling: PoolingModel) -> pb.PoolingInfo:
         labels=served.labels,
         prompts=texts.prompts,
         default_prompt_name=texts.default_prompt_name or "",
+        num_token_outputs=pooling.num_token_outputs,
     )
 
 

@@ -1,7 +1,7 @@
 """Converts messages of Embed, Score and Classify."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.pooling import Vector
@@ -33,6 +33,7 @@ def embed_call(request: pb.EmbedRequest) -> EmbedCall:
         dimensions=request.dimensions if request.HasField("dimensions") else None,
         prompt_name=request.prompt_name if prompt == "prompt_name" else None,
         prompt_text=request.prompt_text if prompt == "prompt_text" else None,
+        task=_task(request),
         dtypes=[_dtype(request)],
     )
 
@@ -76,6 +77,15 @@ def classify_response(request: pb.ClassifyRequest, answer: Vectors) -> pb.Classi
     )
 
 
+def _task(request: pb.EmbedRequest) -> Literal["embed", "token_embed"]:
+    if request.task in (pb.POOLING_TASK_UNSPECIFIED, pb.POOLING_TASK_EMBED):
+        return "embed"
+    if request.task == pb.POOLING_TASK_TOKEN_EMBED:
+        return "token_embed"
+    allowed = "POOLING_TASK_EMBED or POOLING_TASK_TOKEN_EMBED"
+    raise InvalidArgument("task", request.task, allowed)
+
+
 def _dtype(request: pb.EmbedRequest) -> EmbedDtype:
     if request.embed_dtype not in _DTYPES:
         names = ", ".join(pb.EmbedDtype.Name(one) for one in _DTYPES)
@@ -84,9 +94,10 @@ def _dtype(request: pb.EmbedRequest) -> EmbedDtype:
 
 
 def _embedding(vector: Vector, dtype: EmbedDtype) -> pb.Embedding:
+    num_vectors = len(vector) if vector.ndim > 1 else 0
     if dtype == "float32":
-        return pb.Embedding(values=vector.tolist())
-    return pb.Embedding(data=packed(vector, dtype))
+        return pb.Embedding(values=vector.ravel(), num_vectors=num_vectors)
+    return pb.Embedding(data=packed(vector, dtype), num_vectors=num_vectors)
 
 
 def _common(request: pb.EmbedRequest | pb.ScoreRequest | pb.ClassifyRequest) -> dict[str, Any]:

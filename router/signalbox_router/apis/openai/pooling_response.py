@@ -30,11 +30,12 @@ async def embeddings(
 ) -> bytes:
     """Returns the answer of /v1/embeddings; with the name `data`, that of /pooling."""
     kind = "pooling" if name == "data" else "embedding"
-    items = (
-        {"index": i, "object": kind, name: _written(vector, form)}
-        for i, vector in enumerate(answer.vectors)
-    )
-    return await _with_list(head | usage(answer.usage), "data", items)
+    items = []
+    for i, vector in enumerate(answer.vectors):
+        item = to_json({"index": i, "object": kind})[:-1]
+        items.append(b'%b,"%b":%b}' % (item, name.encode(), await _json_of(vector, form)))
+    rest = to_json(head | usage(answer.usage))[:-1]
+    return b'%b,"data":[%b]}' % (rest, b",".join(items))
 
 
 async def classes(head: dict[str, Any], answer: Vectors) -> bytes:
@@ -108,6 +109,14 @@ async def cohere_embeddings(
     }
     embeddings = parts[0] if is_list else b"{%b}" % b",".join(parts)
     return b'%b,"embeddings":%b}' % (to_json(rest)[:-1], embeddings)
+
+
+async def _json_of(vector: Vector, form: VectorForm) -> bytes:
+    """Returns the JSON of a vector, or of a list of the vectors of tokens."""
+    if vector.ndim > 1 and not form.is_base64:
+        return b"[%b]" % await _items(_written(one, form) for one in vector)
+    await asyncio.sleep(0)
+    return to_json(_written(vector, form))
 
 
 def _written(vector: Vector, form: VectorForm) -> object:

@@ -60,14 +60,16 @@ class PoolingApi:
         return await _answered(request, ids, work())
 
     async def pooling(self, request: Request) -> Response:
-        """Returns what the model makes of each input: an embedding, or classes."""
+        """Returns what the model makes of each input: an embedding, one of each token, or
+        classes."""
         context = self._callers.call_context(request, operation=EMBEDDINGS)
 
         def call_of(body: PoolingEndpointBody, request_id: str) -> Any:
             pooling = self._generator.models.of(body.model or "", POOLING).pooling
             task = body.task or (pooling.task if pooling is not None else "embed")
-            codec = pooling_codec
-            return (codec.embed_call if task == "embed" else codec.classify_call)(body, request_id)
+            if task == "classify":
+                return pooling_codec.classify_call(body, request_id)
+            return pooling_codec.embed_call(body, request_id, task=task)
 
         body, ids, name, call = await self._read(
             request, context, PoolingEndpointBody, "pool", call_of, POOLING

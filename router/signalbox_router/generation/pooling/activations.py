@@ -8,13 +8,15 @@ from signalbox_contract.pooling import Activation, Vector
 
 
 def activated(vector: Vector, activation: Activation) -> Vector:
-    """Returns the function of a vector of float32, computed in float32."""
+    """Returns the function of vectors of float32, [size] or [num_vectors, size], computed in
+    float32."""
     return _FUNCTIONS[activation](vector)
 
 
 def normalized(vector: Vector) -> Vector:
-    """Returns the vector with length 1; a vector of zeros stays as it is."""
-    length = np.sqrt(np.sum(np.square(vector, dtype=np.float32), dtype=np.float32))
+    """Returns vectors with length 1; a vector of zeros stays as it is."""
+    squares = np.square(vector, dtype=np.float32)
+    length = np.sqrt(np.sum(squares, axis=-1, keepdims=True, dtype=np.float32))
     return np.asarray(vector / np.maximum(length, np.float32(1e-12)), dtype=np.float32)
 
 

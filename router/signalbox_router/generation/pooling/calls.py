@@ -87,6 +87,8 @@ class EmbedCall(PoolingCall):
     """Name of the prompt before each text; None is the model's default."""
     prompt_text: str | None = None
     """The prompt before each text, instead of one of the model's."""
+    task: Literal["embed", "token_embed"] = "embed"
+    """Whether an input has a vector, or each of its tokens."""
     dtypes: Sequence[EmbedDtype] = ()
     """Types in which the client wants the elements; the vectors themselves are of float32."""
     dtype_field: str = "embed_dtype"
@@ -94,10 +96,16 @@ class EmbedCall(PoolingCall):
 
     def check(self, pooling: PoolingModel) -> None:
         """Raises InvalidArgument for vectors that the model does not make."""
-        check_dimensions(self.dimensions, pooling)
+        check_dimensions(self.dimensions, pooling, task=self.task)
+        whole = pooling.num_outputs if self.task == "embed" else pooling.num_token_outputs
         for dtype in self.dtypes:
-            size = self.dimensions or pooling.num_outputs
-            check_dtype(dtype, size=size, field=self.dtype_field)
+            check_dtype(dtype, size=self.dimensions or whole, field=self.dtype_field)
+
+    def embedding(self, vector: Vector, pooling: PoolingModel) -> Vector:
+        """Returns what the client gets of an input: [dimensions], or [num_tokens, dimensions]."""
+        if self.task == "embed":
+            return self.finished(vector[: self.dimensions], pooling)
+        return token_vectors(vector, pooling, is_activated=self.use_activation)
 
     def prefix(self, model: ServedModel) -> str:
         """Returns the prompt before each text. Raises InvalidArgument for an unknown name."""
@@ -134,14 +142,15 @@ class ScoreCall(PoolingCall):
 
     def prompts(self, model: ServedModel) -> list[ApiRequest]:
         """Returns requests of pairs; for embeddings of the queries, then of the documents."""
-        if pooling_of(model).task == "classify":
+        task = pooling_of(model).task
+        if task == "classify":
             return self.requests(self._pairs(), task="classify")
         similarity_of(model)  # refuses what it cannot compute before anything is
         if self.instruction is not None:
             raise InvalidArgument("instruction", self.instruction, "unset for this model")
         prefixes = [retrieval_prompt(model, "query")] * len(self.queries)
         prefixes += [retrieval_prompt(model, "document")] * len(self.documents)
-        requests = self.requests(self._texts(), task="embed")
+        requests = self.requests(self._texts(), task=task)
         return [
             replace(request, pooled=request.pooled and request.pooled._replace(prefix=prefix))
             for request, prefix in zip(requests, prefixes, strict=True)
@@ -150,7 +159,12 @@ class ScoreCall(PoolingCall):
     def scores(self, vectors: Sequence[Vector], model: ServedModel) -> list[float]:
         """Returns the score of each document, out of the vectors of `prompts`."""
         pooling = pooling_of(model)
-        finished = [self.finished(one, pooling) for one in vectors]
+        finished = [
+            token_vectors(one, pooling, is_activated=self.use_activation)
+            if pooling.task == "token_embed"
+            else self.finished(one, pooling)
+            for one in vectors
+        ]
         if pooling.task == "classify":
             return [float(one[0]) for one in finished]
         queries, documents = finished[: len(self.queries)], finished[len(self.queries) :]
@@ -190,9 +204,22 @@ class ClassifyCall(PoolingCall):
     inputs: Sequence[PromptText | PromptTokens]
 
 
-def check_dimensions(asked: int | None, pooling: PoolingModel) -> None:
+def token_vectors(vector: Vector, pooling: PoolingModel, *, is_activated: bool) -> Vector:
+    """Returns the vectors of a prompt's tokens, [num_tokens, num_token_outputs].
+
+    Args:
+        is_activated: whether they get length 1, unless the model was trained without.
+    """
+    rows = vector.reshape(-1, pooling.num_token_outputs)
+    activation = pooling.activation if pooling.task == "token_embed" else "normalize"
+    return activated(rows, activation) if is_activated else rows
+
+
+def check_dimensions(asked: int | None, pooling: PoolingModel, *, task: Task = "embed") -> None:
     """Raises InvalidArgument for a length of vectors that the model does not declare."""
     allowed = sorted({*pooling.dimensions, pooling.num_outputs})
+    if task == "token_embed":
+        allowed = [pooling.num_token_outputs]
     if asked is not None and asked not in allowed:
         raise InvalidArgument("dimensions", asked, ", ".join(map(str, allowed)))
 

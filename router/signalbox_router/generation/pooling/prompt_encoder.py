@@ -23,13 +23,20 @@ ENTIRE = -1
 
 def check_kind(pooled: PoolingRequest | None, model: ServedModel) -> None:
     """Raises FailedPrecondition for a request that is not of the served model's kind."""
-    serves = model.pooling.task if model.pooling is not None else "generate"
-    asked = pooled.task if pooled is not None else "generate"
-    if asked == serves:
+    check_task("generate" if pooled is None else pooled.task, model)
+
+
+def check_task(asked: str, model: ServedModel) -> None:
+    """Raises FailedPrecondition for a task that the model does not do."""
+    makes_token_vectors = model.pooling is not None and model.pooling.num_token_outputs > 0
+    serves = model.task
+    if asked == serves or (asked == "token_embed" and makes_token_vectors):
         return
     uses = {
         "generate": "generates text: use Generate or Chat, over HTTP /v1/chat/completions",
         "embed": "makes embeddings: use Embed or Score, over HTTP /v1/embeddings or /v1/score",
+        "token_embed": "makes vectors of tokens: use Embed with the task TOKEN_EMBED, over HTTP"
+        " /pooling",
         "classify": "classifies: use Classify or Score, over HTTP /classify or /v1/score",
     }
     raise FailedPrecondition(f"model {model.name!r} cannot {asked}; it {uses[serves]}")
@@ -81,7 +88,10 @@ async def encode_prompt(
         case _:
             raise AssertionError("a conversation is not pooled")
     _check_length(encoded, model)
-    return encoded
+    if pooled.task != "token_embed":
+        return encoded
+    _check_vectors(encoded, model)
+    return encoded._replace(params=encoded.params._replace(is_per_token=True))
 
 
 def _most_tokens(api_request: ApiRequest, model: ServedModel) -> int | None:
@@ -100,6 +110,14 @@ def _check_length(prompt: PooledPrompt, model: ServedModel) -> None:
         allowed = f"at most {most}, or truncate_prompt_tokens"
         found = f"a prompt of {counted(num_tokens, 'token')}"
         raise ContextOverflow(prompt.field, found, allowed, window=most)
+
+
+def _check_vectors(prompt: PooledPrompt, model: ServedModel) -> None:
+    """Raises InvalidArgument for a prompt whose tokens have too many vectors."""
+    most = 0 if model.pooling is None else model.pooling.max_vector_tokens
+    if len(prompt.token_ids) > most:
+        found = f"vectors of {counted(len(prompt.token_ids), 'token')}"
+        raise InvalidArgument(prompt.field, found, f"at most {most}, or truncate_prompt_tokens")
 
 
 def check_one_output(model: ServedModel) -> None:

@@ -10,11 +10,13 @@ from signalbox_router.generation.pooling.activations import normalized
 from signalbox_router.prompt.served_model import ServedModel
 
 Similarity = Callable[[Vector, Vector], float]
-"""Similarity of two vectors of float32; higher is nearer."""
+"""Similarity of two vectors of float32, or of those of two texts' tokens; higher is nearer."""
 
 
 def similarity_of(model: ServedModel) -> Similarity:
     """Returns the model's function. Raises FailedPrecondition for one that is not served."""
+    if model.task == "token_embed":
+        return maxsim
     name = model.tokenizer.pooling_texts.similarity
     if name not in _FUNCTIONS:
         known = ", ".join(_FUNCTIONS)
@@ -28,6 +30,16 @@ def similarity_of(model: ServedModel) -> Similarity:
 def cosine(a: Vector, b: Vector) -> float:
     """Returns the cosine of the angle between two vectors, 0 if one is all zeros."""
     return _dot(normalized(a), normalized(b))
+
+
+def maxsim(query: Vector, document: Vector) -> float:
+    """Returns the sum of each query token's largest product with a token of the document, as
+    ColBERT scores (Khattab and Zaharia, 2020).
+
+    Args:
+        query, document: [num_tokens, size].
+    """
+    return float((query @ document.T).max(axis=1).sum())
 
 
 def _dot(a: Vector, b: Vector) -> float:

@@ -72,7 +72,7 @@ def read_pooling_texts(files: Mapping[str, bytes]) -> PoolingTexts:
     return PoolingTexts(
         prompts={
             name: text
-            for name, text in (settings.get("prompts") or {}).items()
+            for name, text in (_prefixes(settings) | (settings.get("prompts") or {})).items()
             if isinstance(text, str)
         },
         default_prompt_name=settings.get("default_prompt_name"),
@@ -90,6 +90,12 @@ def _read(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a JSON object")
     return content
+
+
+def _prefixes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the prompts that PyLate's settings have by other names."""
+    given = {name: settings.get(f"{name}_prefix") for name in ("query", "document")}
+    return {name: text for name, text in given.items() if text is not None}
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -98,7 +98,8 @@ class LeaseClient:
         self._call: grpc.aio.StreamStreamCall[pb.ExecuteModelRequest, pb.ExecuteModelResponse]
         self._reconnected_at = float("-inf")
         self._is_reconnecting = False
-        self._vocab_size = self._num_outputs = 0  # until `info` has asked
+        self._vocab_size = self._num_outputs = self._num_token_outputs = 0  # until `info` has asked
+        self._makes_token_vectors_alone = False
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
         """Asks the worker what it is.
@@ -116,6 +117,8 @@ class LeaseClient:
         check_description(answer)
         self._vocab_size = answer.model.vocab_size
         self._num_outputs = answer.model.pooling.num_outputs
+        self._num_token_outputs = answer.model.pooling.num_token_outputs
+        self._makes_token_vectors_alone = answer.model.pooling.task == "token_embed"
         return decode_model(answer.model), decode_capacity(answer.capacity)
 
     async def tokenizer_files(self) -> dict[str, bytes]:
@@ -147,7 +150,9 @@ class LeaseClient:
         Raises WorkerLostError. It is not on record: the scheduler hears of its outcome alone.
         """
         await self.open(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
-        plan = make_check_plan(pools=self._num_outputs > 0)
+        plan = make_check_plan(
+            pools=self._num_outputs > 0, is_per_token=self._makes_token_vectors_alone
+        )
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))
         try:
@@ -222,7 +227,11 @@ class LeaseClient:
             raise WorkerLostError(f"it answered step {result.step_id} instead of {expected}")
         plan = self._unanswered[0].plan
         if fault := result_validation.find_fault(
-            plan, result, vocab_size=self._vocab_size, num_outputs=self._num_outputs
+            plan,
+            result,
+            vocab_size=self._vocab_size,
+            num_outputs=self._num_outputs,
+            num_token_outputs=self._num_token_outputs,
         ):
             raise WorkerLostError(f"its answer to step {result.step_id} cannot be used: {fault}")
         if result.failures or self._failed_all_before:

@@ -15,17 +15,17 @@ class _NoRouter:
     def send(self, updates: RequestUpdates) -> None: ...
 
 
-def make_check_plan(*, pools: bool = False) -> StepPlan:
+def make_check_plan(*, pools: bool = False, is_per_token: bool = False) -> StepPlan:
     """Returns the first step of a lease: one sequence of one token, which draws another.
 
-    On a worker that pools it has a vector.
+    On a worker that pools it has a vector; `is_per_token` says of which kind.
     """
     request = Request(
         request_id="worker-check",
         prompt_token_ids=[0],
         params=SamplingParams(),
         max_tokens=1,
-        pooling=PoolingParams() if pools else None,
+        pooling=PoolingParams(is_per_token=is_per_token) if pools else None,
     )
     group = new_group(request, reply_to=_NoRouter(), now=0.0)
     seq = Sequence(seq_id=1, branch=0, group=group, block_table=[0])

@@ -73,6 +73,7 @@ def make_batch(prompts: Sequence[Prompt], chunk: int = WHOLE) -> Batch:
             num_skipped=np.array(
                 [one.params.num_skipped_tokens for one in prompts], dtype=np.int32
             ),
+            is_per_token=np.array([one.params.is_per_token for one in prompts]),
         ),
     )
 

@@ -56,10 +56,15 @@ def test_a_vector_is_as_expected_whatever_the_chunks(
     }
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=["plain", "segments", "skips"])
+@pytest.mark.parametrize(
+    "params",
+    [*PARAMS, PoolingParams(is_per_token=True)],
+    ids=["plain", "segments", "skips", "per-token"],
+)
 def test_a_vector_of_attention_both_ways_is_as_expected(params: PoolingParams) -> None:
-    found = pool(make_runner(pooling=BOTH_WAYS), chunk=7, params=params)
-    assert found[1] == expected_vector(PROMPT, model=BOTH_WAYS, params=params).tolist()
+    model = replace(BOTH_WAYS, num_token_outputs=5)
+    found = pool(make_runner(pooling=model), chunk=7, params=params)
+    assert found[1] == expected_vector(PROMPT, model=model, params=params).tolist()
 
 
 def test_vectors_differ_by_token_place_segment_skip_and_model() -> None:

@@ -17,6 +17,14 @@ from tests.router.stack import Stack, make_stack
 EMBEDS = common_pb2.PoolingModel(
     task="embed", num_outputs=4, activation="normalize", dimensions=[2]
 )
+LATE = common_pb2.PoolingModel(
+    task="token_embed",
+    num_outputs=2,
+    num_token_outputs=2,
+    activation="normalize",
+    reads_all_tokens=True,
+    is_bidirectional=True,
+)
 SCORES = common_pb2.PoolingModel(
     task="classify", num_outputs=1, activation="sigmoid", reads_all_tokens=True
 )
@@ -58,6 +66,12 @@ def counts(request: scheduler_pb2.Request) -> list[float]:
     """Returns a vector of the prompt's length, and of how it is pooled."""
     how = request.pooling
     return [len(ids(request)), how.num_first_segment_tokens, how.num_skipped_tokens, 1]
+
+
+def of_tokens(request: scheduler_pb2.Request) -> list[float]:
+    """Returns a vector of two elements for each token."""
+    assert request.pooling.is_per_token
+    return [one for _ in ids(request) for one in (3.0, -4.0)]
 
 
 def make_pooling_stack(

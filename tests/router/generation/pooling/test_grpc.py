@@ -17,12 +17,14 @@ from signalbox_router.prompt.tokenization.pooling_texts import QWEN3_RERANKER
 from tests.router.fakes import BOS, EOS, IM_END, ids_of, make_backend, request_finished, token
 from tests.router.generation.pooling.pooling_stack import (
     CLASSIFIES,
+    LATE,
     SCORES,
     SETTINGS,
     embed,
     ids,
     make_inputs,
     make_pooling_stack,
+    of_tokens,
     pooled,
 )
 from tests.router.limits.test_api_keys import BEARER, entry, write_keys
@@ -80,6 +82,25 @@ async def test_elements_of_another_type_are_bytes() -> None:
     assert (found.data, list(found.values)) == (b"\x5f\x00\x81\x00", [])
     assert signs[0] is unknown[0] is StatusCode.INVALID_ARGUMENT
     assert "vectors of 4 elements" in signs[1] and "EMBED_DTYPE_INT8" in unknown[1]
+
+
+async def test_vectors_of_tokens_are_counted() -> None:
+    files = {SETTINGS: {"query_prefix": "[Q] ", "prompts": {}}}
+    async with make_pooling_stack(LATE, vector_of=of_tokens, texts=files) as stack:
+        asked = pb.EmbedRequest(inputs=make_inputs([5, 6]), task=pb.POOLING_TASK_TOKEN_EMBED)
+        (floats,) = (await stack.client.Embed(asked)).embeddings
+        asked.embed_dtype = pb.EMBED_DTYPE_INT8
+        (codes,) = (await stack.client.Embed(asked)).embeddings
+        info = (await stack.client.GetModel(pb.GetModelRequest())).pooling
+        whole = await refusal(embed(stack, "a"))
+        other = await refusal(embed(stack, "a", task=pb.POOLING_TASK_CLASSIFY))
+    assert list(floats.values) == pytest.approx([0.6, -0.8] * 2)
+    assert floats.num_vectors == 2
+    assert (codes.data, codes.num_vectors) == (b"\x5f\x81" * 2, 2)
+    assert (info.task, info.num_token_outputs) == (pb.POOLING_TASK_TOKEN_EMBED, 2)
+    assert info.prompts == {"query": "[Q] "}
+    assert whole[0] is StatusCode.FAILED_PRECONDITION
+    assert other[0] is StatusCode.INVALID_ARGUMENT
 
 
 async def test_the_default_prompt_precedes_texts_but_not_tokens() -> None:

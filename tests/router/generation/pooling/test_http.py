@@ -15,17 +15,20 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2
+from signalbox_router.generation import pooler
 from tests.router.apis.openai.clients import MODEL, Http, make_http
 from tests.router.fakes import ids_of
 from tests.router.generation.pooling.pooling_stack import (
     CLASSIFIES,
     EMBEDS,
+    LATE,
     SCORES,
     SETTINGS,
     Vectors,
     counts,
     ids,
     make_pooling_files,
+    of_tokens,
     pooling,
 )
 
@@ -292,10 +295,44 @@ async def test_an_error_of_coheres_api_names_its_fields() -> None:
         await post(http, "/v2/embed", texts=["a"], max_tokens=10**9)  # cuts nothing
 
 
-async def test_vectors_of_tokens_are_refused_by_name() -> None:
+async def test_each_token_has_a_vector() -> None:
+    async with serving(LATE, vector_of=of_tokens) as http:
+        answer = await post(http, "/pooling", input=["a", [5]], task="token_embed")
+        codes = await post(http, "/pooling", input=[5, 6], embed_dtype="int8")
+        content = await post(http, "/pooling", input=[5, 6], encoding_format="base64")
+        scored = await post(http, "/score", text_1="q", text_2=["x", "x x"])
+        refused = await post(http, "/v1/embeddings", status=400, input="a")
+        cut = await post(http, "/pooling", status=400, input="a", dimensions=1)
+    vector = [pytest.approx(0.6), pytest.approx(-0.8)]
+    assert [one["data"] for one in answer["data"]] == [[vector] * 3, [vector]]
+    assert codes["data"][0]["data"] == [[95, -127]] * 2
+    floats = np.frombuffer(base64.b64decode(content["data"][0]["data"]), "<f4")
+    np.testing.assert_allclose(floats, [0.6, -0.8] * 2, rtol=1e-6)
+    assert [one["score"] for one in scored["data"]] == [pytest.approx(3)] * 2
+    assert "makes vectors of tokens" in refused["error"]["message"]
+    assert cut["error"]["param"] == "dimensions"
+
+
+async def test_vectors_of_tokens_are_for_models_that_make_them_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving() as http:
         refused = await post(http, "/pooling", status=400, input="a", task="token_embed")
-    assert "and not 'token_embed'" in refused["error"]["message"]
+        unserved = await post(http, "/pooling", status=400, input="a", task="token_classify")
+        assert not http.stack.scheduler.added
+    assert "cannot token_embed" in refused["error"]["message"]
+    assert "and not 'token_classify'" in unserved["error"]["message"]
+    monkeypatch.setattr(pooler, "MAX_TOKEN_VECTOR_BYTES", 8 * 5)
+    async with serving(LATE, vector_of=of_tokens) as http:
+        await post(http, "/pooling", input=[[5] * 3, [5] * 2])
+        refused = await post(http, "/pooling", status=400, input=[[5] * 3, [5] * 3])
+        assert "at most 40 bytes" in refused["error"]["message"]
+    wide = common_pb2.PoolingModel(task="token_embed", num_outputs=1 << 22)
+    wide.num_token_outputs = wide.num_outputs
+    async with serving(wide, vector_of=of_tokens) as http:
+        refused = await post(http, "/pooling", status=400, input=[5] * 3)
+        assert "at most 2, or truncate_prompt_tokens" in refused["error"]["message"]
+        assert not http.stack.scheduler.added
 
 
 async def test_coheres_embeddings_come_in_each_form() -> None:

@@ -61,7 +61,9 @@ def _dtype_field(body: EncodedBody) -> str:
     return "encoding_format" if body.embed_dtype is None else "embed_dtype"
 
 
-def embed_call(body: EncodedBody, request_id: str) -> EmbedCall:
+def embed_call(
+    body: EncodedBody, request_id: str, *, task: Literal["embed", "token_embed"] = "embed"
+) -> EmbedCall:
     if body.prompt_name is not None and body.prompt_text is not None:
         raise BadRequest("prompt_text: it excludes prompt_name", "prompt_text")
     return EmbedCall(
@@ -70,6 +72,7 @@ def embed_call(body: EncodedBody, request_id: str) -> EmbedCall:
         dimensions=body.dimensions,
         prompt_name=body.prompt_name,
         prompt_text=body.prompt_text,
+        task=task,
         dtypes=(vector_form(body).dtype,),
         dtype_field=_dtype_field(body),
     )

@@ -78,8 +78,8 @@ class EmbeddingBody(EncodedBody):
 class PoolingEndpointBody(EncodedBody):
     """Body of POST /pooling, as in vLLM."""
 
-    task: Literal["embed", "classify"] | None = None
-    """Kind of the vectors. Default: the model's; one vector for each token is not served."""
+    task: Literal["embed", "classify", "token_embed"] | None = None
+    """Kind of the vectors; token_embed is a list of one for each token. Default: the model's."""
 
 
 class ClassifyBody(InputBody):
