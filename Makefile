@@ -92,11 +92,12 @@ test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other pro
 test-agents: $(INSTALLED) tests/agents/node_modules/.installed ## command lines of agents, where there is no network; AGENTS="PACKAGE PACKAGE"
 	@unshare --net --map-root-user sh -c 'ip link set lo up; exec $(BIN)/python -m tests.agents.run $(AGENTS)'
 
-test-templates: $(INSTALLED) ## tool formats against the published chat templates of their models, and BFCL's answers; downloads 79 MB
+test-templates: $(INSTALLED) ## tool formats against the published chat templates of their models, and BFCL's answers; tokenizers against llama.cpp's; downloads 79 MB
 	@$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest build \
 		-r tests/router/parsers/templates.txt
 	@TEMPLATES=$$(ls build/llama_cpp_python-*.tar.gz) BFCL=$$(ls build/bfcl_eval-*.whl) $(BIN)/python -m pytest \
-		tests/router/parsers/test_published_templates.py tests/router/parsers/test_bfcl_answers.py
+		tests/router/parsers/test_published_templates.py tests/router/parsers/test_bfcl_answers.py \
+		tests/gpu_worker/files/checkpoints/test_published_vocabularies.py
 
 check: lint types protos-fresh test test-system test-docs ## test, test-system and test-docs, ruff, mypy --strict, buf, fresh generated code
 

@@ -1,6 +1,7 @@
 """Tokenizers that are built of a GGUF file's fields, against transformers' and llama.cpp's."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer as RouterTokenizer
 from signalbox_worker.config import ModelError
-from signalbox_worker.files.checkpoints.gguf.tokenizer import GGUFVocab, adds_bos, build
+from signalbox_worker.files.checkpoints.gguf.tokenizer import TABLE, GGUFVocab, adds_bos, build
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf, open_path, writing
@@ -73,6 +74,39 @@ SPLIT_TEXTS = [
     "naïve Ünïcödé 東京タワー 한국어 мир \u0301e 🚂🚃 ...!?\r\n end ",
     "if (a_b[3] != 'don't') { return 3.14; } // ok/",
 ]
+
+
+AWKWARD_TEXTS = [
+    "'ſ I've 'TWAS we'Ve  \t\v\u3000x\u00a0y\u2028z\r\r\n\n \n",
+    "1234567 ٣٤٥٦ ½ⅷ² 一二三漢字かなカナーｱ 한국어ㄱㄴ ㄅㄆ ไทยລາວខ្មែរ",
+    "ǅž ʼn ªº ʰx Å Å e\u0301\u0323 \u0301\u0301 ИйÀé µΩK ꭰꮿ 𐐀𐐨𞤀 ﬀﬁ ＡＢａ！，。",
+    "...a!!b/c\\d#e$f+g<=>h^i~j|k`l @[m] {n} _o_ «p» „q“ …—：；、〿︰ 👩‍👩‍👧 (s|t,u) 1,000.5",
+    "x  1  2   <sentinel:12>IMGIMGABZ  ÷ 12 34567890123 a1b22c333d4444",
+    "",
+    "   ",
+]
+
+
+def cut_by(splits: list[str], text: str) -> list[str]:
+    """Cuts what each expression finds from what it does not, with another engine."""
+    parts = [text]
+    for split in splits:
+        expression, cut = regex.compile(split, regex.VERSION1), []
+        for part in parts:
+            ends = {0, len(part)} | {end for one in expression.finditer(part) for end in one.span()}
+            borders = sorted(ends)
+            cut += [part[a:b] for a, b in itertools.pairwise(borders)]
+        parts = cut
+    return parts
+
+
+@pytest.mark.parametrize("way", json.loads(TABLE.read_text()), ids=lambda way: way["names"][0])
+def test_words_are_cut_by_the_expressions_of_their_name(way: dict[str, Any]) -> None:
+    cuts = [tokenizer_of(make_vocab(pre=pre)).pre_tokenizer for pre in way["names"]]
+    for text in [*SPLIT_TEXTS, *AWKWARD_TEXTS]:
+        words = cuts[0].pre_tokenize_str(text)
+        assert [text[first:last] for _, (first, last) in words] == cut_by(way["splits"], text)
+        assert all(one.pre_tokenize_str(text) == words for one in cuts)
 
 
 @pytest.mark.parametrize(

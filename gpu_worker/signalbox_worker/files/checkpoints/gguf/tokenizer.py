@@ -5,9 +5,12 @@ here are refused, since another one would give other tokens without a word. Sent
 the file has no merges, only scores, from which they follow; Gemma 4's ("gemma4") has them.
 """
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
 
 from tokenizers import (
     AddedToken,
@@ -53,75 +56,65 @@ class GGUFVocab:
     """True if added tokens absorb the white space that follows them, as in Phi-3."""
 
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _gpt4(digits: str) -> str:
-    """The split of GPT-4's family; models differ in how they cut runs of digits."""
-    return (
-        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    )
-
-
-def _gpt4o(digits: str, contractions: str, *, without: str = "", ends: str = r"\r\n/") -> str:
-    """The split of GPT-4o's family: words end where an upper-case letter follows a lower-case.
-
-    Args:
-        without: what takes letters out of words' classes.
-        ends: characters that a run of signs goes on with.
-    """
-    lead, upper, lower = (
-        r"[^\r\n\p{L}\p{N}]?",
-        rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
-        rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
-    )
-    return (
-        f"{lead}{upper}*{lower}+{contractions}|{lead}{upper}+{lower}*{contractions}|{digits}"
-        rf"| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*|{_SPACES}"
-    )
-
-
-_LLAMA3 = (_gpt4(r"\p{N}{1,3}"),)
-_QWEN2 = (_gpt4(r"\p{N}"),)
-_GPT4O = (_gpt4o(r"\p{N}{1,3}", _CONTRACTIONS + "?"),)
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
-)
-_KIMI = _gpt4o(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", without=r"&&[^\p{Han}]", ends=r"\r\n")
-_GLM = ("glm4", "glm5")
-_WHOLE_WORDS = (
-    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
-    *("lfm2", "jina-v5-nano"),
-)
-"""Pre-tokenizers whose words stay whole if they are tokens, whatever the merges are."""
+TABLE = Path(__file__).with_name("pre_tokenizers.json")
+"""Ways to cut words, of llama.cpp (scripts/pre_tokenizers.py)."""
 DEFAULT_SPLIT = "default"
 """llama.cpp's pre-tokenizer for files without `tokenizer.ggml.pre`: several splits in sequence."""
-_SPLITS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*_WHOLE_WORDS, "dbrx", "smaug-bpe", "chatglm-bpe", *_GLM), _LLAMA3),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan"), _QWEN2
-    ),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-    "kimi-k2": (rf"\p{{Han}}+|{_KIMI}",),
-    "tekken": (_gpt4o(r"\p{N}", ""),),
-    DEFAULT_SPLIT: (
-        r"[\p{P}$+<=>^~|]+",
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-        r"\p{N}+",
-        "[0-9]{3}",
-    ),
-}
-_PLAIN = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion")
-_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_USUAL_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+"""What the library's ByteLevel cuts by itself, faster than by an expression."""
+_DIGIT = r"\p{N}"
 _GEMMA4 = "gemma4"
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-_STARTS_WITH_BOS = (*_WHOLE_WORDS, "tekken")
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A way to cut text into words."""
+
+    splits: tuple[str, ...]
+    """Expressions; each cuts what those before it have left whole."""
+    keeps_words: bool = False
+    """True if words stay whole if they are tokens, whatever the merges are."""
+    adds_bos: bool = False
+
+
+def _kimi() -> _Words:
+    """Runs of Han are words, and no letters of others; llama.cpp has code for it."""
+    lead, upper, lower = (
+        r"[^\r\n\p{L}\p{N}]?",
+        r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]",
+    )
+    contractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    letters = f"{lead}{upper}*{lower}+{contractions}|{lead}{upper}+{lower}*{contractions}"
+    signs = r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return _Words((rf"\p{{Han}}+|{letters}|{signs}",))
+
+
+@cache
+def _ways() -> Mapping[str, _Words]:
+    """Returns the ways to cut words by their names in `tokenizer.ggml.pre`."""
+    ways = {
+        name: _Words(tuple(way["splits"]), way["keeps_words"], way["adds_bos"])
+        for way in json.loads(TABLE.read_text(encoding="utf-8"))
+        for name in way["names"]
+    }
+    return ways | {"kimi-k2": _kimi()}
+
+
+def _split(expression: str) -> pre_tokenizers.PreTokenizer:
+    if expression == _DIGIT:  # faster
+        return pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Split(Regex(expression), "isolated")
+
+
+def _words(pre: str) -> _Words:
+    if pre not in _ways():
+        raise ModelError(
+            f"the tokenizer cuts words in a way called {pre!r}, which is not supported; "
+            "use a model directory with a tokenizer.json"
+        )
+    return _ways()[pre]
 
 
 _DIGITS = "".join(chr(0xFDD0 + digit) for digit in range(16))
@@ -158,7 +151,7 @@ def text_of(token: str) -> str:
 
 def adds_bos(*, model: str, pre: str) -> bool:
     """Returns whether a file without this entry adds a BOS token."""
-    return model in ("llama", _GEMMA4) or pre in _STARTS_WITH_BOS
+    return model in ("llama", _GEMMA4) or (pre in _ways() and _ways()[pre].adds_bos)
 
 
 def build(vocab: GGUFVocab) -> str:
@@ -187,33 +180,19 @@ def build(vocab: GGUFVocab) -> str:
 
 def _byte_level(vocab: GGUFVocab) -> Tokenizer:
     merges, ids = _merges(vocab), _ids(vocab)
-    whole_words = vocab.pre in (*_WHOLE_WORDS, *_GLM, "tekken")
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=whole_words))
+    words = _words(vocab.pre)
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=words.keeps_words))
     if vocab.pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(vocab.pre)
+    ends_usually = words.splits[-1] == _USUAL_SPLIT
+    splits = words.splits[:-1] if ends_usually else words.splits
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=ends_usually)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*map(_split, splits), to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.Sequence(
         [processors.ByteLevel(trim_offsets=False), _template(vocab, ids)]
     )
     return tokenizer
-
-
-def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
-    if pre in _SPLITS:
-        splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in _SPLITS[pre]]
-        return pre_tokenizers.Sequence(
-            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in _SINGLE_DIGITS:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre in _PLAIN:
-        return byte_level
-    raise ModelError(
-        f"the tokenizer cuts words in a way called {pre!r}, which is not supported; "
-        "use a model directory with a tokenizer.json"
-    )
 
 
 # ---- sentencepiece ----
