@@ -11,7 +11,7 @@ from signalbox_kernels.adapters import AdapterSite
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import Activation, Element, OpRounding, Pairs, Scores
+from signalbox_kernels.structs import Activation, Element, OpRounding, Pairs, ScoreFunction
 
 
 class Routing(NamedTuple):
@@ -19,7 +19,7 @@ class Routing(NamedTuple):
 
     num_experts: int
     num_chosen: int
-    function: Scores = Scores.SOFTMAX
+    function: ScoreFunction = ScoreFunction.SOFTMAX
     renormalises: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
@@ -44,7 +44,7 @@ class Norm:
     """False multiplies with the weight alone."""
 
 
-class HeadNorms(NamedTuple):
+class QueryKeyNorms(NamedTuple):
     """RMSNorms of each head of Q and of K."""
 
     query: AnyArray

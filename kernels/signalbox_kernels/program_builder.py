@@ -15,8 +15,8 @@ from signalbox_kernels.op_parameters import (
     Clamped,
     Experts,
     HeadMatrices,
-    HeadNorms,
     Norm,
+    QueryKeyNorms,
     Rotation,
     Routing,
     function_fields,
@@ -294,7 +294,7 @@ class ProgramBuilder(ProgramParts):
         layer: CachedLayer,
         rotation: Rotation,
         *,
-        norms: HeadNorms | None = None,
+        norms: QueryKeyNorms | None = None,
         keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
     ) -> None:
         """Adds an op that normalises if `norms` are given, rotates, and writes K and V to the

@@ -113,7 +113,7 @@ class KeysAndValues(IntFlag):
     NORMED_VALUES = 4
 
 
-class Scores(IntEnum):
+class ScoreFunction(IntEnum):
     """Function that makes shares of scores."""
 
     SOFTMAX = 0

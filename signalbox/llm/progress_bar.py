@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 REFRESH_S = 0.1
 
 
-class Report(Protocol):
+class OnProgress(Protocol):
     """Called after each step."""
 
     def __call__(
@@ -20,7 +20,7 @@ class Report(Protocol):
 
 
 @contextmanager
-def showing(*, num_requests: int, is_visible: bool) -> Iterator[Report]:
+def showing(*, num_requests: int, is_visible: bool) -> Iterator[OnProgress]:
     """Shows the number of finished requests, and tokens per second since the beginning."""
     with Progress(
         TextColumn("prompts"),

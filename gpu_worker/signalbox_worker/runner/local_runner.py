@@ -18,7 +18,7 @@ from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.runner.served_model import ServedModel
+from signalbox_worker.runner.runner_model import RunnerModel
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class LocalRunner(Runner):
 
     transfers: PoolTransfers
 
-    def __init__(self, executor: Executor, served: ServedModel, transfers: PoolTransfers) -> None:
+    def __init__(self, executor: Executor, served: RunnerModel, transfers: PoolTransfers) -> None:
         self.executor, self.transfers = executor, transfers
         self.pools: Pools = NO_POOLS
         self._served = served

@@ -15,7 +15,7 @@ from signalbox_kernels.floats import (
     to_float32,
 )
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.op_parameters import CachedLayer, HeadNorms, Heads, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, Heads, QueryKeyNorms, Rotation
 from signalbox_kernels.program import Program, ProgramShape
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import KeysAndValues, Pairs, Row, StepArrays
@@ -67,7 +67,7 @@ class Cached:
     buffers: tuple[int, int, int]
     dtype: Dtype
     kv_dtype: Dtype
-    norms: HeadNorms | None
+    norms: QueryKeyNorms | None
     rotation: Rotation
     window: int | None
     is_causal: bool
@@ -184,7 +184,7 @@ def make_cached(
         builder.buffer(sizes.num_heads * (sizes.value_size or sizes.head_size)),
     )
     weights = make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3)
-    norms = HeadNorms(*weights, 1e-6) if qk_norm else None
+    norms = QueryKeyNorms(*weights, 1e-6) if qk_norm else None
     num_rotated = max(0, sizes.head_size - num_passed)
     rotation = Rotation(
         table=angles(num_rotated) if num_passed or is_in_units else None,

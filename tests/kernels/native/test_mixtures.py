@@ -11,7 +11,7 @@ from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.op_parameters import Clamped, Experts, Routing
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.storage import QUANTISED, Storage, StoredMatrix
-from signalbox_kernels.structs import Activation, Epilogue, Row, Scores
+from signalbox_kernels.structs import Activation, Epilogue, Row, ScoreFunction
 from tests.kernels.native.instruction_sets import ISAS
 from tests.kernels.native.matrices import FLOAT32, make_floats, make_stored, values_of
 from tests.kernels.native.programs import (
@@ -31,8 +31,8 @@ ROUTINGS = {
     "all": Routing(3, 3),
     "renormalised": Routing(8, 3, renormalises=True, scale=2.5),
     "common": Routing(8, 3, has_common=True),
-    "sigmoid": Routing(8, 3, Scores.SIGMOID, renormalises=True, scale=1.5),
-    "groups": Routing(12, 3, Scores.SIGMOID, num_groups=4, num_chosen_groups=2),
+    "sigmoid": Routing(8, 3, ScoreFunction.SIGMOID, renormalises=True, scale=1.5),
+    "groups": Routing(12, 3, ScoreFunction.SIGMOID, num_groups=4, num_chosen_groups=2),
     "best-of-groups": Routing(12, 3, num_groups=4, num_chosen_groups=2, num_summed=1, scale=16.0),
 }
 
@@ -43,7 +43,7 @@ def shares_of(scores: AnyArray, routing: Routing, bias: AnyArray | None) -> Doub
     risen = np.exp(x - x.max(axis=1, keepdims=True))
     sigmoids = 1 / (1 + np.exp(-wide(scores)))
     shares = sigmoids[:, :n]
-    if routing.function is Scores.SOFTMAX:
+    if routing.function is ScoreFunction.SOFTMAX:
         shares = risen / risen.sum(axis=1, keepdims=True)
     ranks = shares if bias is None else shares + bias
     if routing.num_groups > 1:

@@ -1,6 +1,6 @@
 """Adds attention, whose cache has K and V of each head, to the program of a decoder."""
 
-from signalbox_kernels.op_parameters import CachedLayer, HeadNorms, Heads, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, Heads, QueryKeyNorms, Rotation
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, KeysAndValues, Pairs, Row
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
@@ -78,7 +78,7 @@ class AttentionCompiler:
             keys_and_values=self._keys_and_values(heads),
         )
 
-    def _norms(self, index: int, heads: LayerHeads) -> HeadNorms | None:
+    def _norms(self, index: int, heads: LayerHeads) -> QueryKeyNorms | None:
         """Returns the weights of the norms of each head; adds those of all heads together."""
         config, prefix = self._config, f"{layer_prefix(index)}self_attn."
         if not config.qk_norm:
@@ -88,7 +88,7 @@ class AttentionCompiler:
         has_keys = "k" in heads.projections
         key = self._weights.norm(f"{prefix}k_norm.weight") if has_keys else query
         if not config.qk_norm_is_whole:
-            return HeadNorms(query, key, eps)
+            return QueryKeyNorms(query, key, eps)
         for column, weight in ((0, query), (len(query), key)):
             self._builder.norm_columns(self._qkv, weight, column=column, eps=eps)
         return None

@@ -13,7 +13,7 @@ from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.op_parameters import Clamped, Experts, Norm, Routing
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import PANEL, Epilogue, Row, Scores
+from signalbox_kernels.structs import PANEL, Epilogue, Row, ScoreFunction
 from signalbox_worker.config import ModelError
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.runner.native.hidden_states import HiddenStates
@@ -102,7 +102,7 @@ class MixtureCompiler:
         routing = Routing(
             config.num_experts,
             config.experts_per_token,
-            function=Scores.SIGMOID if choice.by_sigmoid else Scores.SOFTMAX,
+            function=ScoreFunction.SIGMOID if choice.by_sigmoid else ScoreFunction.SOFTMAX,
             renormalises=config.renormalise,
             num_groups=choice.num_groups,
             num_chosen_groups=choice.num_chosen_groups,

@@ -34,7 +34,7 @@ from signalbox_worker.runner.native.rank_memory import meet, slot_bytes_of
 from signalbox_worker.runner.native.threads import default_num_threads
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from signalbox_worker.runner.ranks.startup_checks import check_pytorch, check_store
-from signalbox_worker.runner.served_model import CheckpointModel
+from signalbox_worker.runner.runner_model import CheckpointModel
 
 
 def load_shard(

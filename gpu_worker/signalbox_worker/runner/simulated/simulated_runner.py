@@ -7,12 +7,12 @@ from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner.served_model import ServedModel, WithOneBlock
+from signalbox_worker.runner.runner_model import RunnerModel, WithOneBlock
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_executor import SimulatedExecutor
 
 
-class SimulatedModel(ServedModel):
+class SimulatedModel(RunnerModel):
     """Description of the model of a simulated worker, from its settings."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:

@@ -24,7 +24,7 @@ class WithOneBlock(Protocol):
     def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-class ServedModel(ABC):
+class RunnerModel(ABC):
     """Description of the model of a `LocalRunner`."""
 
     model: ModelInfo
@@ -43,7 +43,7 @@ class ServedModel(ABC):
         """
 
 
-class CheckpointModel(ServedModel):
+class CheckpointModel(RunnerModel):
     """A model of files, or a rank's shard of it."""
 
     def __init__(
