@@ -21,9 +21,7 @@ import pytest
 from signalbox_contract.startup import StartupPhase, StartupProgress, ignore_progress
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.files.hub.download import download
-from signalbox_worker.files.hub.gguf_file_names import choose_variant, find_variants
-from signalbox_worker.files.hub.model_name import parse_hub_name
-from signalbox_worker.runner.loading.model_source import find_model, model_name, open_model
+from signalbox_worker.runner.loading.model_source import open_model
 from signalbox_worker.runner.loading.opened_model import open_with_config
 from tests.fake_hub import COMMIT, GATED, TOKEN, FakeHub, point_at, running_hub, write_gguf
 from tests.gpu_worker.model_runners import WEIGHTS, make_runner, remove_files
@@ -54,6 +52,11 @@ def make_repository(hub: FakeHub, sizes: Mapping[str, int] = SIZES, name: str = 
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_bytes(os.urandom(size))
     return folder
+
+
+def asked_ranges(hub: FakeHub) -> list[str | None]:
+    """Ranges of the files that were asked for."""
+    return [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
 
 
 def test_hub_id_is_fetched_by_revision_and_named_after_its_last_part(hub: FakeHub) -> None:
@@ -292,89 +295,7 @@ print(huggingface_hub.utils.logging.get_logger().handlers)
     assert done.stdout == "[]\n", done.stderr
 
 
-# ---- names ----
-
-
-@pytest.mark.parametrize(
-    ("model", "repository", "tag"),
-    [
-        ("org/name", "org/name", None),
-        ("org/name:q4_k_m", "org/name", "q4_k_m"),
-        ("hf.co/org/name", "org/name", None),
-        ("hf.co/org/name:IQ1_S", "org/name", "IQ1_S"),
-        ("https://huggingface.co/org/name", "org/name", None),
-        ("org/name:a-Q8_0.gguf", "org/name", "a-Q8_0.gguf"),
-        ("org/name:BF16/a-BF16-00001-of-00002.gguf", "org/name", "BF16/a-BF16-00001-of-00002.gguf"),
-    ],
-)
-def test_names_are_those_of_other_servers(model: str, repository: str, tag: str | None) -> None:
-    name = parse_hub_name(model)
-    assert name is not None
-    assert (name.repository, name.tag) == (repository, tag)
-    config = ModelConfig(model=model)
-    assert find_model(config) is None
-    assert model_name(config) == "name"
-
-
-@pytest.mark.parametrize(
-    "model", ["name", "org/name.gguf", "a/b/c", "org/name:", "org/name:a b", "/"]
-)
-def test_what_is_no_name_on_the_hub_is_refused(model: str) -> None:
-    assert parse_hub_name(model) is None
-    with pytest.raises(FileNotFoundError, match=r"a hub id \(org/name, org/name:Q4_K_M\)"):
-        find_model(ModelConfig(model=model.replace("/", "/no/", 1)))
-
-
-# ---- which file of a GGUF repository ----
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tag", "file"),
-    [
-        (SIZES, None, "tiny-Q4_K_M.gguf"),
-        (SIZES, "q8_0", "tiny-Q8_0.gguf"),
-        (SIZES, "tiny-Q2_K.gguf", "tiny-Q2_K.gguf"),
-        (
-            {"m.Q6_K.gguf": 66, "m.Q4_0.gguf": 47, "m.Q2_K.gguf": 32, "m.f16.gguf": 160},
-            None,
-            "m.Q4_0.gguf",
-        ),
-        ({"m-Q8_0.gguf": 85, "m-BF16.gguf": 160}, None, "m-Q8_0.gguf"),
-        ({"m-Q5_K_M.gguf": 57, "m-Q4_K_L.gguf": 50}, None, "m-Q4_K_L.gguf"),
-        ({"m-UD-Q4_K_XL.gguf": 50, "m-Q8_0.gguf": 85}, "q4_k_xl", "m-UD-Q4_K_XL.gguf"),
-        ({"m-UD-Q4_K_M.gguf": 50, "m-Q4_K_M.gguf": 49}, None, "m-Q4_K_M.gguf"),
-        ({"model.gguf": 9, "mmproj-F16.gguf": 5, "m.imatrix.gguf": 5}, None, "model.gguf"),
-        ({"a-Q4_K_M.gguf": 49, "b-Q4_K_M.gguf": 49}, "b-q4_k_m", "b-Q4_K_M.gguf"),
-        (
-            {"Q8_0/m-Q8_0-00002-of-00002.gguf": 40, "Q8_0/m-Q8_0-00001-of-00002.gguf": 45},
-            "Q8_0",
-            "Q8_0/m-Q8_0-00001-of-00002.gguf",
-        ),
-    ],
-)
-def test_a_quantisation_names_a_file(sizes: dict[str, int], tag: str | None, file: str) -> None:
-    chosen = choose_variant("org/name", find_variants(sizes), tag)
-    assert chosen.files[0] == file
-    assert chosen.num_bytes == sum(sizes[part] for part in chosen.files)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "tag", "reason"),
-    [
-        (SIZES, "Q3_K_S", r"has no Q3_K_S; it has Q2_K \(.*\), Q4_K_M \(.*\), Q8_0"),
-        (
-            {"a-Q4_K_M.gguf": 1, "b-Q4_K_M.gguf": 1},
-            None,
-            "name:FILE; it has a-Q4_K_M.gguf, b-",
-        ),
-        ({"a.gguf": 1, "b.gguf": 1}, None, r"several GGUF models.* it has a\.gguf, b\.gguf"),
-    ],
-)
-def test_a_choice_that_nothing_decides_lists_what_there_is(
-    sizes: dict[str, int], tag: str | None, reason: str
-) -> None:
-    with pytest.raises(ModelError, match=reason):
-        choose_variant("org/name", find_variants(sizes), tag)
+# ---- GGUF files ----
 
 
 def test_only_the_chosen_file_is_fetched(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
@@ -428,28 +349,6 @@ def test_weights_in_the_usual_layout_go_before_gguf_files(hub: FakeHub) -> None:
     assert fetch("some-org/Some-Model:Q8_0").read_bytes() == b"GGUF"
 
 
-# ---- folders ----
-
-
-def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
-    for part in (1, 2):
-        (tmp_path / f"big-Q8_0-0000{part}-of-00002.gguf").write_bytes(b"")
-    (tmp_path / "config.json").write_text("{}")
-    config = ModelConfig(model=str(tmp_path))
-    assert find_model(config) == tmp_path / "big-Q8_0-00001-of-00002.gguf"
-    assert model_name(config) == "big"
-
-
-def test_a_folder_with_several_gguf_models_lists_them(tmp_path: Path) -> None:
-    for name, size in SIZES.items():
-        (tmp_path / name).write_bytes(bytes(size << 14))
-    reason = r"several GGUF models; give one of them: tiny-Q2_K\.gguf \(0\.6 MiB\), tiny-Q4_K_M"
-    with pytest.raises(ModelError, match=reason):
-        find_model(ModelConfig(model=str(tmp_path)))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert find_model(ModelConfig(model=str(tmp_path))) == tmp_path
-
-
 # ---- a connection that breaks ----
 
 
@@ -466,8 +365,7 @@ def test_a_download_goes_on_where_the_connection_broke(hub: FakeHub, small_chunk
     folder = make_repository(hub, {"big-Q4_K_M.gguf": 3 << 20})
     hub.cuts = [1 << 20, small_chunks]
     path = fetch(GGUF)
-    ranges = [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
-    assert ranges == [None, "bytes=1048576-", f"bytes={(1 << 20) + small_chunks}-"]
+    assert asked_ranges(hub) == [None, "bytes=1048576-", f"bytes={(1 << 20) + small_chunks}-"]
     assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
 
 
@@ -488,8 +386,7 @@ def test_a_download_that_failed_goes_on_the_next_time(
     hub.asked.clear()
     told: list[StartupProgress] = []
     path = download(GGUF, None, told.append)
-    ranges = [one.range for one in hub.asked if one.method == "GET" and "/resolve/" in one.path]
-    assert ranges == ["bytes=2097152-"]
+    assert asked_ranges(hub) == ["bytes=2097152-"]
     assert (told[1].num_done, told[1].num_total) == (2 << 20, 3 << 20)
     assert told[-1].num_done == told[-1].num_total == 3 << 20
     assert path.read_bytes() == (folder / "big-Q4_K_M.gguf").read_bytes()
