@@ -16,7 +16,7 @@ from signalbox_kernels.structs import Activation, Epilogue, Pairs, Row
 from signalbox_worker.models.decoder_config import LatentSizes
 from signalbox_worker.runner.native.hidden_states import HiddenStates
 from signalbox_worker.runner.native.kv_places import KVPlaces
-from signalbox_worker.runner.native.matrices import joined, rows_of_heads
+from signalbox_worker.runner.native.matrices import joined, rows_of_heads, transposed
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.weight_shapes import ATTENTION_NORM, layer_prefix
 
@@ -110,11 +110,11 @@ class LatentCompiler:
 
     def _parts(self, name: str) -> tuple[list[Matrix], list[Matrix]]:
         """Returns what queries of each head are multiplied with, and what makes its V."""
-        sizes = self._sizes
+        first, num_heads = self._sizes.unrotated, self._config.num_heads
         matrix = self._weights.floats(name)
-        heads = matrix.reshape(self._config.num_heads, -1, sizes.size)
-        keys: list[Matrix] = [np.ascontiguousarray(one[: sizes.unrotated].T) for one in heads]
-        return keys, [one[sizes.unrotated :] for one in heads]
+        keys = rows_of_heads(matrix, num_heads, range(first))
+        values = rows_of_heads(matrix, num_heads, range(first, first + self._sizes.value))
+        return [transposed(one) for one in keys], values
 
     def _store(
         self,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from signalbox_kernels.pages import joined_rows
 from signalbox_kernels.rounding import Rounding
-from signalbox_kernels.storage import Matrix, Storage, stored
+from signalbox_kernels.storage import Matrix, Storage, StoredMatrix, stored
 
 
 def joined(parts: list[Matrix]) -> list[Matrix]:
@@ -27,6 +27,17 @@ def rows_of_heads(matrix: Matrix, num_heads: int, rows: range) -> list[Matrix]:
     size, whole = matrix.shape[0] // num_heads, stored(matrix)
     whole = replace(whole, read=lru_cache(maxsize=1)(whole.read))
     return [whole.rows(head * size + rows.start, len(rows)) for head in range(num_heads)]
+
+
+def transposed(matrix: Matrix) -> Matrix:
+    """Returns a matrix of floats with its rows as columns."""
+    of_rows = stored(matrix)
+    value = np.dtype(f"u{of_rows.type.block_bytes}")
+
+    def read() -> NDArray[np.uint8]:
+        return np.ascontiguousarray(of_rows.blocks.view(value).T).view(np.uint8)
+
+    return StoredMatrix(of_rows.type, of_rows.shape[::-1], read)
 
 
 def kind_of(part: Matrix) -> tuple[Storage, bytes, Rounding | None]:

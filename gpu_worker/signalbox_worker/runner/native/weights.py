@@ -129,10 +129,15 @@ class Weights:
         """Returns the type of a matrix of floats that is stored in another one."""
         return dtype if self.dtype == np.float32 and dtype in DTYPES.values() else self.dtype
 
-    def floats(self, name: str) -> AnyArray:
+    def floats(self, name: str) -> Matrix:
         """Returns a matrix decoded to floats, which products read in parts."""
-        values = self._take(name).read()
-        return to_dtype(values, self._dtype_of(values.dtype))
+        tensor = self._take(name)
+
+        def read() -> AnyArray:
+            values = tensor.read()
+            return to_dtype(values, self._dtype_of(values.dtype))
+
+        return self._known.matrix(name, read)
 
     def vector(self, name: str, *, is_rounded: bool = True) -> AnyArray:
         """Returns this shard of a vector as float32.

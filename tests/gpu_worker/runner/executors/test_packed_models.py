@@ -27,7 +27,7 @@ from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.quantised_models import SHAPE, in_gptq, save_quantised
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
-from tests.gpu_worker.tiny_models import make_model
+from tests.gpu_worker.tiny_models import LATENTS, UNLIKE_LAYERS, make_model
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -52,7 +52,11 @@ def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **optio
 
 
 @pytest.mark.parametrize(
-    "form", ["qwen2-moe", "granite-moe", "qwen3-moe of GGUF", "tied", "gptq", "stage", "lora"]
+    "form",
+    [
+        *("qwen2-moe", "granite-moe", "qwen3-moe of GGUF", "deepseek-v2", "gemma4"),
+        *("tied", "gptq", "stage", "lora"),
+    ],
 )
 def test_no_matrix_is_read_again(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +67,10 @@ def test_no_matrix_is_read_again(
         config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
         save_quantised(path, family, partial(in_gptq, group_size=32, is_reordered=True), config)
     else:
-        reference = make_model(path, family, **SHAPE, tie_word_embeddings=form == "tied")
+        latents = LATENTS | {"num_key_value_heads": SHAPE["num_attention_heads"]}
+        own = {"deepseek-v2": latents, "gemma4": UNLIKE_LAYERS}.get(family, {})
+        own = SHAPE | own | {"tie_word_embeddings": form == "tied"}
+        reference = make_model(path, family, **own)
     if form == "stage":
         parallel = ParallelConfig(rank=1, pipeline_parallel_size=2)
     elif form == "lora":
