@@ -106,7 +106,7 @@ class GGUFSource:
         for name, join, names in family.joined(tensors):
             taken |= {*names}
             parts = [tensors[part] for part in names]
-            shape = join.shape(*(part.shape for part in parts))
+            shape = join.shape_of({part.name: part.shape for part in parts})
             apart = {
                 one.name: _stored_tensor(part, one)
                 for part in parts

@@ -1,6 +1,8 @@
 """GGUF files of llama.cpp's converter, beside what transformers computed of the same values."""
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,11 @@ NATIVE = ("glm4", "glm4moe", "smollm3")
 """Files whose heads have whole vectors, and that native programs compute."""
 
 
-def write_again(source: Path, path: Path, **changes: Any) -> Path:
-    """Writes a file with other fields of its architecture; None takes one out."""
+def write_again(
+    source: Path, path: Path, shapes: Mapping[str, tuple[int, ...]] = {}, **changes: Any
+) -> Path:
+    """Writes a file with other shapes of some tensors, and other fields of its architecture; None
+    takes one out."""
     reader = gguf.GGUFReader(source)
     kind = reader.fields["general.architecture"].contents()
     left = {f"{kind}.{name.replace('__', '.')}": value for name, value in changes.items()}
@@ -43,7 +48,8 @@ def write_again(source: Path, path: Path, **changes: Any) -> Path:
         for name, value in left.items():
             writer.add_key_value(name, value, gguf.GGUFValueType.UINT32)
         for tensor in reader.tensors:
-            writer.add_tensor(tensor.name, np.ascontiguousarray(tensor.data))
+            shape = shapes.get(tensor.name, tensor.data.shape)
+            writer.add_tensor(tensor.name, np.resize(tensor.data, shape))
     return path
 
 
@@ -102,3 +108,23 @@ def test_what_is_not_served_is_refused_by_its_name(
     path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", **changes)
     with pytest.raises(ModelError, match=message):
         make_runner(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("deepseek2", "blk.0.attn_k_b.weight", (16, 8)),
+        ("deepseek2", "blk.1.attn_v_b.weight", (2, 6, 16)),
+        ("gpt-oss", "blk.0.ffn_down_exps.weight", (16,)),
+        ("gpt-oss", "blk.0.ffn_up_exps.weight", (4, 16, 24)),
+        ("gpt-oss", "blk.1.ffn_gate_exps.bias", (16,)),
+        ("granitemoe-shared", "blk.0.ffn_up_shexp.weight", (24, 24)),
+        ("glm4moe", "blk.1.ffn_up_exps.weight", (1 << 40, 0)),
+    ],
+)
+def test_a_part_of_another_shape_is_named(
+    name: str, tensor: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", {tensor: shape})
+    with pytest.raises(ModelError, match=re.escape(tensor)):
+        open_path(path).stored()

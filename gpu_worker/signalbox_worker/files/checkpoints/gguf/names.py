@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_worker.config import ModelError
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -102,19 +103,28 @@ class Join(NamedTuple):
     """A tensor of a layer of a checkpoint that is made of several of the file, or of a part."""
 
     name: str
-    parts: tuple[str, ...]
+    parts: Mapping[str, str]
+    """A letter for each dimension of a part; those of one letter are equal."""
     make: Callable[..., AnyArray]
     shape: Callable[..., tuple[int, ...]]
-    """Returns the shape for those of the parts."""
+    """Returns the shape for the sizes of these letters."""
+
+    def shape_of(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+        """Args: shapes: of the parts, in order, by their names in the file.
+
+        Raises ModelError if they do not go together.
+        """
+        sizes = dict[str, int]()
+        for (name, shape), letters in zip(shapes.items(), self.parts.values(), strict=True):
+            pairs = zip(letters, shape, strict=False)
+            if len(shape) != len(letters) or any(sizes.setdefault(*one) != one[1] for one in pairs):
+                raise ModelError(f"{name} has shape {shape}, which does not fit the model's others")
+        return self.shape(**sizes)
 
 
 def _beside(*parts: AnyArray) -> AnyArray:
     """[..., rows, columns] each, to one with the rows of all."""
     return np.concatenate([to_float32(part) for part in parts], axis=-2)
-
-
-def _rows_of_both(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    return (*first[:-2], first[-2] + second[-2], first[-1])
 
 
 def _in_turn(gate: AnyArray, up: AnyArray) -> AnyArray:
@@ -139,43 +149,43 @@ def _expanded(keys: AnyArray, values: AnyArray) -> AnyArray:
 _GRANITE_JOINS = (
     Join(
         "block_sparse_moe.input_linear.weight",
-        ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        {"ffn_gate_exps.weight": "egc", "ffn_up_exps.weight": "euc"},
         _beside,
-        _rows_of_both,
+        lambda e, g, u, c: (e, g + u, c),
     ),
     Join(
         "shared_mlp.input_linear.weight",
-        ("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+        {"ffn_gate_shexp.weight": "gc", "ffn_up_shexp.weight": "uc"},
         _beside,
-        _rows_of_both,
+        lambda g, u, c: (g + u, c),
     ),
 )
 _GPT_OSS_JOINS = (
     Join(
         "mlp.experts.gate_up_proj",
-        ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        {"ffn_gate_exps.weight": "erc", "ffn_up_exps.weight": "erc"},
         _columns_in_turn,
-        lambda gate, up: (gate[0], gate[2], gate[1] + up[1]),
+        lambda e, r, c: (e, c, 2 * r),
     ),
     Join(
         "mlp.experts.gate_up_proj_bias",
-        ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+        {"ffn_gate_exps.bias": "er", "ffn_up_exps.bias": "er"},
         _in_turn,
-        lambda gate, up: (gate[0], gate[1] + up[1]),
+        lambda e, r: (e, 2 * r),
     ),
     Join(
         "mlp.experts.down_proj",
-        ("ffn_down_exps.weight",),
+        {"ffn_down_exps.weight": "erc"},
         _columns,
-        lambda down: (down[0], down[2], down[1]),
+        lambda e, r, c: (e, c, r),
     ),
 )
 _LATENT_JOINS = (
     Join(
         "self_attn.kv_b_proj.weight",
-        ("attn_k_b.weight", "attn_v_b.weight"),
+        {"attn_k_b.weight": "hrk", "attn_v_b.weight": "hvr"},
         _expanded,
-        lambda keys, values: (keys[0] * (keys[2] + values[1]), keys[1]),
+        lambda h, r, k, v: (h * (k + v), r),
     ),
 )
 

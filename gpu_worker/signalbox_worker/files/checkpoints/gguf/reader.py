@@ -263,6 +263,8 @@ class _Cursor:
     ) -> GGUFTensor:
         tensor_type = GGMLQuantizationType(kind)
         block_size, block_bytes = GGML_QUANT_SIZES[tensor_type]
+        if 0 in shape:
+            raise ValueError(f"tensor {name!r} has no values")
         if not shape or shape[-1] % block_size:
             raise ValueError(f"tensor {name!r} does not divide into blocks of {block_size}")
         size = int(np.prod(shape, dtype=object)) // block_size * block_bytes
