@@ -2,11 +2,13 @@
 
     python -m benchmarks.router [--rates 1000 4000 12000] [--clients 256] [--workers 8] [--pin]
     python -m benchmarks.router --servers /v1/chat/completions /v1/responses /v1/messages
+    python -m benchmarks.router --servers /v1/completions connect+json connect+proto grpc-web-text
 
 A paced scheduler sends each of the clients' requests a token a step; the clients read them through
 a real router. Scheduler, router and clients have a process each. Beside it the same clients read as
 much from a server that does nothing but write, which is what gRPC alone costs. A server that is a
-path reads the router's stream of that HTTP API. For each offered
+path reads the router's stream of that HTTP API, and the others are the forms of a call that
+browsers can make. For each offered
 rate of tokens a second the table has what came through, how many tokens a message held (more than
 one where the router coalesced), the server's CPU, and the time from the scheduler's writing to the
 client's reading: both hops of gRPC and the client's own turn are in it. --pin gives the server the
@@ -30,6 +32,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.harness import bare_stream
+from benchmarks.harness.call_readers import CALLS, CallReaders
 from benchmarks.harness.event_readers import HTTP_APIS, EventReaders
 from benchmarks.harness.paced_scheduler import (
     MIN_VOCAB_SIZE,
@@ -54,6 +57,7 @@ HEADER = (
     " | of its core | latency p50 / p99 ms |\n|---|---|---|---|---|---|---|---|"
 )
 Int64Array = NDArray[np.int64]
+Clients = Readers | EventReaders | CallReaders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ async def _stream(pipe: Connection, pace: Pace) -> None:
     await running
 
 
-async def _read(pipe: Connection, readers: Readers | EventReaders) -> None:
+async def _read(pipe: Connection, readers: Clients) -> None:
     """Answers each question with the messages and tokens so far; at the last, with the messages.
 
     The first answer waits for the first token.
@@ -198,16 +202,20 @@ async def serving(
         if server == BARE:
             yield Serving(f"127.0.0.1:{port}", source.pid, source)
             return
-        is_http = server in HTTP_APIS
+        is_http = server in HTTP_APIS or server in CALLS
         async with router(port, options.router_flags, is_http=is_http) as (address, pid):
             yield Serving(address, pid, source)
 
 
-def readers_of(server: str, address: str, options: argparse.Namespace) -> Readers | EventReaders:
+def readers_of(server: str, address: str, options: argparse.Namespace) -> Clients:
     num_clients, max_tokens = options.clients, options.max_tokens
     if server in HTTP_APIS:
         return EventReaders(
             address=address, api=server, num_clients=num_clients, max_tokens=max_tokens
+        )
+    if server in CALLS:
+        return CallReaders(
+            address=address, form=server, num_clients=num_clients, max_tokens=max_tokens
         )
     return Readers(
         address=address,
@@ -256,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--rates", type=float, nargs="+", default=[1000, 4000, 12000])
     parser.add_argument(
-        "--servers", nargs="+", default=[ROUTER, BARE], choices=[ROUTER, BARE, *HTTP_APIS]
+        "--servers", nargs="+", default=[ROUTER, BARE], choices=[ROUTER, BARE, *HTTP_APIS, *CALLS]
     )
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--connections", type=int, help="of the clients (default: one each)")

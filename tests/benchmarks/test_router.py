@@ -5,6 +5,7 @@ import argparse
 import numpy as np
 import pytest
 
+from benchmarks.harness.call_readers import CALLS
 from benchmarks.harness.event_readers import HTTP_APIS
 from benchmarks.harness.paced_scheduler import MIN_VOCAB_SIZE, NUM_STEP_IDS, Pace, PacedScheduler
 from benchmarks.router import BARE, ROUTER, latencies_ms, measure
@@ -31,7 +32,7 @@ def test_a_request_ends_with_its_last_token() -> None:
     assert not group
 
 
-@pytest.mark.parametrize("server", [ROUTER, BARE, *HTTP_APIS])
+@pytest.mark.parametrize("server", [ROUTER, BARE, *HTTP_APIS, *CALLS])
 async def test_what_is_offered_comes_through(server: str) -> None:
     options = argparse.Namespace(
         clients=4, connections=2, workers=2, max_tokens=8, seconds=1.0, warm_up=0.0, pin=False,
