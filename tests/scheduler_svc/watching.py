@@ -10,7 +10,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.requests.sequence_group import Sequence
-from signalbox_scheduler.service.reports.worker_picture import WorkerPicture
+from signalbox_scheduler.service.reports.worker_frame_codec import WorkerPicture
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
 
 

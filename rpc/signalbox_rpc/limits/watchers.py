@@ -7,7 +7,7 @@ full picture comes.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -57,7 +57,7 @@ class Watcher(Generic[Frame]):
         self._error = error
         self._news.set()
 
-    async def frames(self) -> AsyncIterator[Frame]:
+    async def frames(self) -> AsyncGenerator[Frame, None]:
         """Yields the frames as they come. Raises the error of `end`."""
         while True:
             while self._frames:

@@ -1,6 +1,7 @@
 """What a worker's scheduler tells of each step that is answered, to whom it concerns.
 
-The base class observes nothing. `service/reports/worker_picture.py` has the one that watchers need.
+The base class observes nothing. `service/reports/worker_frame_codec.py` has the one that watchers
+need.
 """
 
 from signalbox_contract.step_result import StepResult

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.recorder import UNRECORDED, InputRecorder
 from signalbox_scheduler.requests.failures import RETRY_AFTER_S, drains
 from signalbox_scheduler.service.reports import insight_codec, state_codec
-from signalbox_scheduler.service.reports.watch_feed import HERE, WatchFeed
+from signalbox_scheduler.service.reports.watch_feed import WatchFeed
 from signalbox_scheduler.service.router_session import Heartbeat, Message, ModelChanged, Session
 from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.workers.cluster import Cluster
@@ -229,13 +230,14 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
         async def read() -> None:
             async for _ in requests:
-                watcher.restart(HERE)
+                self._feed.ask(watcher)
 
         with self._feed.joined() as watcher:
             reader = asyncio.create_task(read())
             try:
-                async for frame in watcher.frames():
-                    yield watch_pb2.WatchResponse(frame=frame)
+                async with aclosing(watcher.frames()) as frames:
+                    async for frame in frames:
+                        yield watch_pb2.WatchResponse(frame=frame)
             finally:
                 reader.cancel()
 

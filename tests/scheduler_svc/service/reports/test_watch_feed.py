@@ -22,6 +22,11 @@ def waiting(watcher: Watcher[pb.Frame]) -> list[pb.Frame]:
     return frames
 
 
+def send(feed: WatchFeed, now: float) -> None:
+    assert feed._picture is not None, "nobody watches"
+    feed.send_frame(feed._picture, now)
+
+
 async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
     cluster, router = make_cluster(), Router()
     first, loop = join_worker(cluster, name="first:1")
@@ -29,7 +34,7 @@ async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
     add_request(cluster, router, 1)
     add_request(cluster, router, 2)
     with feed.joined() as watcher:
-        feed.send_frame(0.0)
+        send(feed, 0.0)
         (full,) = waiting(watcher)
         assert full.is_full
         assert full.num_waiting == 2
@@ -40,8 +45,8 @@ async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
         turn(cluster, loop)
         second, _ = join_worker(cluster, name="second:1")
         cluster.drain(first)
-        feed.send_frame(1.0)
-        feed.send_frame(2.0)
+        send(feed, 1.0)
+        send(feed, 2.0)
         (frame,) = waiting(watcher)  # what did not change since is not told again
         assert not frame.is_full
         assert (frame.HasField("num_waiting"), frame.num_waiting) == (True, 0)
@@ -55,12 +60,12 @@ async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
         assert (decode.step_id, decode.num_decodes, decode.num_tokens) == (2, 2, 2)
 
         cluster.leave(first)
-        feed.send_frame(3.0)
+        send(feed, 3.0)
         (frame,) = waiting(watcher)
         assert list(frame.left_workers) == [worker.number]
         assert frame.num_waiting == 2
         assert second.scheduler.observer is not UNOBSERVED
-        feed.send_frame(4.0)
+        send(feed, 4.0)
     for scheduler in (first.scheduler, second.scheduler):
         assert scheduler.observer is UNOBSERVED
     cluster.check()
@@ -75,7 +80,7 @@ async def test_a_watcher_that_falls_behind_starts_again_from_a_full_picture() ->
         shown, now, num_full = Shown(), 0.0, 0
         for _ in range(3 * MAX_WAITING):
             turn(cluster, loop)
-            feed.send_frame(now := now + FRAME_S)
+            send(feed, now := now + FRAME_S)
             (frame,) = waiting(quick)
             num_full += frame.is_full
             for worker in frame.workers:
@@ -119,7 +124,7 @@ async def test_frames_do_not_depend_on_what_is_said(
             frames[name] = []
             for step in range(30):
                 turn(cluster, loop)
-                feed.send_frame(float(step))
+                send(feed, float(step))
                 frames[name] += waiting(watcher)
         assert len(router.ended) == 4
     assert len(frames["a"]) > 10
