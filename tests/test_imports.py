@@ -39,6 +39,7 @@ ALLOWED_OF_PROTOS: dict[str, set[str]] = {
     "inference": set(),
     "worker": {"common"},
     "scheduler": {"common"},
+    "operations": {"scheduler"},  # for operators, who see a scheduler as it is
     "recording": {"common", "worker", "scheduler"},  # files, which hold messages of both
 }
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

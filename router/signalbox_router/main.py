@@ -10,7 +10,10 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 
 from signalbox_contract.errors import Code
 from signalbox_protos.inference.v1 import inference_pb2_grpc
+from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_router.apis.inference.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
+from signalbox_router.apis.operations.servicer import SERVICE_NAME as OPERATIONS_SERVICE
+from signalbox_router.apis.operations.servicer import OperationsServicer
 from signalbox_router.apis.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
 from signalbox_router.apis.vllm.servicer import SERVICE_NAME as VLLM_SERVICE
 from signalbox_router.apis.vllm.servicer import VllmEngineServicer
@@ -22,6 +25,7 @@ from signalbox_router.insight.request_log import RequestLog
 from signalbox_router.insight.request_observer import Observer
 from signalbox_router.limits.api_keys import KeyRing
 from signalbox_router.limits.key_interceptor import KeyInterceptor
+from signalbox_router.limits.operator_access import OperatorAccess
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.chat.known_templates import load_chat_template
 from signalbox_router.requests.live_requests import RequestSlots
@@ -29,6 +33,7 @@ from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_router.schedulers.first_use import FirstUse
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.model_client import ModelClient
+from signalbox_router.schedulers.operations_client import SchedulerOperations
 from signalbox_router.schedulers.scheduler_pool import Schedulers
 from signalbox_rpc.interceptors.write_timeout import SlowClientInterceptor
 from signalbox_rpc.limits.call_bounds import CallBounds
@@ -83,6 +88,7 @@ class Router:
             observer=Observer(metrics, RequestLog(config.log_requests)),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
+        self._operations = SchedulerOperations(config.scheduler_addresses, tls=config.tls)
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
         self._servicer = InferenceServicer(
             self.generator, tenants=tenants, load=self._load, messages=self._messages
@@ -92,6 +98,7 @@ class Router:
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
         self._add_services(tenants, config)
+        self._add_operations(OperatorAccess(keys, host=config.host))
         self._connecting: asyncio.Task[None] | None = None
         self._has_served = False
 
@@ -133,6 +140,14 @@ class Router:
             name=VLLM_SERVICE,
         )
 
+    def _add_operations(self, access: OperatorAccess) -> None:
+        self.server.add(
+            OperationsServicer(self._operations, access=access),
+            operations_pb2_grpc.add_OperationsServiceServicer_to_server,
+            name=OPERATIONS_SERVICE,
+        )
+        self.server.set_serving(OPERATIONS_SERVICE, serving=True)  # also without a model
+
     async def start(self) -> int:
         """Listens, begins to look for schedulers, returns the port. Raises PortInUse."""
         port = await self.server.start()
@@ -147,6 +162,7 @@ class Router:
     async def drain(self, *, grace_s: float) -> None:
         """Accepts no new requests; returns when the running ones have ended, within grace_s."""
         self.stop_serving()
+        self._operations.end()
         drains = [self.server.drain(grace_s=grace_s)]
         if self.http is not None:
             drains.append(self.http.drain(grace_s=grace_s))
@@ -174,6 +190,7 @@ class Router:
         if self._first_use is not None:
             await self._first_use.close()
         await self._load.close()
+        await self._operations.close()
 
     def _count_malformed(self, method: str) -> None:
         if operation := (OPERATIONS | VLLM_OPERATIONS).get(method):

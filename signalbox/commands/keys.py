@@ -47,6 +47,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for limit, text in _LIMITS.items():
         flag = "--" + limit.replace("_", "-")
         create.add_argument(flag, type=int, metavar="N", help=f"{text} (default: any)")
+    create.add_argument(
+        "--operator",
+        action="store_true",
+        help="let the key see what the schedulers decide, and the history of any request",
+    )
     listing = actions.add_parser("list", help="show the keys", description="Show the keys.")
     listing.add_argument("--json", action="store_true", help="print one JSON array instead")
     revoke = actions.add_parser("revoke", help="take a key back", description="Take a key back.")
@@ -93,6 +98,7 @@ def _entry(options: dict[str, Any], digest: str) -> str:
         "tenant": options["tenant"],
         "models": options["models"].split(",") if options["models"] else None,
         **{limit: options[limit] for limit in _LIMITS},
+        "operator": options["operator"] or None,
     }
     lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items() if value is not None]
     entry = "- " + "\n  ".join(lines) + "\n"
@@ -116,12 +122,15 @@ def _list(options: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "tenant", "models", "at a time", "tokens a minute", "sha256", box=None)
+    table = Table(
+        "name", "tenant", "models", "at a time", "tokens a minute", "operator", "sha256", box=None
+    )
     for key in keys:
         shown = _shown(key)
         models = ", ".join(shown["models"]) if shown["models"] is not None else "all"
         limits = ("any" if shown[limit] is None else f"{shown[limit]:,}" for limit in _LIMITS)
-        table.add_row(key.name, key.tenant, models, *limits, f"{shown['sha256'][:8]}...")
+        operator = "yes" if key.operator else "no"
+        table.add_row(key.name, key.tenant, models, *limits, operator, f"{shown['sha256'][:8]}...")
     Console(highlight=False, markup=False).print(table)
 
 
@@ -137,6 +146,7 @@ def _shown(key: ApiKey) -> dict[str, Any]:
         "tenant": key.tenant,
         "models": None if key.models is None else sorted(key.models),
         **{limit: getattr(key, limit) for limit in _LIMITS},
+        "operator": key.operator,
         "sha256": key.sha256.hex(),
     }
 

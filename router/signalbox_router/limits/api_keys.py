@@ -53,6 +53,8 @@ class ApiKey:
     models: frozenset[str] | None = None
     max_concurrent_requests: int | None = None
     tokens_per_minute: int | None = None
+    operator: bool = False
+    """True if it also opens the calls of operations.v1."""
 
     def may_use(self, *names: str) -> bool:
         """Says whether the key may use a model, under one of its names."""

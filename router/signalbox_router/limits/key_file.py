@@ -41,7 +41,10 @@ _CHUNK_KEYS = 500
 """Keys that are parsed at a time: YAML takes 5 KB and more for each until it is done."""
 
 _SUFFIXES = (".yaml", ".yml")
-_FIELDS = {"name", "sha256", "tenant", "models", "max_concurrent_requests", "tokens_per_minute"}
+_FIELDS = {
+    "name", "sha256", "tenant", "models", "operator", "max_concurrent_requests",
+    "tokens_per_minute",
+}  # fmt: skip
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 Entry = dict[str, Any]
@@ -214,6 +217,9 @@ def _entry(item: Any) -> Entry:
         meant = f"; is it {near[0]}?" if near else ""  # the field itself may be a key
         raise ValueError(f"{name} has an unknown field{meant}")
     tenant, models = item.get("tenant", name), item.get("models")
+    operator = item.get("operator", False)
+    if not isinstance(operator, bool):
+        raise ValueError(f"operator of {name} is {_shown(operator)}; it must be true or false")
     if not isinstance(tenant, str):
         raise ValueError(f"the tenant of {name} is {_shown(tenant)}; it must be text")
     if models is not None and not isinstance(models, list):
@@ -227,6 +233,7 @@ def _entry(item: Any) -> Entry:
         "models": None if models is None else [str(model) for model in models],
         "max_concurrent_requests": _positive(name, item, "max_concurrent_requests"),
         "tokens_per_minute": _positive(name, item, "tokens_per_minute"),
+        "operator": operator,
     }
 
 

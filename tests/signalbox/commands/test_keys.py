@@ -29,7 +29,8 @@ def path(tmp_path: Path) -> Path:
     """A file with keys for red and blue, made the one and the other way."""
     path = tmp_path / "keys.yaml"
     path.write_text("# ours\n")
-    assert keys("create", "red", "--file", str(path), "--max-concurrent-requests=3") == 0
+    limits = ["--max-concurrent-requests=3", "--operator"]
+    assert keys("create", "red", "--file", str(path), *limits) == 0
     with path.open("a") as file:
         created = subprocess.run(
             [*COMMAND, "keys", "create", "blue"], stdout=file, env=environment(), timeout=EVENT_S
@@ -52,9 +53,10 @@ def test_keys_are_listed_without_their_secrets(
     capsys.readouterr()
     assert keys("list", "--file", str(path), "--json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["max_concurrent_requests"]) for one in listed] == [
-        ("red", 3),
-        ("blue", None),
+    fields = ("name", "max_concurrent_requests", "operator")
+    assert [tuple(one[field] for field in fields) for one in listed] == [
+        ("red", 3, True),
+        ("blue", None, False),
     ]
     assert keys("list", "--file", str(path)) == 0
     assert "red" in capsys.readouterr().out

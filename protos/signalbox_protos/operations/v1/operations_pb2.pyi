@@ -1,0 +1,40 @@
+from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
+from signalbox_protos.scheduler.v1 import watch_pb2 as _watch_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WatchRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchResponse(_message.Message):
+    __slots__ = ("scheduler", "frame", "lost")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    frame: _watch_pb2.Frame
+    lost: str
+    def __init__(self, scheduler: _Optional[str] = ..., frame: _Optional[_Union[_watch_pb2.Frame, _Mapping]] = ..., lost: _Optional[str] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "request_number", "scheduler")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    request_number: int
+    scheduler: str
+    def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ..., scheduler: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("scheduler", "explanation")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    explanation: _explain_pb2.ExplainResponse
+    def __init__(self, scheduler: _Optional[str] = ..., explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ...) -> None: ...
