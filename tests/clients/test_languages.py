@@ -74,20 +74,35 @@ def chat_request(max_tokens: int) -> dict[str, Any]:
     return {"messages": [message], "sampling_params": {"max_tokens": max_tokens}}
 
 
+async def told_by_buf(address: str, *options: str | Path) -> str:
+    """Returns the text of a chat that `buf curl` reads."""
+    data = ("--data", json.dumps(chat_request(MAX_TOKENS)))
+    out = await run(BUF, "curl", *options, *data, f"http://{address}/{SERVICE}/Chat")
+    decoder, texts, position = json.JSONDecoder(), list[str](), 0
+    while position < len(out.rstrip()):
+        message, position = decoder.raw_decode(out, position)
+        position += 1  # the line's end
+        texts += [output.get("text", "") for output in message.get("outputs", [])]
+    return "".join(texts)
+
+
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf (make install)")
 @pytest.mark.parametrize("reflection", [(), ("grpc-v1",), ("grpc-v1alpha",)])
 async def test_buf_curl_needs_nothing_but_reflection(reflection: tuple[str, ...]) -> None:
     options = ["--protocol", "grpc", "--http2-prior-knowledge"]
     options += [f"--reflect-protocol={protocol}" for protocol in reflection]
-    options += ["--data", json.dumps(chat_request(MAX_TOKENS))]
     async with running_router() as stack:
-        out = await run(BUF, "curl", *options, f"http://{stack.address}/{SERVICE}/Chat")
-        decoder, texts, position = json.JSONDecoder(), [], 0
-        while position < len(out.rstrip()):
-            message, position = decoder.raw_decode(out, position)
-            position += 1  # the line's end
-            texts += [output.get("text", "") for output in message.get("outputs", [])]
-        assert "".join(texts) == ANSWER
+        assert await told_by_buf(stack.address, *options) == ANSWER
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf (make install)")
+@pytest.mark.parametrize("protocol", ["connect", "grpcweb"])
+async def test_buf_curl_calls_the_http_port(protocol: str) -> None:
+    protos = CLIENTS.parent / "protos"
+    async with running_router(http_port=0) as stack:
+        assert stack.router.http is not None
+        options = ("--protocol", protocol, "--schema", protos)
+        assert await told_by_buf(stack.router.http.address, *options) == ANSWER
 
 
 async def test_grpc_requests_needs_nothing_but_reflection() -> None:

@@ -2,8 +2,8 @@
 
 One serves the demo model, one a model that calls tools, and two serve models that pool. A client is
 a script of `clients/` that asserts the contents of what it gets. It runs in one of the environments
-of `.venv-clients`, with Node's modules or with Debian's Ruby, so that its dependencies never meet
-ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table must be the
+of `.venv-clients`, with Node's modules, some in Debian's Chromium, or with Debian's Ruby, so that
+its dependencies never meet ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table must be the
 one that is there, so that a client which stops working fails the run.
 """
 
@@ -103,6 +103,9 @@ CLIENTS = (
     Client("@anthropic-ai/sdk", "anthropic_node.mjs"),
     Client("@grpc/grpc-js", "grpc_js.mjs"),
     Client("@connectrpc/connect-node", "connect_node.mjs"),
+    Client("@connectrpc/connect-web", "connect_web.mjs"),
+    Client("grpc-web", "grpc_web.mjs"),
+    Client("connectrpc", "connectrpc_python.py", "connect"),
     Client("ruby-grpc", "ruby_grpc.rb"),
 )
 
@@ -163,7 +166,7 @@ def _serving() -> Iterator[dict[str, str]]:
         folder = Path(name)
         encoder, reranker, expected = save_pooled_models(folder)
         with (
-            serve(folder / "log", MODEL, *cpu) as stack,
+            serve(folder / "log", MODEL, *cpu, "--allowed-origins=*") as stack,
             serve(folder / "encoder.log", str(encoder), *pooled) as embeds,
             serve(folder / "reranker.log", str(reranker), *pooled) as scores,
             serving_scripted_model() as scripted,

@@ -19,6 +19,9 @@ def test_each_script_is_run() -> None:
     assert scripts == {client.script for client in CLIENTS} | {
         "demo.py",
         "demo.mjs",
+        "demo_values.mjs",
+        "inference.mjs",
+        "browser.mjs",
         "demo_pooling.py",
         "demo_tools.py",
     }

@@ -1,15 +1,20 @@
-/** What the demo model answers, greedily, and where it is served; demo.py for Node. */
+/** Where the demo model is served, and what it answers; demo.py for Node. */
 
+import { readFileSync, readdirSync } from "node:fs";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
 
 export const ROOT = path.join(path.dirname(fileURLToPath(import.meta.url)), "../../..");
 export const GRPC = process.env.SIGNALBOX_ROUTER;
-export const QUESTION = "What is the capital of South Korea?";
-export const ANSWER = "The capital of South Korea is Seoul.";
-export const [PROMPT_TOKENS, COMPLETION_TOKENS] = [38, 9];
-export const BAD_TEMPERATURE = 9.0;
-export const REFUSAL = "temperature: allowed: [0, 2]; given: 9.0";
+export const HTTP = process.env.SIGNALBOX_HTTP;
+export * from "./demo_values.mjs";
+
+/** Returns the bytes of the newest released descriptor of our protos. */
+export function releasedDescriptor() {
+  const folder = path.join(ROOT, "tests/protos/released");
+  const newest = readdirSync(folder).filter((name) => name.endsWith(".binpb")).sort().at(-1);
+  return readFileSync(path.join(folder, newest));
+}
 
 /** demo_tools.py for Node. */
 export const SCRIPTED_HTTP = process.env.SIGNALBOX_SCRIPTED_HTTP;
