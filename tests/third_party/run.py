@@ -3,8 +3,9 @@
 One serves the demo model, one a model that calls tools, and two serve models that pool. A client is
 a script of `clients/` that asserts the contents of what it gets. It runs in one of the environments
 of `.venv-clients`, with Node's modules, some in Debian's Chromium, or with Debian's Ruby, so that
-its dependencies never meet ours. `--write-docs` writes the table of docs/reference/clients.md; without it the table must be the
-one that is there, so that a client which stops working fails the run.
+its dependencies never meet ours. `--write-docs` writes the table of docs/reference/clients.md;
+without it the table must be the one that is there, so that a client which stops working fails the
+run.
 """
 
 import json
