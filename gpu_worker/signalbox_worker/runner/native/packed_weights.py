@@ -72,28 +72,38 @@ class PackedWeights:
         """
         if self.path is not None:
             let_drop(on_disk_bytes)
-        if self.path is not None and self.path.exists():
-            try:
-                return self._load_kept(self.path, compile_with)
-            except OSError as error:
-                logger.warning("%s is not used: %s", self.path, error.strerror)
-            except (PackedMismatch, KeyError) as error:
-                logger.warning("%s is not used, and made again: %s", self.path, error)
-                with suppress(OSError):
-                    self.path.unlink()
-        if on_disk_bytes and self.path is not None:
-            return self._pack_to_disk(self.path, on_disk_bytes, compile_with)
+            if (made := self._from_kept(self.path, compile_with)) is not None:
+                return made
+            if on_disk_bytes:
+                return self._pack_to_disk(self.path, on_disk_bytes, compile_with)
         arena, known = Arena(num_threads=self.num_threads), KnownTensors()
         made = compile_with(arena, known)
         if self.path is not None and arena.num_bytes >= self.least_bytes:
             _Keeping(self.path, arena, known).start()
         return made
 
+    def _from_kept(self, path: Path, compile_with: Callable[[Arena, KnownTensors], T]) -> T | None:
+        """Compiles a program with the weights of the file; None if there is none that can be used,
+        and one that is damaged is gone."""
+        if not path.exists():
+            return None
+        try:
+            return self._load_kept(path, compile_with)
+        except OSError as error:
+            logger.warning("%s is not used: %s", path, error.strerror)
+        except (PackedMismatch, KeyError) as error:
+            logger.warning("%s is not used, and made again: %s", path, error)
+            with suppress(OSError):
+                path.unlink()
+        return None
+
     def _pack_to_disk(
         self, path: Path, num_bytes: int, compile_with: Callable[[Arena, KnownTensors], T]
     ) -> T:
         try:
             with only_builder(path.parent):
+                if (of_another := self._from_kept(path, compile_with)) is not None:
+                    return of_another  # a process that was first, while this one waited
                 _make_room(path.parent, num_bytes)
                 arena, known = FileArena(path.parent, num_threads=self.num_threads), KnownTensors()
                 try:

@@ -4,6 +4,8 @@
 import logging
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -116,3 +118,27 @@ def test_a_mixture_that_memory_cannot_hold_stays_on_the_disk(
         assert [path.suffix for path in folder.iterdir() if path.name != ".lock"] == [".packed"]
     with pytest.raises(MemoryError, match="raise the limit of memory"):
         hidden_or_tokens(tmp_path, Path("off"), ParallelConfig())
+
+
+def test_workers_that_wait_for_the_disk_map_what_the_first_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(tmp_path, "qwen2-moe", **SHAPE)
+    folder = tmp_path / "packed"
+    expected = hidden_or_tokens(tmp_path, folder, ParallelConfig())
+    (file,) = folder.glob("*.packed")
+    inode = file.stat().st_ino
+    file.rename(tmp_path / "of_another")
+    monkeypatch.setattr(memory_fit, "available_ram", lambda: 1000)
+    monkeypatch.setattr(ram, "_droppable_bytes", 0)  # as it was before, afterwards
+
+    @contextmanager
+    def only_builder(_: Path) -> Iterator[None]:
+        (tmp_path / "of_another").rename(file)  # while this one waited
+        yield
+
+    monkeypatch.setattr(packed_weights, "only_builder", only_builder)
+    with caplog.at_level(logging.INFO):
+        assert hidden_or_tokens(tmp_path, folder, ParallelConfig()) == expected
+    assert "weights: packed before" in caplog.text
+    assert file.stat().st_ino == inode
