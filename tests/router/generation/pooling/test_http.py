@@ -297,7 +297,7 @@ async def test_an_error_of_coheres_api_names_its_fields() -> None:
 
 async def test_each_token_has_a_vector() -> None:
     async with serving(LATE, vector_of=of_tokens) as http:
-        answer = await post(http, "/pooling", input=["a", [5]], task="token_embed")
+        answer = await post(http, "/pooling", input=[[5, 6, 7], [5]], task="token_embed")
         codes = await post(http, "/pooling", input=[5, 6], embed_dtype="int8")
         content = await post(http, "/pooling", input=[5, 6], encoding_format="base64")
         scored = await post(http, "/score", text_1="q", text_2=["x", "x x"])
@@ -327,8 +327,9 @@ async def test_vectors_of_tokens_are_for_models_that_make_them_and_bounded(
         await post(http, "/pooling", input=[[5] * 3, [5] * 2])
         refused = await post(http, "/pooling", status=400, input=[[5] * 3, [5] * 3])
         assert "at most 40 bytes" in refused["error"]["message"]
-    wide = common_pb2.PoolingModel(task="token_embed", num_outputs=1 << 22)
-    wide.num_token_outputs = wide.num_outputs
+    wide = common_pb2.PoolingModel()
+    wide.CopyFrom(LATE)
+    wide.num_outputs = wide.num_token_outputs = 1 << 22
     async with serving(wide, vector_of=of_tokens) as http:
         refused = await post(http, "/pooling", status=400, input=[5] * 3)
         assert "at most 2, or truncate_prompt_tokens" in refused["error"]["message"]
