@@ -1,4 +1,4 @@
-"""One load of a model on a CPU by itself: CPU seconds, peak and resident memory, beside its files.
+"""One load of a model on a CPU by itself: time, CPU seconds, peak and resident memory, and its files.
 
     python -m benchmarks.memory.model_load MODEL [--threads 2] [--quantization auto]
         [--packed-weights off]
@@ -35,15 +35,16 @@ def main() -> None:
         packed_weights=options.packed_weights,
     )
     device = DeviceConfig(device="cpu", cpu_backend="native", num_threads=options.threads)
-    began = time.process_time()
+    began, began_at = time.process_time(), time.perf_counter()
     runner = load_shard(RunnerConfig(model=model, device=device))
-    seconds = time.process_time() - began
+    seconds, wall_s = time.process_time() - began, time.perf_counter() - began_at
     files = [options.model] if options.model.is_file() else options.model.glob("*.safetensors")
     print(f"files    {sum(file.stat().st_size for file in files) / _MIB:8,.0f} MiB")
     print(f"weights  {runner.executor.weights_bytes / _MIB:8,.0f} MiB")
     for name, field in (("peak", "VmHWM"), ("resident", "VmRSS"), ("mapped", "RssFile")):
         print(f"{name:8} {procfs_bytes(field, _STATUS) / _MIB:8,.0f} MiB")
     print(f"CPU      {seconds:8.2f} s")
+    print(f"wall     {wall_s:8.2f} s")
     for thread in threading.enumerate():
         if thread.name == "keep packed weights":
             thread.join()
