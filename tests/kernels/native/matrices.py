@@ -230,3 +230,10 @@ def _integer_values(matrix: StoredMatrix) -> NDArray[np.float32]:
     values = (codes.astype(np.float32) - blocks[:, :, 2:3]) * scales
     whole: NDArray[np.float32] = values.reshape(rows, -1)
     return whole[:, :columns]
+
+
+def parts_of(matrix: StoredMatrix) -> bytes:
+    """Returns the blocks as threads make them that pack a matrix, each some rows."""
+    assert matrix.read_rows is not None
+    middle, rows = matrix.shape[0] // 3, matrix.shape[0]
+    return matrix.read_rows(0, middle).tobytes() + matrix.read_rows(middle, rows).tobytes()

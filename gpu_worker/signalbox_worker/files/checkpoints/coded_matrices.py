@@ -7,6 +7,7 @@ keep the scales of the file, one for each block of columns. What does not fit is
 other sizes, or not full but the last, and scales that 16 bits do not hold.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,22 @@ def stored_codes(tensor: StoredTensor) -> StoredMatrix | None:
     return _stored_integers(tensor) or _stored_floats(tensor)
 
 
+def _by_rows(
+    storage: Storage,
+    shape: tuple[int, ...],
+    read: Callable[[slice], NDArray[np.uint8]],
+    order: NDArray[np.int32] | None = None,
+) -> StoredMatrix:
+    """Returns a matrix whose blocks the threads that pack it make, of some rows at a time."""
+    return StoredMatrix(
+        storage,
+        shape,
+        lambda: read(slice(None)),
+        order,
+        read_rows=lambda start, end: read(slice(start, end)),
+    )
+
+
 def _float_block_size(form: QuantisedForm) -> int | None:
     if form.storage is None:
         return None
@@ -74,10 +91,11 @@ def _stored_floats(tensor: StoredTensor) -> StoredMatrix | None:
         if (np.abs(scales) >= _END_OF_SCALES).any():
             return None
 
-    def read() -> NDArray[np.uint8]:
-        return float_code_blocks(matrix.codes, scales, storage)
-
-    return StoredMatrix(storage, tensor.shape, read)
+    return _by_rows(
+        storage,
+        tensor.shape,
+        lambda rows: float_code_blocks(matrix.codes[rows], scales[rows], storage),
+    )
 
 
 def _stored_nvfp4(shape: tuple[int, ...], matrix: FloatCodes) -> StoredMatrix | None:
@@ -86,7 +104,11 @@ def _stored_nvfp4(shape: tuple[int, ...], matrix: FloatCodes) -> StoredMatrix | 
     factors = np.where(is_nan, np.float32(np.nan), np.float32(matrix.factor))
     if abs(matrix.factor) >= _END_OF_SCALES:
         return None
-    return StoredMatrix(Storage.NVFP4, shape, lambda: nvfp4_blocks(matrix.codes, scales, factors))
+    return _by_rows(
+        Storage.NVFP4,
+        shape,
+        lambda rows: nvfp4_blocks(matrix.codes[rows], scales[rows], factors[rows]),
+    )
 
 
 def _with_nan(codes: NDArray[np.uint8], scales: AnyArray) -> AnyArray:
@@ -125,12 +147,13 @@ def _stored_integers(tensor: StoredTensor) -> StoredMatrix | None:
     )
     group_of_block = np.arange(0, tensor.shape[1], block_size) // group_size
 
-    def read() -> NDArray[np.uint8]:
-        codes = matrix.codes if order is None else matrix.codes[:, order]
-        of_blocks = matrix.zeros.T[:, group_of_block], scales.T[:, group_of_block]
+    def read(rows: slice) -> NDArray[np.uint8]:
+        codes = matrix.codes[rows].copy("K")  # AWQ's lie a power of two apart, which caches dislike
+        codes = codes if order is None else codes[:, order]
+        of_blocks = matrix.zeros.T[rows][:, group_of_block], scales.T[rows][:, group_of_block]
         return integer_blocks(codes, *of_blocks, storage)
 
-    return StoredMatrix(storage, tensor.shape, read, order)
+    return _by_rows(storage, tensor.shape, read, order)
 
 
 def _order(matrix: IntegerCodes, in_order: NDArray[np.int64]) -> NDArray[np.int32] | None:

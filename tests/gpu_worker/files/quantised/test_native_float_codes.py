@@ -35,7 +35,7 @@ from tests.gpu_worker.model_runners import assert_greedy, log_probabilities, mak
 from tests.gpu_worker.quantised_models import Encode, by_block, by_matrix, by_row, save_quantised
 from tests.gpu_worker.rounded_products import assert_rounds_as, reference_log_probabilities
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
-from tests.kernels.native.matrices import values_of
+from tests.kernels.native.matrices import parts_of, values_of
 from tests.native_kernels import skip_without_native_kernels
 from tests.signalbox.llm.make import assert_at_rest, tokens_of
 
@@ -213,6 +213,7 @@ def test_packed_matrices_take_the_bytes_of_the_file(form: str, tmp_path: Path) -
         if tensor.form is not None:
             matrix = stored_codes(tensor)
             assert matrix is not None and matrix.type is FORMS[form][2]
+            assert parts_of(matrix) == matrix.blocks.tobytes()
             arena.pack(matrix)
             large = (part.read() for part in tensor.parts.values() if part.shape != (16,))
             num_stored += sum(values.nbytes for values in large)

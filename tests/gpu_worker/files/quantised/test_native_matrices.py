@@ -26,6 +26,7 @@ from tests.gpu_worker.model_runners import (
     make_runner,
 )
 from tests.gpu_worker.quantised_models import Encode, by_groups, in_awq, in_gptq, save_quantised
+from tests.kernels.native.matrices import parts_of
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -118,7 +119,7 @@ def test_packed_matrices_take_the_bytes_of_the_file(form: str, tmp_path: Path) -
     for tensor in open_model(config, lambda _: None).stored().values():
         if tensor.form is not None:
             matrix = stored_codes(tensor)
-            assert matrix is not None
+            assert matrix is not None and parts_of(matrix) == matrix.blocks.tobytes()
             arena.pack(matrix)
             num_stored += sum(part.read().nbytes for part in tensor.parts.values())
     assert 0 < arena.num_bytes <= 1.05 * num_stored
