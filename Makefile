@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients client-ts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -137,14 +137,22 @@ wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compil
 test-wheels: $(INSTALLED) $(MODEL) wheels ## wheels with compiled kernels, where no compiler is; in a bare system if root has debootstrap
 	@$(BIN)/python -m pytest -m system tests/packaging/test_platform_wheels.py
 
-clients: ## the examples in Node, Go and C++, whose toolchains clients/README.md names
+clients: client-ts ## the examples in Node, Go and C++, whose toolchains clients/README.md names
 	cd clients/node && npm install --no-audit --no-fund
 	$(MAKE) -C clients/go
 	$(MAKE) -C clients/cpp
 
+client-ts: $(INSTALLED) ## the package for browsers and Node, generated from the protos: clients/typescript/signalbox-client-VERSION.tgz
+	cd clients/typescript && npm ci --ignore-scripts --no-audit --no-fund && mkdir -p src/gen
+	$(PROTOC) -Iclients --plugin=protoc-gen-es=clients/typescript/node_modules/.bin/protoc-gen-es \
+		--es_out=clients/typescript/src/gen --es_opt=target=ts,import_extension=js \
+		signalbox_protos/inference/v1/inference.proto error_details.proto
+	cd clients/typescript && npm run build && npm pack
+
 clean: ## removes everything that make made, but the model
 	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) $(WHEELS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
 	rm -rf $(OTHERS) tests/third_party/node_modules tests/agents/node_modules clients/node/node_modules clients/go/build clients/cpp/build
+	rm -rf $(addprefix clients/typescript/,node_modules dist src/gen *.tgz)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc_requests
 import pytest
 
+from signalbox.version import VERSION
 from tests.clients.routers import ANSWER, MAX_TOKENS, QUESTION, running_router
 from tests.router.fakes import MODEL_NAME
 from tests.waiting import EVENT_S, eventually
@@ -52,21 +53,30 @@ def command_of(language: str) -> list[str | Path]:
     What was built from an older contract must do: so do clients elsewhere.
     """
     folder = CLIENTS / language
-    built = folder / ("node_modules" if language == "node" else "build/chat")
-    if not built.exists() or (language == "node" and shutil.which("node") is None):
+    built = folder / {"node": "node_modules", "typescript": "dist"}.get(language, "build/chat")
+    script = {"node": "chat.js", "typescript": "example.mjs"}.get(language)
+    if not built.exists() or (script and shutil.which("node") is None):
         pytest.skip(f"clients/{language} is not built here: make clients, see clients/README.md")
-    return ["node", folder / "chat.js"] if language == "node" else [built]
+    return ["node", folder / script] if script else [built]
 
 
-@pytest.mark.parametrize("language", ["node", "go", "cpp"])
+@pytest.mark.parametrize("language", ["node", "go", "cpp", "typescript"])
 async def test_an_example_chats_cancels_is_late_and_reads_an_error(language: str) -> None:
     command = command_of(language)
-    async with running_router() as stack:
-        lines = (await run(*command, stack.address)).splitlines()
+    async with running_router(http_port=0) as stack:
+        assert stack.router.http is not None
+        is_web = language == "typescript"
+        address = f"http://{stack.router.http.address}" if is_web else stack.address
+        lines = (await run(*command, address)).splitlines()
         expected = [line.replace("DEADLINE_EXCEEDED", "DeadlineExceeded") for line in EXPECTED]
         expected = [line.replace("INVALID_ARGUMENT", "InvalidArgument") for line in expected]
-        assert lines == (expected if language == "go" else EXPECTED)
+        assert lines == (expected if language in ("go", "typescript") else EXPECTED)
         await eventually(lambda: bool(stack.scheduler.aborted))
+
+
+def test_the_package_for_browsers_has_our_version() -> None:
+    package = json.loads((CLIENTS / "typescript" / "package.json").read_text(encoding="utf-8"))
+    assert package["version"] == VERSION.partition(".dev")[0]
 
 
 def chat_request(max_tokens: int) -> dict[str, Any]:
