@@ -36,6 +36,7 @@ from signalbox_worker.files.checkpoints.gguf.weights import (
     read_rows,
     read_values,
 )
+from signalbox_worker.files.checkpoints.old_names import with_todays_names
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes
@@ -57,6 +58,12 @@ _SAMPLING = {
 }
 """Names in general.sampling, and in a generation_config.json, which converters make them of."""
 _NAMED = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
+_OF_WORD_PIECE = {
+    "bos_token_id": ("bos_token_id", "cls_token_id", 101),
+    "eos_token_id": ("seperator_token_id", "eos_token_id", 102),
+    "unknown_token_id": ("unknown_token_id", "", 100),
+}
+"""Fields of BERT's special tokens, and their ids in files without these, as in llama.cpp."""
 _GATE_OF_SHARED = ".shared_expert_gate.weight"
 _NO_TOKENS = {-1, (1 << 32) - 1}
 """-1, of either type."""
@@ -97,7 +104,8 @@ class GGUFSource:
         return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
-        return distinct_tensors(self._named())
+        found = distinct_tensors(self._named())
+        return with_todays_names(found, [self._config.family.architecture])
 
     def _named(self) -> Iterator[tuple[str, str, StoredTensor]]:
         """Yields the checkpoint's tensors, each with its name there and one in the file."""
@@ -190,15 +198,25 @@ class GGUFSource:
             token_types=types,
             merges=self._list("merges", str),
             scores=self._list("scores", float),
-            bos=self._token("bos_token_id", tokens),
-            eos=self._token("eos_token_id", tokens),
-            unk=self._token("unknown_token_id", tokens),
+            bos=self._special("bos_token_id", tokens, model),
+            eos=self._special("eos_token_id", tokens, model),
+            unk=self._special("unknown_token_id", tokens, model),
+            lowercase=bool(self._of_tokenizer("normalizer.lowercase", True)),
+            strip_accents=bool(self._of_tokenizer("normalizer.strip_accents", True)),
             add_bos=bool(self._of_tokenizer("add_bos_token", adds_bos(model=model, pre=pre))),
             add_eos=bool(self._of_tokenizer("add_eos_token", False)),
             add_space_prefix=bool(self._of_tokenizer("add_space_prefix", True)),
             strips_after_special=_PHI3.search(str(self._config.fields.get("general.name", "")))
             is not None,
         )
+
+    def _special(self, field: str, tokens: list[str], model: str) -> str | None:
+        """Returns a special token; of BERT's tokenizer, which names some by other fields."""
+        if model != "bert":
+            return self._token(field, tokens)
+        first, second, usual = _OF_WORD_PIECE[field]
+        known = (self._token(one, tokens) for one in (first, second) if one)
+        return next((one for one in known if one), tokens[usual] if usual < len(tokens) else None)
 
     def _token(self, field: str, tokens: list[str]) -> str | None:
         token_id = self._id(field)

@@ -59,7 +59,8 @@ def test_built_tokenizer_adds_the_tokens_that_it_is_told_to() -> None:
     ("fields", "message"),
     [
         ({"pre": "unheard-of"}, "called 'unheard-of', which is not supported; use a"),
-        ({"model": "bert"}, "tokenizers of kind 'bert' are not supported"),
+        ({"model": "t5"}, "tokenizers of kind 't5' are not supported"),
+        ({"model": "bert"}, "lacks its special tokens"),
         ({"model": "llama"}, "tokenizer has no scores"),
         ({"merges": ["x y"]}, r"the tokenizer is damaged \(.*\); fetch the file again"),
     ],

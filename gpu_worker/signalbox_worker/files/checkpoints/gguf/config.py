@@ -81,7 +81,7 @@ class GGUFConfig:
 
     @property
     def _norm(self) -> str:
-        return "" if self.fields.kind == "cohere2" else "rms_"
+        return "" if self.fields.kind in ("bert", "cohere2", "nomic-bert") else "rms_"
 
     @property
     def _biased(self) -> str:

@@ -262,11 +262,30 @@ def _gemma4_rotations(fields: GGUFFields, full: Mapping[str, Any]) -> dict[str, 
     }
 
 
+def _encoder(activation: str) -> Reader:
+    """Returns the reader of a family whose tokens see those behind them too."""
+
+    def read(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+        if fields.of_model("attention.causal", False):
+            raise ModelError("its attention.causal is true, which is not supported of an encoder")
+        for name in ("add_sep_token", "normalizer.lowercase", "normalizer.strip_accents"):
+            fields.get(f"tokenizer.ggml.{name}", None)  # which its tokenizer reads
+        usual = 2 if "token_types.weight" in tensors else 0
+        return {
+            "hidden_act": activation,
+            "layer_norm_eps": shapes["rms_norm_eps"],
+            "type_vocab_size": fields.get("tokenizer.ggml.token_type_count", usual),
+        }
+
+    return read
+
+
 def _plain(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
     return {}
 
 
 READERS: Mapping[str, Reader] = {
+    "bert": _encoder("gelu"),
     "cohere2": _cohere2,
     "deepseek2": _deepseek2,
     "gemma4": _gemma4,
@@ -275,6 +294,7 @@ READERS: Mapping[str, Reader] = {
     "gpt-oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "mistral3": _mistral3,
+    "nomic-bert": _encoder("silu"),
     "olmo2": _olmo2,
     "olmoe": _olmoe,
     "qwen2moe": _qwen2_moe,

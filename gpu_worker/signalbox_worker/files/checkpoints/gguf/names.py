@@ -73,6 +73,32 @@ _LATENT = {
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
 }
+_BERT_TOP = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_NOMIC_BERT = {
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc11",
+    "ffn_gate": "mlp.fc12",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
+"""The names of the code beside the weights, of which `old_names.py` makes those of today."""
 _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 _QWEN_EXPERTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
@@ -197,6 +223,10 @@ class Family:
     architecture: str
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Names of tensors that differ from Llama's; with their ends, those of another end."""
+    top_names: Mapping[str, str] = field(default_factory=dict)
+    """Names without ends of tensors outside of layers, of a family without Llama's."""
+    layers: str = "model.layers"
+    """What names of layers begin with."""
     is_interleaved: bool = False
     norm_offset: float = 0.0
     expert_block: str = ""
@@ -236,12 +266,14 @@ class Family:
         if self.norm_offset and "norm" in name:
             change = partial(_less, offset=self.norm_offset)
         if match is None:
-            yield Renamed(_TOP.get(name, name), change)
+            own, _, end = name.rpartition(".")
+            top = self.top_names.get(own)
+            yield Renamed(f"{top}.{end}" if top else _TOP.get(name, name), change)
             return
         layer, part, kind = match.groups()
         if self.is_interleaved and part in ("attn_q", "attn_k"):
             change = partial(half_split, num_heads=heads(part))
-        prefix, experts = f"model.layers.{layer}.", _EXPERTS.fullmatch(part)
+        prefix, experts = f"{self.layers}.{layer}.", _EXPERTS.fullmatch(part)
         if experts and self.expert_block:
             ours = self.expert_names[experts[1]]
             for index in range(shape[0]):
@@ -257,6 +289,15 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "bert": Family(
+        architecture="BertModel", layer_names=_BERT, top_names=_BERT_TOP, layers="encoder.layer"
+    ),
+    "nomic-bert": Family(
+        architecture="NomicBertModel",
+        layer_names=_NOMIC_BERT,
+        top_names=_BERT_TOP,
+        layers="encoder.layers",
+    ),
     "llama": Family(architecture="LlamaForCausalLM", is_interleaved=True),
     "granite": Family(architecture="GraniteForCausalLM", is_interleaved=True),
     "qwen2": Family(architecture="Qwen2ForCausalLM"),

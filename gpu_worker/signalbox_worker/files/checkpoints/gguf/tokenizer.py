@@ -3,10 +3,12 @@
 Byte-level BPE ("gpt2"): the file names its way of cutting text into words; ways that are not known
 here are refused, since another one would give other tokens without a word. Sentencepiece ("llama"):
 the file has no merges, only scores, from which they follow; Gemma 4's ("gemma4") has them.
+WordPiece ("bert"): words begin with the mark of Sentencepiece's spaces, in place of the others with
+##.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
@@ -52,6 +54,8 @@ class GGUFVocab:
     unk: str | None = None
     scores: list[float] = field(default_factory=list)
     add_space_prefix: bool = True
+    lowercase: bool = True
+    strip_accents: bool = True
     strips_after_special: bool = False
     """True if added tokens absorb the white space that follows them, as in Phi-3."""
 
@@ -156,7 +160,7 @@ def adds_bos(*, model: str, pre: str) -> bool:
 
 def build(vocab: GGUFVocab) -> str:
     """Returns tokenizer.json."""
-    make = {"llama": _sentencepiece, _GEMMA4: _sentencepiece, "gpt2": _byte_level}.get(vocab.model)
+    make = _MAKERS.get(vocab.model)
     if make is None:
         raise ModelError(
             f"tokenizers of kind {vocab.model!r} are not supported in GGUF files; "
@@ -247,7 +251,38 @@ def _merges_of_scores(vocab: GGUFVocab, ids: dict[str, int]) -> list[tuple[str, 
     return [pair for *_, pair in ranked]
 
 
-# ---- both ----
+# ---- WordPiece ----
+
+
+def _word_piece(vocab: GGUFVocab) -> Tokenizer:
+    if vocab.bos is None or vocab.eos is None or vocab.unk is None:
+        raise ModelError("the GGUF file's tokenizer lacks its special tokens; fetch another file")
+    named = {vocab.bos, vocab.eos, vocab.unk}
+    typed = zip(vocab.tokens, vocab.token_types, strict=True)
+    ids = {
+        token if kind in _SPECIAL_TYPES or token in named else _piece(token): index
+        for index, (token, kind) in enumerate(typed)
+    }
+    tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token=vocab.unk))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=vocab.lowercase, strip_accents=vocab.strip_accents
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    first, last = vocab.bos, vocab.eos
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(token, ids[token]) for token in dict.fromkeys((first, last))],
+    )
+    return tokenizer
+
+
+def _piece(token: str) -> str:
+    return token.removeprefix("▁") if token.startswith("▁") else f"##{token}"
+
+
+# ---- all ----
 
 
 def _ids(vocab: GGUFVocab) -> dict[str, int]:
@@ -284,3 +319,12 @@ def _add_tokens(tokenizer: Tokenizer, vocab: GGUFVocab) -> None:
             if kind == TokenType.USER_DEFINED
         ]
     )
+
+
+_MAKERS: Mapping[str, Callable[[GGUFVocab], Tokenizer]] = {
+    "bert": _word_piece,
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    _GEMMA4: _sentencepiece,
+}
+"""Functions by the names of kinds of tokenizers."""
