@@ -1,4 +1,4 @@
-"""One load of a model on a CPU by itself: time, CPU seconds, peak and resident memory, and its files.
+"""One load of a model on a CPU by itself: time, CPU seconds, memory, and the size of its files.
 
     python -m benchmarks.memory.model_load MODEL [--threads 2] [--quantization auto]
         [--packed-weights off]
