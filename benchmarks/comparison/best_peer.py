@@ -128,7 +128,9 @@ def against_the_machine(results: Results) -> list[list[str]]:
         for name, bound in results.bounds.get(load.name, {}).items():
             if runs := results.of.get(load.name, {}).get(name):
                 rates = [run.tokens_per_s for run in runs]
-                shares, aim = [rate / bound for rate in rates], _aim_of(load, BOUND_AIMS[name])
+                shares = [rate / bound for rate in rates]
+                of_decode = () if load.kind is Kind.PREFILL else BOUND_AIMS[name]
+                aim = _aim_of(load, of_decode)
                 is_missed = aim is not None and RATE.misses(statistics.median(shares), aim)
                 share = spread(shares, ".2f", bold=is_missed and len(shares) >= MIN_ROUNDS)
                 title = f"{name}, {load.title}"
