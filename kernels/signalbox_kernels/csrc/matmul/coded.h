@@ -119,13 +119,15 @@ SB_INLINE void add_part(const char* a, int64_t a_stride, const char* b, int64_t 
     for (int v = 0; v < NV; ++v)
       dot[r][v] = (is_wide<G> ? 0 : start_of<Q>(*group(r), part)) + VI{};
   const word* codes = reinterpret_cast<const word*>(b + Q::at(g)) + column;
-  dot_words<Q>(dot, a, a_stride, codes, book_of<Q>(b), part);
-  if constexpr (is_wide<G>) {
+  const char* last = is_wide<G> ? a + sizeof(CodedGroup) : a;  // the low bytes
+  if (is_wide<G>) __asm__("" : "+r"(last));  // keeps the loop: two copies take twice as long to compile
+  for (;; a = last) {
+    dot_words<Q>(dot, a, a_stride, codes, book_of<Q>(b), part);
+    if (!is_wide<G> || a == last) break;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) dot[r][v] = (dot[r][v] << 8) + start_of<Q>(*group(r), part);
-    dot_words<Q>(dot, a + sizeof(CodedGroup), a_stride, codes, book_of<Q>(b), part);  // the low bytes
   }
   Scales<Q> scales[NV];
 #pragma GCC unroll 8
