@@ -12,14 +12,15 @@ namespace SB_NS {
 #if defined(__AMX_INT8__)
 constexpr int kFewRows = 8;  // up to here vector registers are faster
 
-// Sums 0 and 1, and 2 and 3, are 16 rows by 32 columns; 4 is rows of the left side, 6 and 7 columns
-// of the right.
+// Sums 0 and 1, and 2 and 3, are up to 16 rows by 32 columns; 4 is rows of the left side, 6 and 7 columns
+// of the right. Fewer rows take less time to multiply and to store.
 template <class Q>
-SB_INLINE TileConfig coded_config() {
+SB_INLINE TileConfig coded_config(int rows) {
   constexpr int words = kGroupWords / Q::parts;
+  const int at_most = rows < kTileRows ? rows : kTileRows;
   TileConfig config;
-  for (int sum = 0; sum < 4; ++sum) config.set(sum, kTileRows, kTileWords);
-  config.set(4, kTileRows, words);
+  for (int sum = 0; sum < 4; ++sum) config.set(sum, at_most, kTileWords);
+  config.set(4, at_most, words);
   config.set(6, words, kTileWords);
   config.set(7, words, kTileWords);
   return config;
@@ -131,8 +132,8 @@ template <class Q, class G>
 static void tiled_coded(const sb::Phase& phase, const sb::Claim& claim, Finish finish) {
   auto& scratch = *reinterpret_cast<CodedScratch*>(claim.scratch);
   const int64_t a_stride = phase.src.stride, groups = phase.depth;
-  use_tiles(coded_config<Q>());
   over_parts<sb::kRowsAtOnce>(phase, claim, [&](const Spot& at, const char* b, const char* next) {
+    use_tiles(coded_config<Q>(at.rows));
     const char* a = static_cast<const char*>(phase.src.data) + at.row * a_stride;
     std::memset(scratch.sum, 0, sizeof(float) * static_cast<size_t>(at.rows) * kPanel);
     for (int64_t g = 0; g < groups; ++g, a += sizeof(G)) {
