@@ -47,6 +47,9 @@ _GROUPS = {**_MIXTURE, "n_group": 1, "topk_group": 1, "n_shared_experts": 1}
 _GROUPS |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 0}
 _LATENT = {**_GROUPS, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8}
 _LATENT |= {"qk_rope_head_dim": 4, "v_head_dim": 6, "num_key_value_heads": 4}
+_PANELS = {**_LATENT, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+_PANELS |= dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 32)
+_PANELS |= {"n_shared_experts": 2, "initializer_range": 0.1}
 _TWO = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 _PARTLY = {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, **_TWO}
@@ -57,6 +60,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 9, "num_hidden_layers": 4, "logit_scale": 0.5},
     ),
     "deepseek2": ("DeepseekV2ForCausalLM", {**_LATENT, "topk_method": "greedy"}),
+    "deepseek2-lite": (
+        "DeepseekV2ForCausalLM",
+        {**_PANELS, "q_lora_rank": None, "topk_method": "greedy"}
+        | {"rope_parameters": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek2-v2": (
+        "DeepseekV2ForCausalLM",
+        {**_PANELS, "topk_method": "group_limited_greedy", "n_group": 2}
+        | {"routed_scaling_factor": 4.0}
+        | {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "deepseek2-v3": (
         "DeepseekV3ForCausalLM",
         {**_LATENT, "n_group": 2, "routed_scaling_factor": 2.0, "scoring_func": "sigmoid"},
@@ -128,7 +142,7 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         "num_experts_per_tok": choose.choice((1, 2, 3)),
         "top_k_experts": choose.choice((1, 2, 3)),
     }
-    if name in ("deepseek2", "deepseek2-glm"):
+    if name in ("deepseek2", "deepseek2-glm", "deepseek2-v2"):
         fields["q_lora_rank"] = choose.choice((None, 12))
     if not name.startswith(("deepseek2", "gemma4")):
         fields["num_key_value_heads"] = choose.choice((1, 2, 4))

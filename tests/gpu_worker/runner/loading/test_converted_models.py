@@ -25,7 +25,7 @@ from tests.gpu_worker.runner.loading.converted_models import (
 from tests.gpu_worker.runner.loading.gguf_files import open_path, writing
 from tests.rounding import LOGITS
 
-NATIVE = ("glm4", "glm4moe", "smollm3")
+NATIVE = ("deepseek2-lite", "deepseek2-v2", "glm4", "glm4moe", "smollm3")
 """Files whose heads have whole vectors, and that native programs compute."""
 
 
