@@ -75,16 +75,7 @@ async def run(
             bound_port = await server.start()
             server.set_serving(SERVICE_NAME, serving=True)
             _log_ready(worker, server)
-            registration = Registration(
-                worker=worker,
-                scheduler_address=settings.scheduler,
-                advertised_address=advertised_address(
-                    host=host, port=bound_port, advertise=settings.advertise
-                ),
-                tls=tls,
-                on_accepted=end_reports,
-                role=settings.role,
-            )
+            registration = _registration(worker, settings, bound_port, on_accepted=end_reports)
             async with serving_metrics(metrics, worker.samples, host=host, tls=tls):
                 await _serve(server, registration, worker, grace_s=settings.drain_timeout)
             worker.close()
@@ -92,6 +83,21 @@ async def run(
             await server.drain(grace_s=0.0)  # if it is not, such as where metrics cannot be shown
             worker.close(f"rank 0 ends: {error}")
             raise
+
+
+def _registration(
+    worker: Worker, settings: WorkerSettings, bound_port: int, *, on_accepted: Callable[[], object]
+) -> Registration:
+    return Registration(
+        worker=worker,
+        scheduler_address=settings.scheduler,
+        advertised_address=advertised_address(
+            host=settings.host, port=bound_port, advertise=settings.advertise
+        ),
+        tls=settings.tls,
+        on_accepted=on_accepted,
+        role=settings.role,
+    )
 
 
 def _check_listening(settings: WorkerSettings) -> None:

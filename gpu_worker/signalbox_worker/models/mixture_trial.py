@@ -5,6 +5,7 @@ with even and with skewed routing. What it compiles lies in Triton's cache after
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
@@ -18,6 +19,8 @@ from signalbox_worker.device.trials.kept_verdicts import verdicts_of
 from signalbox_worker.device.trials.trial import Trial, Verdict
 
 logger = logging.getLogger(__name__)
+
+Size = tuple[int, int, int]
 
 _OP = "mix_experts"
 _MANY_ROWS = 17
@@ -87,12 +90,7 @@ def try_mixture(
         return torch.randn(size, generator=generator, device=device, dtype=kind)
 
     sizes = ((num_experts, 2 * expert_size, hidden_size), (num_experts, hidden_size, expert_size))
-    forms = [tuple(ExpertWeights(random(*size).div_(size[2] ** 0.5)) for size in sizes)]
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9):
-        forms += [
-            tuple(_in_e4m3(random(*size), rows_per_scale=rows) for size in sizes)
-            for rows in (1, FP8_GROUP)
-        ]
+    forms = _forms(sizes, random, device)
     # No two scores of a token are equal, since of equal ones either may be chosen.
     scores = torch.linspace(-4, 4, num_experts, device=device, dtype=kind)
     for num_tokens in (1, 64, max(_MANY_TOKENS, _MANY_ROWS * num_experts // experts_per_token)):
@@ -114,6 +112,19 @@ def try_mixture(
             if not worst <= _NUM_ROUNDINGS * torch.finfo(kind).eps * float(expected.abs().max()):
                 return Verdict(fault=f"the results of {num_tokens} tokens are off by {worst:.2g}")
     return Verdict()
+
+
+def _forms(
+    sizes: Sequence[Size], random: Callable[..., Tensor], device: torch.device
+) -> list[tuple[ExpertWeights, ...]]:
+    """Returns matrices of some sizes in each form that the device multiplies."""
+    forms = [tuple(ExpertWeights(random(*size).div_(size[2] ** 0.5)) for size in sizes)]
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9):
+        forms += [
+            tuple(_in_e4m3(random(*size), rows_per_scale=rows) for size in sizes)
+            for rows in (1, FP8_GROUP)
+        ]
+    return forms
 
 
 def _in_e4m3(weight: Tensor, *, rows_per_scale: int) -> ExpertWeights:

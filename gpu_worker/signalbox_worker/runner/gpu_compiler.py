@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,33 +31,10 @@ class GpuCompiler:
 
 def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
     """Examines this machine for a PyTorch that was built for such a version of CUDA."""
-    problems = []
-    compiler = _c_compiler()
-    if compiler is None and (named := os.environ.get("CC")) is not None:
-        problems.append(f"CC is {named!r}, which is no program; name a C compiler, or unset CC")
-    elif compiler is None:
-        problems.append("Triton needs a C compiler for its driver; install gcc and libc6-dev")
+    compiler, driver = _c_compiler(), _cuda_of_driver()
     header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.is_file():
-        problems.append(f"Triton needs {header}; install python3-dev, or what has Python's headers")
-    if compiler is not None and header.is_file():
-        error = _error_of_compiling(compiler, header)
-        if error is not None:
-            problems.append(
-                f"{compiler} does not compile a file that includes Python.h ({error}); install "
-                "libc6-dev, or name another compiler in CC"
-            )
-    driver = _cuda_of_driver()
-    if driver is None:
-        problems.append(
-            "libcuda.so.1 does not load; install the NVIDIA driver, and for containers the NVIDIA "
-            "container toolkit"
-        )
-    elif cuda_of_pytorch is not None and int(cuda_of_pytorch.partition(".")[0]) > driver[0]:
-        problems.append(
-            f"the NVIDIA driver runs CUDA {driver[0]}.{driver[1]}, and PyTorch is built for "
-            f"{cuda_of_pytorch}; install a newer driver, or a PyTorch for CUDA {driver[0]}"
-        )
+    problems = [*_problems_of_compiler(compiler, header)]
+    problems += _problems_of_driver(driver, cuda_of_pytorch)
     try:
         folder: str | None = str(usable_folder(None))
     except UnusableFolder as fault:
@@ -69,6 +47,35 @@ def examine(cuda_of_pytorch: str | None) -> GpuCompiler:
         "kernel cache": folder,
     }
     return GpuCompiler(found, tuple(problems))
+
+
+def _problems_of_compiler(compiler: str | None, header: Path) -> Iterator[str]:
+    if compiler is None and (named := os.environ.get("CC")) is not None:
+        yield f"CC is {named!r}, which is no program; name a C compiler, or unset CC"
+    elif compiler is None:
+        yield "Triton needs a C compiler for its driver; install gcc and libc6-dev"
+    if not header.is_file():
+        yield f"Triton needs {header}; install python3-dev, or what has Python's headers"
+    elif compiler is not None and (error := _error_of_compiling(compiler, header)) is not None:
+        yield (
+            f"{compiler} does not compile a file that includes Python.h ({error}); install "
+            "libc6-dev, or name another compiler in CC"
+        )
+
+
+def _problems_of_driver(
+    driver: tuple[int, int] | None, cuda_of_pytorch: str | None
+) -> Iterator[str]:
+    if driver is None:
+        yield (
+            "libcuda.so.1 does not load; install the NVIDIA driver, and for containers the NVIDIA "
+            "container toolkit"
+        )
+    elif cuda_of_pytorch is not None and int(cuda_of_pytorch.partition(".")[0]) > driver[0]:
+        yield (
+            f"the NVIDIA driver runs CUDA {driver[0]}.{driver[1]}, and PyTorch is built for "
+            f"{cuda_of_pytorch}; install a newer driver, or a PyTorch for CUDA {driver[0]}"
+        )
 
 
 def _c_compiler() -> str | None:

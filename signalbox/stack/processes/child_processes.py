@@ -112,18 +112,8 @@ def start(
             the SystemExit pass that ends the copy.
     """
     readable, writable = os.pipe()
-    inherited = {
-        key: value
-        for key, value in os.environ.items()
-        if key == ISA_VARIABLE or not key.startswith((ENV_PREFIX, VLLM_PREFIX))
-    }
-    variables = {
-        **inherited,
-        **(environment or {}),
-        PARENT_PID: str(os.getpid()),
-        PROCESS_NAME: name,
-        NEWS_FD: str(writable),
-    }
+    own = {PARENT_PID: str(os.getpid()), PROCESS_NAME: name, NEWS_FD: str(writable)}
+    variables = _inherited() | dict(environment or {}) | own
     if fork:
         pid = os.fork()
         if not pid:
@@ -142,6 +132,15 @@ def start(
         started = Started(name, process.pid, readable, process.wait)
     os.close(writable)
     return started
+
+
+def _inherited() -> dict[str, str]:
+    """Returns this process's environment without settings, which are passed as arguments."""
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key == ISA_VARIABLE or not key.startswith((ENV_PREFIX, VLLM_PREFIX))
+    }
 
 
 async def watch(started: Started) -> Child:

@@ -1,7 +1,8 @@
 """Writes down what does not conform to a schema, with no keyword that negates."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -86,11 +87,7 @@ class Negation:
         self, keyword: str, schema: Schema, types: Collection[str], beside: Sequence[Schema]
     ) -> list[Any]:
         """Returns the ways in which a value may violate one keyword."""
-        value = schema[keyword]
-
-        def negated(one: Any) -> Any:
-            return self.of(one, types, beside=beside)
-
+        value, negated = schema[keyword], partial(self.of, types=types, beside=beside)
         if keyword in _COUNTS:
             name, opposite, step = _COUNTS[keyword]
             return [{"type": name, opposite: value + step}] if value + step >= 0 else []
@@ -121,12 +118,7 @@ class Negation:
                     {"allOf": [negated(value), negated(schema.get("else", True))]},
                 ]
             case "dependentRequired":
-                return [
-                    {"type": "object", "required": [name], "properties": {other: False}}
-                    for name, others in value.items()
-                    for other in others
-                    if other != name
-                ]
+                return _ways_of_dependence(value)
             case "$ref":
                 return [self._of_reference(value, types, beside)]
         if keyword in _NEVER and not _says_nothing(keyword, value):
@@ -187,6 +179,16 @@ class Negation:
         negated = self.of(self._disjointness.resolve(reference), types, beside=beside)
         self._within.pop()
         return negated
+
+
+def _ways_of_dependence(dependence: Mapping[str, Sequence[str]]) -> list[Any]:
+    """Returns schemas of the objects that have a key without another that it requires."""
+    return [
+        {"type": "object", "required": [name], "properties": {other: False}}
+        for name, others in dependence.items()
+        for other in others
+        if other != name
+    ]
 
 
 def _says_nothing(keyword: str, value: Any) -> bool:

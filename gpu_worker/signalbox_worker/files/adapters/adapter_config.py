@@ -166,47 +166,63 @@ def _config(config: Mapping[str, Any], modules: Collection[str]) -> AdapterConfi
     r, alpha = _rank(config["r"]), _number(config["lora_alpha"])
     sizes = _pattern(config.get("rank_pattern"), _rank)
     alphas = _pattern(config.get("alpha_pattern"), _number)
-    targeted = _modules(config["target_modules"])
-    excluded = _modules(config.get("exclude_modules") or [])
-    layers = _layers(config.get("layers_to_transform"))
+    targets = _Targets(
+        _modules(config["target_modules"]),
+        excluded=_modules(config.get("exclude_modules") or []),
+        layers=_layers(config.get("layers_to_transform")),
+    )
     layers_pattern = _listed(config.get("layers_pattern") or [])
-    if not targeted:
-        raise ValueError("target_modules names no module")
-    if layers and isinstance(targeted, str):
-        raise ValueError("layers_to_transform goes with a list of target_modules")
     found = first_matches(
         {
             "r": [*map(_of_end, sizes)],
             "alpha": [*map(_of_end, alphas)],
-            "targeted": _whole(targeted),
-            "excluded": _whole(excluded),
-            "layer": _of_layers(layers_pattern) if layers else (),
+            "targeted": _whole(targets.targeted),
+            "excluded": _whole(targets.excluded),
+            "layer": _of_layers(layers_pattern) if targets.layers else (),
         },
         modules,
     )
-
-    def is_named(names: str | frozenset[str], group: str, module: str) -> bool:
-        return module in found[group] if isinstance(names, str) else _end_of(names, module)
-
-    def is_target(module: str) -> bool:
-        if is_named(excluded, "excluded", module):
-            return False
-        if isinstance(targeted, str) and targeted.lower() == ALL_LINEAR:
-            return True
-        if not is_named(targeted, "targeted", module):
-            return False
-        if not layers or module in targeted:
-            return True
-        return module in found["layer"] and int(found["layer"][module].last_group) in layers
-
     return AdapterConfig(
         max_rank=max([r, *sizes.values()]),
         base_model=str(config.get("base_model_name_or_path") or ""),
         _scales_by_root=_flag(config["use_rslora"]),
-        _targets=frozenset(filter(is_target, modules)),
+        _targets=frozenset(module for module in modules if targets.has(module, found)),
         _ranks=_of_modules(sizes, found["r"], r, modules),
         _alphas=_of_modules(alphas, found["alpha"], alpha, modules),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Names of the modules that an adapter changes: a list of their ends, or one expression."""
+
+    targeted: str | frozenset[str]
+    excluded: str | frozenset[str]
+    layers: frozenset[int]
+    """Layers whose modules are changed; all if it is empty."""
+
+    def __post_init__(self) -> None:
+        if not self.targeted:
+            raise ValueError("target_modules names no module")
+        if self.layers and isinstance(self.targeted, str):
+            raise ValueError("layers_to_transform goes with a list of target_modules")
+
+    def has(self, module: str, found: Mapping[str, Mapping[str, Match]]) -> bool:
+        """Args: found: matches of the expressions "targeted", "excluded" and "layer"."""
+        targeted, of_layer = self.targeted, found["layer"]
+        if _is_named(self.excluded, module, found["excluded"]):
+            return False
+        if isinstance(targeted, str) and targeted.lower() == ALL_LINEAR:
+            return True
+        if not _is_named(targeted, module, found["targeted"]):
+            return False
+        if not self.layers or module in targeted:
+            return True
+        return module in of_layer and int(of_layer[module].last_group) in self.layers
+
+
+def _is_named(names: str | frozenset[str], module: str, found: Mapping[str, Match]) -> bool:
+    return module in found if isinstance(names, str) else _end_of(names, module)
 
 
 def _of_modules(

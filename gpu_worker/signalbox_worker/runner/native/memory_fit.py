@@ -4,6 +4,7 @@ A mixture may be larger: a step reads some of its experts, from the packed weigh
 """
 
 import logging
+from collections.abc import Iterator
 from math import prod
 
 from signalbox_kernels.floats import dtype_name
@@ -58,16 +59,19 @@ def check_memory(
         return of_weights
     left = free - of_cache
     smaller = [one for one in _MADE_AT_LOAD if part * sizes.bytes_in(one) <= left]
-    remedies = [f"use --quantization {smaller[0]}"] if smaller and name not in smaller else []
-    if of_cache:
-        remedies.append("lower --kv-cache-memory and --swap-space")
-    remedies += [
-        "raise the limit of memory (of the container, or ulimit -v)",
-        "divide the model among machines (--pipeline-parallel-size)",
-        "use a smaller model, or a file of a stronger quantisation",
-    ]
-    listed = ", or ".join(remedies)
-    raise MemoryError(f"it takes {takes}, and {free >> 20} MiB of memory are free; {listed}")
+    form_that_fits = smaller[0] if smaller and name not in smaller else None
+    remedies = ", or ".join(_remedies(form_that_fits, has_cache=bool(of_cache)))
+    raise MemoryError(f"it takes {takes}, and {free >> 20} MiB of memory are free; {remedies}")
+
+
+def _remedies(form_that_fits: str | None, *, has_cache: bool) -> Iterator[str]:
+    if form_that_fits is not None:
+        yield f"use --quantization {form_that_fits}"
+    if has_cache:
+        yield "lower --kv-cache-memory and --swap-space"
+    yield "raise the limit of memory (of the container, or ulimit -v)"
+    yield "divide the model among machines (--pipeline-parallel-size)"
+    yield "use a smaller model, or a file of a stronger quantisation"
 
 
 def _part(share: TensorShare, stage: StageLayers) -> float:
