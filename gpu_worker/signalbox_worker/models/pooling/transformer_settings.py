@@ -14,6 +14,8 @@ from signalbox_worker.files.checkpoints.json_file import read_json
 _TASKS = ("feature-extraction", "sequence-classification", "text-generation")
 _OUTPUTS = ("token_embeddings", "causal_logits", "scores")
 _HIDDEN = ("last_hidden_state", "logits")
+_OF_TEXTS = ("document_length", "query_length", "query_expansion")
+"""Settings of late interaction, whose clients cut texts and add tokens to queries."""
 _OF_CALLS = frozenset({"padding", "return_tensors", "truncation"})
 _OF_LOADING = frozenset(
     {
@@ -24,10 +26,14 @@ _OF_LOADING = frozenset(
 """Arguments that change how transformers computes, or computes what is not used."""
 
 
-def check_transformer_settings(file: Path) -> None:
-    """Raises ModelError for a setting that is not served."""
+def check_transformer_settings(file: Path, *, makes_token_vectors: bool = False) -> None:
+    """Raises ModelError for a setting that is not served.
+
+    Args:
+        makes_token_vectors: whether the model is for late interaction alone.
+    """
     for name, value in read_json(file).items():
-        if value is None or value == {}:
+        if value is None or value == {} or (makes_token_vectors and name in _OF_TEXTS):
             continue
         judge = _JUDGES.get(name)
         if judge is None or (fault := judge(value)) is None:
@@ -96,8 +102,6 @@ def _processing(value: Any) -> str | None:
 _JUDGES: Mapping[str, Callable[[Any], str | None]] = {
     "max_seq_length": _any,
     "do_lower_case": _one_of(True, False),
-    # Of late interaction, whose clients add tokens to queries.
-    **dict.fromkeys(("document_length", "query_length", "query_expansion"), _any),
     "transformer_task": _one_of(*_TASKS),
     "module_output_name": _one_of(*_OUTPUTS),
     "modality_config": _modalities,

@@ -74,9 +74,10 @@ def open_pooling(
         raise not_pooled(shape.architecture)
     root = source.root
     transformer = _transformer_config_file(source)
-    if transformer is not None:
-        check_transformer_settings(transformer)
     saved = read_modules(root) if root is not None and has_modules(root) else SavedModules()
+    if transformer is not None:
+        late = bool(saved.token_modules)
+        check_transformer_settings(transformer, makes_token_vectors=late)
     outputs = pooled_outputs(model_config, source, config, shape, saved)
     if outputs.task == "token_embed" and not shape.is_bidirectional:
         raise ModelError(

@@ -119,6 +119,7 @@ def test_the_forms_of_other_packages_are_read(tmp_path: Path) -> None:
         found = np.concatenate(token_vectors(make_runner(saved, **options), prompts))
         assert found.tobytes() == expected.tobytes()
 
+    edit_json(saved / "sentence_bert_config.json", query_length=32, document_length=180)
     entries = json.loads((saved / "modules.json").read_text())[:2]  # PyLate norms in its code
     entries[1]["type"] = "pylate.models.Dense.Dense"
     (saved / "modules.json").write_text(json.dumps(entries))
@@ -128,7 +129,8 @@ def test_the_forms_of_other_packages_are_read(tmp_path: Path) -> None:
     linear = load_file(saved / "1_Dense" / "model.safetensors")
     weights = {f"bert.{name}": one for name, one in load_file(saved / "model.safetensors").items()}
     save_file(weights | linear, saved / "model.safetensors")
-    (saved / "modules.json").unlink()
+    for name in ("modules.json", "sentence_bert_config.json"):
+        (saved / name).unlink()
     edit_json(saved / "config.json", architectures=["HF_ColBERT"])
     check()
 
