@@ -53,7 +53,7 @@ class QueryKeyNorms(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
+class LayerRotation:
     """Rotation of a layer's Q and K."""
 
     table: NDArray[np.float32] | None = None

@@ -20,7 +20,7 @@ from signalbox_worker.models.layers import (
     PlainFeedForward,
     VocabularyEnds,
 )
-from signalbox_worker.models.plain_layer import Absent, PlainAttention, PlainLayer
+from signalbox_worker.models.plain_layer import Absent, PlainLayer, SelfAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def absolute_layer(
         group=group,
     )
     return PlainLayer(
-        PlainAttention(config, layer, placement, group, bias=config.bias),
+        SelfAttention(config, layer, placement, group, bias=config.bias),
         feed_forward,
         (_norm(config, placement), _norm(config, placement)),
         norm_first=config.norm_first,

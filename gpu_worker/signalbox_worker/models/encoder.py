@@ -18,7 +18,7 @@ from signalbox_worker.models.layers import (
     WeightTarget,
     activation,
 )
-from signalbox_worker.models.plain_layer import Absent, PlainAttention, PlainLayer
+from signalbox_worker.models.plain_layer import Absent, PlainLayer, SelfAttention
 
 
 class Encoder(Model):
@@ -102,5 +102,5 @@ def gated_layer(
         placement=placement,
         group=group,
     )
-    attention = PlainAttention(config, layer, placement, group, bias=attention_bias)
+    attention = SelfAttention(config, layer, placement, group, bias=attention_bias)
     return PlainLayer(attention, feed_forward, norms, norm_first=norm_first)

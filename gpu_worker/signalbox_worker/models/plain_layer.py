@@ -18,7 +18,7 @@ from signalbox_worker.models.layers import (
 )
 
 
-class PlainAttention:
+class SelfAttention:
     """Projections around attention."""
 
     def __init__(
@@ -77,7 +77,7 @@ class PlainLayer:
 
     def __init__(
         self,
-        attention: PlainAttention,
+        attention: SelfAttention,
         feed_forward: PlainFeedForward,
         norms: tuple[LayerNorm | Absent, LayerNorm],
         *,

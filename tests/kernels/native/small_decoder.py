@@ -20,7 +20,7 @@ from signalbox_kernels.arena import Arena
 from signalbox_kernels.filters import Filters
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa
-from signalbox_kernels.op_parameters import Adapted, CachedLayer, Norm, QueryKeyNorms, Rotation
+from signalbox_kernels.op_parameters import Adapted, CachedLayer, LayerRotation, Norm, QueryKeyNorms
 from signalbox_kernels.program import Program, ProgramShape
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.random import race_keys
@@ -174,7 +174,7 @@ class SmallDecoder:
             left, wide, matrices["qkv"], self.bias, Epilogue.STORE, adapted=adapted("qkv", plain)
         )
         norms = QueryKeyNorms(self.norm_q, self.norm_k, EPS)
-        builder.rotate(wide, turned, CachedLayer(0), Rotation(), norms=norms)
+        builder.rotate(wide, turned, CachedLayer(0), LayerRotation(), norms=norms)
         builder.attend(turned, attended, CachedLayer(0))
         source, added = factors(attended), adapted("out", attended)
         builder.linear(source, residual, matrices["out"], None, Epilogue.ADD, adapted=added)

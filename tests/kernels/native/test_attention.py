@@ -15,7 +15,7 @@ from signalbox_kernels.floats import (
     to_float32,
 )
 from signalbox_kernels.native import Isa, NativeUnavailable
-from signalbox_kernels.op_parameters import CachedLayer, Heads, QueryKeyNorms, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, Heads, LayerRotation, QueryKeyNorms
 from signalbox_kernels.program import Program, ProgramShape
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import KeysAndValues, Pairs, Row, StepArrays
@@ -68,7 +68,7 @@ class Cached:
     dtype: Dtype
     kv_dtype: Dtype
     norms: QueryKeyNorms | None
-    rotation: Rotation
+    rotation: LayerRotation
     window: int | None
     is_causal: bool
     sinks: AnyArray | None
@@ -186,7 +186,7 @@ def make_cached(
     weights = make_floats(sizes.head_size), make_floats(sizes.head_size, seed=3)
     norms = QueryKeyNorms(*weights, 1e-6) if qk_norm else None
     num_rotated = max(0, sizes.head_size - num_passed)
-    rotation = Rotation(
+    rotation = LayerRotation(
         table=angles(num_rotated) if num_passed or is_in_units else None,
         num_rotated=num_rotated,
         pairs=pairs,
@@ -294,7 +294,7 @@ def test_attention_over_blocks_equals_the_reference(
 def test_rotations_that_cannot_be_are_refused(num_rotated: int) -> None:
     builder = make_builder(FLOAT32)
     wide, turned = builder.buffer(80, row=Row.FLOATS), builder.buffer(48)
-    builder.rotate(wide, turned, CachedLayer(0), Rotation())
+    builder.rotate(wide, turned, CachedLayer(0), LayerRotation())
     make_program(builder)
     builder.ops[0].n = num_rotated
     with pytest.raises(NativeUnavailable, match="no native program"):

@@ -1,6 +1,6 @@
 """Adds attention, whose cache has K and V of each head, to the program of a decoder."""
 
-from signalbox_kernels.op_parameters import CachedLayer, Heads, QueryKeyNorms, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, Heads, LayerRotation, QueryKeyNorms
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, KeysAndValues, Pairs, Row
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
@@ -106,14 +106,14 @@ class AttentionCompiler:
             bits |= KeysAndValues.NORMED_VALUES
         return bits if "v" in heads.projections else bits | KeysAndValues.VALUES_OF_KEYS
 
-    def _rotation(self, index: int, heads: LayerHeads) -> Rotation:
+    def _rotation(self, index: int, heads: LayerHeads) -> LayerRotation:
         config, own, num_rotated = self._config, None, 0
         if index not in config.unrotated_layers:
             own = None if self._window(index) is None else self._sliding_rotary
             sliding = config.sliding_rope
             rope = config.rope if own is None or sliding is None else sliding
             num_rotated = rope.rotated(heads.size)
-        return Rotation(
+        return LayerRotation(
             table=own,
             num_rotated=num_rotated,
             pairs=Pairs.NEIGHBOURS if config.rotates_neighbours else Pairs.HALVES,

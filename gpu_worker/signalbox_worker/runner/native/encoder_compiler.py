@@ -8,7 +8,7 @@ import numpy as np
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.native import Isa, best_isa
-from signalbox_kernels.op_parameters import CachedLayer, Norm, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, LayerRotation, Norm
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import PANEL, Epilogue, Index, Row
@@ -113,7 +113,7 @@ class _EncoderCompiler:
             build.linear(self.normed, self._qkv, matrix, bias, Epilogue.STORE, column=column)
             column += matrix.shape[0]
         layer = CachedLayer(index)
-        build.rotate(self._qkv, self._query, layer, Rotation(table=rotary))
+        build.rotate(self._qkv, self._query, layer, LayerRotation(table=rotary))
         window = windows[index] if windows else None
         build.attend(self._query, self._attended, layer, window=window, is_causal=False)
         self.add_product(self._attended, output)

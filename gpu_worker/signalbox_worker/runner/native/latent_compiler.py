@@ -10,7 +10,7 @@ same bits however it is cut.
 import numpy as np
 
 from signalbox_kernels.floats import AnyArray
-from signalbox_kernels.op_parameters import CachedLayer, HeadMatrices, Norm, Rotation
+from signalbox_kernels.op_parameters import CachedLayer, HeadMatrices, LayerRotation, Norm
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import Activation, Epilogue, Pairs, Row
 from signalbox_worker.models.decoder_config import LatentSizes
@@ -55,7 +55,7 @@ class LatentCompiler:
         build.norm_columns(self._heads, weight, column=self._queries + sizes.rotated, eps=_EPS)
         cached = CachedLayer(self._places.first[index])
         pairs = Pairs.NEIGHBOURS if self._config.rotates_neighbours else Pairs.HALVES
-        rotation = Rotation(num_rotated=sizes.rotated, pairs=pairs)
+        rotation = LayerRotation(num_rotated=sizes.rotated, pairs=pairs)
         build.rotate(self._heads, self._rotated, cached, rotation)
         build.attend(self._rotated, self._gathered, cached)
         expanded = HeadMatrices(values, sizes.size, sizes.value)
