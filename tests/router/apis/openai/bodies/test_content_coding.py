@@ -69,7 +69,7 @@ async def test_a_body_that_cannot_be_decoded_is_refused(
 
 
 async def test_no_more_is_decoded_than_a_body_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_decoded, decoded = 0, content_coding._decoded
+    num_decoded, decoded = 0, content_coding.decoded
 
     async def counted(coded: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
         nonlocal num_decoded
@@ -77,7 +77,7 @@ async def test_no_more_is_decoded_than_a_body_may_have(monkeypatch: pytest.Monke
             num_decoded += len(part)
             yield part
 
-    monkeypatch.setattr(content_coding, "_decoded", counted)
+    monkeypatch.setattr(content_coding, "decoded", counted)
     async with make_http(max_http_body_bytes=1 << 20) as http:
         assert (await status_and_error(http, BOMB, "gzip"))[0] == 413
         assert num_decoded <= (1 << 20) + content_coding.SLICE_BYTES
