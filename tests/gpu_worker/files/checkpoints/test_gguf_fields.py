@@ -16,7 +16,7 @@ from signalbox_worker.models import model_spec
 from signalbox_worker.models.model_shape import ModelShape
 from tests.gpu_worker.unsound_values import UNSOUND
 
-NAMES = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"]
+NAMES = ["token_embd.weight", "token_types.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"]
 COMMON = {
     "block_count": 2,
     "context_length": 64,
@@ -30,7 +30,9 @@ COMMON = {
 MIXED = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
 SLIDING = {"attention.sliding_window": 32}
 ROTATED = {"rope.dimension_count": 8}
+ENCODER = {"attention.head_count_kv": 4, "rope.scaling.type": "none"}
 PARTS: dict[str, dict[str, Any]] = {
+    "bert": ENCODER,
     "cohere2": SLIDING | {"logit_scale": 0.5},
     "deepseek2": MIXED
     | {"attention.key_length_mla": 64, "attention.value_length_mla": 32, "expert_shared_count": 1}
@@ -40,6 +42,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "gemma4": SLIDING | {"attention.key_length_swa": 16, "rope.scaling.type": "none"},
     "glm4moe": MIXED | {"expert_shared_count": 1},
     "gpt-oss": MIXED | SLIDING,
+    "nomic-bert": ENCODER,
     "phi3": {"rope.scaling.type": "none"},
     **dict.fromkeys(("qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe"), MIXED),
 }
@@ -58,7 +61,7 @@ class Recorded(dict[str, Any]):
 
 
 def fields_of(kind: str) -> dict[str, Any]:
-    norm = "layer_norm" if kind == "cohere2" else "layer_norm_rms"
+    norm = "layer_norm" if kind in ("bert", "cohere2", "nomic-bert") else "layer_norm_rms"
     given = COMMON | PARTS.get(kind, {}) | {f"attention.{norm}_epsilon": 1e-5}
     given |= ROTATED if kind in PARTLY_ROTATED else {}
     of_model = {f"{kind}.{name}": value for name, value in given.items()}
