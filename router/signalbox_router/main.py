@@ -93,12 +93,14 @@ class Router:
         self._servicer = InferenceServicer(
             self.generator, tenants=tenants, load=self._load, messages=self._messages
         )
+        self._operations_servicer = OperationsServicer(
+            self._operations, access=OperatorAccess(keys, host=config.host)
+        )
         self.http = self._http_server(config, tenants, keys) if config.http else None
         self.metrics_server = metrics_server(
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
         self._add_services(tenants, config)
-        self._add_operations(OperatorAccess(keys, host=config.host))
         self._connecting: asyncio.Task[None] | None = None
         self._has_served = False
 
@@ -109,7 +111,10 @@ class Router:
         from signalbox_router.apis.connect.web_servicer import methods_of
         from signalbox_router.http.server_factory import make_http_server
 
-        add_to_server = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+        add_operations = operations_pb2_grpc.add_OperationsServiceServicer_to_server
+        add_inference = inference_pb2_grpc.add_InferenceServiceServicer_to_server
+        methods = methods_of(self._servicer, add_inference, self._messages)
+        methods |= methods_of(self._operations_servicer, add_operations, self._messages)
         return make_http_server(
             config,
             self.generator,
@@ -117,7 +122,7 @@ class Router:
             keys,
             self.registry,
             self._adapters,
-            methods_of(self._servicer, add_to_server, self._messages),
+            methods,
             self._count_malformed,
         )
 
@@ -139,10 +144,8 @@ class Router:
             vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server,
             name=VLLM_SERVICE,
         )
-
-    def _add_operations(self, access: OperatorAccess) -> None:
         self.server.add(
-            OperationsServicer(self._operations, access=access),
+            self._operations_servicer,
             operations_pb2_grpc.add_OperationsServiceServicer_to_server,
             name=OPERATIONS_SERVICE,
         )

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import httpx2
 import pytest
+from google.protobuf import json_format
 
 from signalbox_protos.inference.v1 import inference_pb2, inference_pb2_grpc
 from signalbox_protos.operations.v1 import operations_pb2 as pb
@@ -27,10 +29,12 @@ from tests.integration.stack import (
     until_workers,
 )
 from tests.ports import free_port
+from tests.router.apis.connect.clients import enclosed, parts_of
 from tests.scheduler_svc.watching import Shown, expected_of
 from tests.waiting import EVENT_S, eventually
 
 Operations = operations_pb2_grpc.OperationsServiceStub
+PATH = "/signalbox.operations.v1.OperationsService"
 WORKER = {"num_gpu_blocks": 32, "step_ns": 1_000_000}
 
 
@@ -197,3 +201,36 @@ async def test_operators_alone_are_shown_anything(
         if code is grpc.StatusCode.PERMISSION_DENIED:
             watch = stub.Watch(pb.WatchRequest(), metadata=metadata)
             assert await code_of(watch.read()) is code
+
+
+async def test_an_operator_with_a_browser_watches_by_connect() -> None:
+    async with (
+        stack() as (scheduler,),
+        running_router(
+            scheduler.address, http=True, http_port=0, allowed_origins="https://elsewhere.example"
+        ) as router,
+    ):
+        assert router.http is not None
+        await generate(router.server.address, "mine")
+        async with httpx2.AsyncClient(base_url=f"http://{router.http.address}") as client:
+            answer = await client.post(f"{PATH}/Explain", json={"requestId": "mine"})
+            explained = json_format.ParseDict(answer.json(), pb.ExplainResponse())
+            assert explained.explanation.request_id == "mine"
+            headers = {"content-type": "application/connect+json"}
+            async with client.stream(
+                "POST", f"{PATH}/Watch", content=enclosed(b"{}"), headers=headers
+            ) as stream:
+                body = b""
+                async for chunk in stream.aiter_raw():
+                    body += chunk
+                    if len(body) > 5 and len(body) >= 5 + int.from_bytes(body[1:5]):
+                        break
+                ((flags, data),) = parts_of(body[: 5 + int.from_bytes(body[1:5])])
+                first = json_format.Parse(data, pb.WatchResponse())
+                assert (flags, first.scheduler) == (0, scheduler.address)
+                assert first.frame.is_full and first.frame.workers
+            await eventually(lambda: not is_watched(scheduler))
+            headers = {"origin": "https://elsewhere.example"}
+            refused = await client.post(f"{PATH}/Explain", json={}, headers=headers)
+            assert (refused.status_code, refused.json()["code"]) == (403, "permission_denied")
+        await assert_idle(scheduler)
