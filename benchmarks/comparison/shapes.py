@@ -13,7 +13,14 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from benchmarks.comparison.best_peer import FIGURES, NOTHING, SAME_FILE_AIMS, best_peer, spread
+from benchmarks.comparison.best_peer import (
+    FIGURES,
+    MIN_ROUNDS,
+    NOTHING,
+    SAME_FILE_AIMS,
+    best_peer,
+    spread,
+)
 from benchmarks.comparison.loads import BY_NAME, Kind, Load
 from benchmarks.comparison.participants import OURS
 from benchmarks.comparison.report import table
@@ -49,7 +56,8 @@ def _ratio(results: Results, load: Load) -> str:
         return ""
     place = {1: 0, 8: 1, 32: 2}[load.concurrency]
     is_missed = figure.misses(median(ratios), SAME_FILE_AIMS[OURS, figure.name][place])
-    return f"; {spread(ratios, '.2f', bold=is_missed)}, {best.removesuffix('-server')}"
+    bold = is_missed and len(ratios) >= MIN_ROUNDS
+    return f"; {spread(ratios, '.2f', bold=bold)}, {best.removesuffix('-server')}"
 
 
 def _share(results: Results, load: Load, rate: float) -> str:
