@@ -31,6 +31,8 @@ from signalbox_worker.models.registry import architectures
 
 _ROPE = "RotaryEmbeddingConfigMixin"
 _OF_KWARGS = ("kwargs.get", "kwargs.pop", "kwargs.setdefault")
+_LIKE = {"HF_ColBERT": "BertModel"}
+"""Architectures of other libraries, with a class of transformers whose configuration they have."""
 Names = dict[str, Any]
 """Defaults by name; None where the code names none."""
 
@@ -39,7 +41,7 @@ def table() -> dict[str, dict[str, Any]]:
     """Returns the entry of each configuration class, by its name."""
     users: dict[Any, list[str]] = {PreTrainedConfig: []}
     for name in sorted(architectures()):
-        if (model_class := getattr(transformers, name, None)) is not None:
+        if (model_class := getattr(transformers, _LIKE.get(name, name), None)) is not None:
             users.setdefault(model_class.config_class, []).append(name)
     entries = {kind.__name__: _entry(kind, names) for kind, names in users.items()}
     return dict(sorted(entries.items()))
@@ -65,7 +67,8 @@ def _entry(kind: Any, names: list[str]) -> dict[str, Any]:
     if "rope_parameters" in fields:
         fields["rope_parameters"] = _scaling(usual.rope_parameters, kind.default_theta)
     own = {aliases.get(name, name) for name in fields}
-    found = _joined(_shared(kind), _of_models(names), _of_class(kind))
+    of_models = _of_models({_LIKE.get(name, name) for name in names})
+    found = _joined(_shared(kind), of_models, _of_class(kind))
     read = {
         aliases.get(name, name): default
         for name, default in found.items()

@@ -195,10 +195,13 @@ def _num_common(before: list[int], after: list[int]) -> int:
 
 def _set_sequences(frame: pb.WorkerFrame, told: dict[int, _Told]) -> None:
     rows = [one.progress for one in told.values()]
-    frame.seq_ids = pack_int64(list(told))
-    frame.states = bytes([row.state for row in rows])
-    frame.num_tokens = pack_int32([row.num_tokens for row in rows])
-    frame.num_computed_tokens = pack_int32([row.num_computed_tokens for row in rows])
+    columns = pb.WorkerFrame(
+        seq_ids=pack_int64(list(told)),
+        states=bytes([row.state for row in rows]),
+        num_tokens=pack_int32([row.num_tokens for row in rows]),
+        num_computed_tokens=pack_int32([row.num_computed_tokens for row in rows]),
+    )
+    frame.MergeFrom(columns)
 
 
 def _set_tables(frame: pb.WorkerFrame, tables: dict[int, tuple[int, list[int]]]) -> None:
