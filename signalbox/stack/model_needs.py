@@ -14,6 +14,7 @@ from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
 from signalbox_worker.config import USUAL_BLOCK_SIZE
+from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import check_kv_scheme
 from signalbox_worker.files.checkpoints.quantization import choose_quantization
 from signalbox_worker.files.checkpoints.text_part import MULTIMODAL
@@ -22,6 +23,8 @@ from signalbox_worker.files.hub.download import find_on_hub
 from signalbox_worker.files.hub.file_transfer import check_disk
 from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.models.encoder_config import EncoderConfig
+from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.model_source import find_model, source_at
 from signalbox_worker.runner.loading.opened_model import (
@@ -33,10 +36,12 @@ from signalbox_worker.runner.loading.opened_model import (
 )
 from signalbox_worker.runner.loading.unfetched_model import with_holes
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
+from signalbox_worker.runner.native.encoder_weights import EncoderWeights
 from signalbox_worker.runner.native.kv_places import kv_places
-from signalbox_worker.runner.native.native_model import dtype_name
+from signalbox_worker.runner.native.native_model import dtype_name, stored_tensors
 from signalbox_worker.runner.native.program_parts import program_shape
 from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.native.weights import WeightForm, Weights
 from signalbox_worker.runner.ranks.rank_shard import check_pooling
 from signalbox_worker.runner.ranks.startup_checks import check_pytorch
 from signalbox_worker.service.worker_settings import EngineSettings
@@ -174,6 +179,7 @@ def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel
     """Returns what `built_in_pytorch` does, of a model that runs natively."""
     dtype = dtype_name(settings.dtype, is_half=opened.source.is_half)
     quantization = choose_quantization(settings, opened.source, None)
+    _check_tensors(opened)
     check_kv_scheme(opened.source.config, settings.kv_cache_dtype)
     return BuiltModel(
         device="cpu",
@@ -182,6 +188,22 @@ def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel
         block_bytes=0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype),
         quantization=quantization,
     )
+
+
+def _check_tensors(opened: OpenedModel) -> None:
+    """Raises ModelError if the files lack tensors of a native program, or have others."""
+    source, config = opened.source, opened.config
+    heads = (".safetensors", ".gguf")  # PyTorch's own files have none
+    if isinstance(source, DummySource) or not any(one.suffix in heads for one in source.files()):
+        return
+    float32 = DTYPES["float32"]  # any would do: nothing is read
+    if isinstance(config, EncoderConfig):
+        EncoderWeights(config, source.stored(), dtype=float32)
+        return
+    assert isinstance(config, DecoderConfig)
+    layers = StageLayers(0, config.num_layers, config.num_layers)
+    stored = stored_tensors(source, config, ignore_progress)
+    Weights(stored, TensorShare(whole=config, size=1), layers, WeightForm(float32))
 
 
 def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> int:

@@ -118,7 +118,8 @@ def check_names(unexpected: Sequence[str], *, missing: Set[str]) -> None:
         )
     if missing:
         raise ModelError(
-            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
+            f"weights are missing, such as {min(missing)!r} ({len(missing)} in all); the model is"
+            " incomplete, fetch it again"
         )
 
 

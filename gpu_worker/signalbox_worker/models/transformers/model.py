@@ -267,7 +267,8 @@ def _refuse_incomplete(info: Mapping[str, Any]) -> None:
     missing = info["missing_keys"]
     if missing:
         raise ModelError(
-            f"{len(missing)} weights are missing, such as {min(missing)!r}; the model is incomplete"
+            f"weights are missing, such as {min(missing)!r} ({len(missing)} in all); the model is"
+            " incomplete, fetch it again"
         )
     if info["mismatched_keys"]:
         raise ModelError(

@@ -124,7 +124,7 @@ def load_natively(
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
     form = _weight_form(opened, model_config, dtype)
-    stored = _stored(opened.source, config, progress)
+    stored = stored_tensors(opened.source, config, progress)
     kv = _kv_form(opened, settings, stored)
     share = tensor_share(config, settings.parallel, stored)
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
@@ -262,9 +262,10 @@ def numerics_of(program: Program, activations: str = "") -> Numerics:
     )
 
 
-def _stored(
+def stored_tensors(
     source: ModelSource, config: DecoderConfig, progress: ReportProgress
 ) -> Mapping[str, StoredTensor]:
+    """Returns the tensors of a model by the names that programs have for them; reads none."""
     progress(StartupProgress(StartupPhase.LOAD))
     if isinstance(source, DummySource):
         return random_tensors(weight_shapes(config))

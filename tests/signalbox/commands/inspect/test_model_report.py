@@ -98,6 +98,29 @@ def test_the_report_is_what_a_worker_has_then(
     assert found.is_native is ("cpu_backend" not in flags)
 
 
+@pytest.mark.parametrize(
+    ("family", "num_layers", "problem"),
+    [
+        ("llama3", 4, "weights are missing, such as 'model.layers.3."),
+        ("llama3", 2, "unexpected weight 'model.layers.2."),
+        ("gpt-oss", 9, "weights are missing, such as 'model.layers."),
+    ],
+)
+def test_files_without_some_weights_are_no_model(
+    hub: FakeHub, family: str, num_layers: int, problem: str
+) -> None:
+    """Heads of files tell, also of a model on the hub."""
+    make_model(folder := hub.repository(), family, head_dim=16)
+    assert needs_of(folder).is_native
+    file = folder / "config.json"
+    change = {"num_hidden_layers": num_layers, "layer_types": ["full_attention"] * num_layers}
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    for model in (HUB_MODEL, str(folder)):
+        report, needs = model_report.examine(ServeSettings(model=model))
+        assert needs is None
+        assert problem in report.problems[0]
+
+
 def test_ranks_share_weights_and_cache(tmp_path: Path) -> None:
     make_llama(tmp_path)
     whole, divided = needs_of(tmp_path), needs_of(tmp_path, tensor_parallel_size=2)
