@@ -21,8 +21,8 @@ WORKER_BYTES = GIB // 2
 
 _SMALLER_FORMS = {
     "bfloat16": "--dtype bfloat16",
-    "int8": "--quantization int8",
     "gguf": "--quantization gguf",
+    "int8": "--quantization int8",
     "int4": "--quantization int4",
 }
 """Flags that take less memory than float32, the most exact first."""

@@ -130,7 +130,7 @@ def _memory(settings: "ServeSettings", found: "Examined", report: Report) -> dic
     free, cache = _shares(settings, found, report)
     rows: dict[str, str | None] = {"weights": "made up"}
     if needs.weights_bytes is not None and needs.rank_weights_bytes is not None:
-        rows["weights"] = f"{format_bytes(needs.weights_bytes)} as {needs.form}"
+        rows["weights"] = f"{format_bytes(needs.weights_bytes)} in {_held(needs, found)}"
         if needs.num_ranks > 1:
             share = format_bytes(needs.rank_weights_bytes)
             rows[f"weights, each of {needs.num_ranks} ranks"] = f"about {share}"
@@ -142,10 +142,11 @@ def _memory(settings: "ServeSettings", found: "Examined", report: Report) -> dic
         rows["K and V, a full window"] = whole
         rows["K and V, as set"] = kept
         if cache < needs.kv_block_bytes:
-            report.problems.append(
-                f"{kept} are left for K and V, of which a block takes {block}; free memory, or use"
-                " a smaller model"
-            )
+            if not report.problems:  # which say already that the weights take too much
+                report.problems.append(
+                    f"{kept} are left for K and V, of which a block takes {block}; free memory, or"
+                    " use a smaller model"
+                )
         elif cache < needs.kv_window_bytes:
             report.notes.append(
                 f"{kept} of K and V are {cache // a_token:,} tokens, fewer than the window;"
@@ -153,6 +154,14 @@ def _memory(settings: "ServeSettings", found: "Examined", report: Report) -> dic
             )
     rows["free, for all of it"] = format_bytes(free)
     return rows
+
+
+def _held(needs: "ModelNeeds", found: "Examined") -> str:
+    """Returns the form of the weights in memory, in words."""
+    if needs.form != "gguf" or found.sizes is None:
+        return needs.form
+    held = found.sizes.held_type
+    return "the blocks of the file" + (f", most of them held as {held}" if held else "")
 
 
 def _shares(settings: "ServeSettings", found: "Examined", report: Report) -> tuple[int, int]:

@@ -168,6 +168,15 @@ def test_the_most_exact_form_that_fits_is_named(
             check_model(settings)
 
 
+@pytest.mark.model
+def test_the_blocks_of_a_file_are_named_before_others_that_are_made_of_them(
+    machine_with_bf16: pytest.MonkeyPatch,
+) -> None:
+    have_free(machine_with_bf16, 200 << 20)  # int8 would fit, too
+    with pytest.raises(MemoryError, match=r"; --quantization gguf takes \d\d MiB"):
+        check_model(WorkerSettings(model=MODEL, quantization="none"))
+
+
 def test_each_worker_takes_its_own_copy_beside_its_cache(
     tmp_path: Path, machine_with_bf16: pytest.MonkeyPatch
 ) -> None:

@@ -122,9 +122,11 @@ def describe(variants: list[GGUFVariant]) -> str:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Returns a size as GiB or MiB."""
-    gib = num_bytes / (1 << 30)
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{num_bytes / (1 << 20):.1f} MiB"
+    """Returns a size as GiB, MiB or KiB."""
+    for shift, unit in ((30, "GiB"), (20, "MiB")):
+        if num_bytes >= 1 << shift:
+            return f"{num_bytes / (1 << shift):.1f} {unit}"
+    return f"{num_bytes / (1 << 10):.1f} KiB"
 
 
 def check_parts(model: str, variant: GGUFVariant) -> None:

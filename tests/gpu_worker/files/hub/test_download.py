@@ -314,10 +314,10 @@ def test_a_choice_is_told_in_one_line(hub: FakeHub, caplog: pytest.LogCaptureFix
     assert fetch(GGUF).name == "tiny-Q2_K.gguf"
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert told == [
-        f"{GGUF}: taking tiny-Q4_K_M.gguf (0.0 MiB); name another as {GGUF}:TAG:"
-        " Q2_K (0.0 MiB), Q8_0 (0.0 MiB)",
-        f"{GGUF}: taking tiny-Q2_K.gguf (0.0 MiB), the nearest in size to Q4_K_M;"
-        f" name another as {GGUF}:TAG: Q8_0 (0.0 MiB)",
+        f"{GGUF}: taking tiny-Q4_K_M.gguf (0.1 KiB); name another as {GGUF}:TAG:"
+        " Q2_K (0.0 KiB), Q8_0 (0.1 KiB)",
+        f"{GGUF}: taking tiny-Q2_K.gguf (0.0 KiB), the nearest in size to Q4_K_M;"
+        f" name another as {GGUF}:TAG: Q8_0 (0.1 KiB)",
     ]
     assert hub.downloads() == ["tiny-Q4_K_M.gguf", "tiny-Q2_K.gguf"]
 

@@ -72,7 +72,7 @@ def test_a_folder_with_one_gguf_model_is_that_model(tmp_path: Path) -> None:
 def test_a_folder_with_several_gguf_models_lists_them(tmp_path: Path) -> None:
     for name, size in SIZES.items():
         (tmp_path / name).write_bytes(bytes(size << 14))
-    reason = r"several GGUF models; give one of them: tiny-Q2_K\.gguf \(0\.6 MiB\), tiny-Q4_K_M"
+    reason = r"several GGUF models; give one of them: tiny-Q2_K\.gguf \(640\.0 KiB\), tiny-Q4_K_M"
     with pytest.raises(ModelError, match=reason):
         find_model(ModelConfig(model=str(tmp_path)))
     (tmp_path / "model.safetensors").write_bytes(b"")

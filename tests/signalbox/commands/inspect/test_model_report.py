@@ -15,6 +15,7 @@ from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack import model_check
 from signalbox.stack.model_needs import ModelNeeds, examine_model
 from signalbox_worker.config import GIB
+from signalbox_worker.device import ram
 from signalbox_worker.runner.loading.opened_model import THROUGH_PYTORCH
 from tests.fake_hub import FakeHub, point_at, running_hub, write_gguf
 from tests.gpu_worker.model_runners import make_runner
@@ -152,10 +153,13 @@ def test_what_does_not_fit_is_what_serve_refuses(
     make_llama(tmp_path, **WIDE)
     flags = [str(tmp_path), "--device", "cpu"]
     assert main(["doctor", *flags]) == 0
-    assert "natively" in capsys.readouterr().out
-    monkeypatch.setattr(model_check, "available_ram", lambda: model_check.WORKER_BYTES + 1)
+    shown = capsys.readouterr().out
+    assert "natively" in shown and "KiB, a block of 16" in shown
+    for one in (model_check, ram):  # the weights' check, and what is left for K and V
+        monkeypatch.setattr(one, "available_ram", lambda: model_check.WORKER_BYTES + 1)
     assert main(["doctor", *flags]) == 1
     told = capsys.readouterr().err
+    assert "problems: 1; " in told
     with pytest.raises(MemoryError) as refusal:
         model_check.check_model(ServeSettings(model=str(tmp_path), device="cpu"))
     assert str(refusal.value) in told
