@@ -158,7 +158,7 @@ def test_sinks_in_half_precision_are_close(kv_cache_dtype: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantization": "int8"}, "takes a native program, but it has no program for"),
+        ({"quantization": "int8"}, "takes a native program, but no native program computes"),
         ({"quantization": "fp8"}, "it takes a CUDA device"),
         ({"load_format": "dummy"}, "'dummy' is not served for models that run through transf"),
     ],

@@ -197,6 +197,7 @@ def describe_form(
     why_not: str | None,
     *,
     rounds_activations: bool = True,
+    has_forms: bool = True,
 ) -> str:
     """Returns one line: the form of the weights, its size, and what the other choice takes.
 
@@ -205,18 +206,20 @@ def describe_form(
         chosen: what `choose_quantization` returned.
         why_not: what keeps the model from running natively, if anything does.
         rounds_activations: False leaves activations in floats, whatever the checkpoint prescribes.
+        has_forms: False of a native model that holds its matrices in floats alone.
     """
     if sizes is None:
         reason = "" if why_not is None else f"; the native implementation is not used: {why_not}"
         return f"weights: random, {chosen.name if chosen else dtype}{reason}"
     in_float32 = why_not is None and dtype == "float32"  # which computes with every type
+    in_float32 &= has_forms or not sizes.has_blocks
     if sizes.quantised_form or (chosen is not None and chosen.form is not None):
         return _describe_quantised(sizes, dtype, chosen, rounds_activations)
     expanded = "gguf" if in_float32 else dtype
     stored = f"{sizes.block_type} of the file"
     if chosen is not None:
-        kept = f"its values held as {sizes.held_type}" if sizes.held_type else "as it is"
-        form = f"{stored} {kept}" if chosen.keeps_blocks else f"{chosen.name}, made at load"
+        kept = f", its values held as {sizes.held_type}" if sizes.held_type else " as it is"
+        form = f"{stored}{kept}" if chosen.keeps_blocks else f"{chosen.name}, made at load"
         other = f"--quantization none takes {_mib(sizes, expanded)} in {dtype}"
         if chosen.keeps_blocks and in_float32:  # the same weights
             other = "--quantization none multiplies them in float32"
@@ -225,6 +228,8 @@ def describe_form(
         form = f"{stored if sizes.has_blocks else 'types of the files'}, computed in float32"
     else:
         form = f"{stored} expanded to {dtype}" if sizes.has_blocks else dtype
+    if not has_forms:
+        return f"weights: {form}, {_mib(sizes, expanded)}"
     smaller = "gguf" if sizes.has_blocks else "int8"
     other = f"--quantization {smaller} takes {_mib(sizes, smaller)}"
     if why_not is not None:

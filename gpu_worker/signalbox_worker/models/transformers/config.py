@@ -107,7 +107,7 @@ def read_config(
     except ModelError as error:
         raise ModelError(
             f"architecture not supported: {architecture}: {error}, so it cannot run through "
-            "transformers either; use another model"
+            "transformers either; docs/reference/models.md lists what is served"
         ) from None
 
 

@@ -248,7 +248,7 @@ def _mixes_tokens(model: Any, body: Any, vocab_size: int) -> bool:
 def _unsupported(config: TransformersConfig, reason: str) -> ModelError:
     return ModelError(
         f"architecture not supported: {config.architecture}: {reason}, so it cannot run through "
-        "transformers either; use another model"
+        "transformers either; docs/reference/models.md lists what is served"
     )
 
 

@@ -122,7 +122,7 @@ def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
         return None
     config = opened.config
     if not isinstance(config, DecoderConfig):
-        return "its encoders are computed by one rank"
+        return "native encoders are computed by one rank"
     return why_no_memory(parallel) or why_not_divided(config, parallel.tensor_parallel_size)
 
 
@@ -149,7 +149,7 @@ def _why_no_program(
         if (reason := why_no_encoder(opened, model_config)) is not None:
             return reason
     elif not opened.spec.is_llama:
-        return f"it has no program for {opened.spec.architecture}"
+        return f"no native program computes {opened.spec.architecture}"
     elif opened.config.has_inner_norms and opened.config.norm_is_centred:
         return "it adds no results of LayerNorms to hidden states"
     elif (reason := _why_no_mixture(opened) or _why_no_layers(opened.config)) is not None:

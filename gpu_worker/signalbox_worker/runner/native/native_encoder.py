@@ -41,9 +41,9 @@ def why_no_encoder(opened: OpenedModel, model_config: ModelConfig) -> str | None
         return f"it has no activation {config.activation!r}"
     is_quantised = quantised_checkpoint(source.config) is not None
     if is_quantised or model_config.quantization not in ("auto", "none"):
-        return "its encoders have no quantised weights"
+        return "native encoders have no quantised weights"
     if model_config.adapters or model_config.adapter_dir:
-        return "its encoders take no adapters"
+        return "native encoders take no adapters"
     return None
 
 
@@ -57,7 +57,7 @@ def load_encoder_natively(
     dtype = dtype_name(model_config.dtype, is_half=source.is_half)
     info = model_info(model_config, opened, dtype)
     num_threads = settings.device.num_threads or default_num_threads()
-    logger.info("%s", describe_form(source.sizes, dtype, None, None))
+    logger.info("%s", describe_form(source.sizes, dtype, None, None, has_forms=False))
     progress(StartupProgress(StartupPhase.LOAD))
     is_dummy = isinstance(source, DummySource)
     weights = EncoderWeights(

@@ -233,11 +233,20 @@ def test_one_line_tells_the_form_its_size_and_what_the_other_choice_takes(
     plain = replace(large, block_type="")
     gguf, int8 = Quantization("gguf"), Quantization("int8", Storage.Q8_0, Storage.Q8_0)
     reason, native = (
-        "it has no program for GPT2LMHeadModel",
-        "in the native implementation, but it has",
+        "no native program computes GPT2LMHeadModel",
+        "in the native implementation, but no",
     )
     as_it_is = "Q8_0 of the file as it is, 2,000 MiB; --quantization none multiplies them in"
     assert describe_form(large, "float32", gguf, None) == f"weights: {as_it_is} float32"
+    assert "Q8_0 of the file, its values held as" in describe_form(
+        replace(large, held_type="BOOK_IQ2"), "float32", gguf, None
+    )
+    for weights, line in (  # an encoder takes no --quantization that could be recommended
+        (large, "Q8_0 of the file expanded to float32, 1,200 MiB"),
+        (plain, "types of the files, computed in float32, 2,000 MiB"),
+    ):
+        described = describe_form(weights, "float32", None, None, has_forms=False)
+        assert described == f"weights: {line}"
     for weights, chosen, why_not, line in (
         (large, gguf, None, "Q8_0 of the file as it is, 2,000 MiB; --quantization none takes 600"),
         (large, None, None, "Q8_0 of the file expanded to bfloat16, 600 MiB; --quantization gguf"),

@@ -156,7 +156,7 @@ def test_pytorch_takes_the_type_of_activations_alone(native_tiny: Path) -> None:
 
 def test_families_without_a_program_run_through_pytorch(tmp_path: Path) -> None:
     make_model(tmp_path, "gpt2")
-    assert reason(tmp_path, device="cpu") == "it has no program for GPT2LMHeadModel"
+    assert reason(tmp_path, device="cpu") == "no native program computes GPT2LMHeadModel"
 
 
 def test_a_driver_makes_pytorch_find_the_device(

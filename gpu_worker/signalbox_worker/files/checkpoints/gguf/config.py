@@ -48,7 +48,7 @@ class GGUFConfig:
         if kind not in FAMILIES:
             raise ModelError(
                 f"architecture not supported: {kind} in {self._path}; "
-                f"GGUF files of {', '.join(FAMILIES)} are"
+                f"GGUF files of {', '.join(sorted(FAMILIES))} are"
             )
         if kind == "llama" and self._whole("expert_count", 0):
             return MIXTRAL
@@ -140,7 +140,9 @@ class GGUFConfig:
         """Returns the number of the embedding's rows; the metadata may name fewer."""
         embedding = self._content.tensors.get("token_embd.weight")
         if embedding is None:
-            raise ModelError(f"{self._path} has no embedding; it is incomplete")
+            raise ModelError(
+                f"{self._path} has no embedding; it is incomplete, fetch or convert it again"
+            )
         return embedding.shape[0]
 
     def _window(self) -> int | None:

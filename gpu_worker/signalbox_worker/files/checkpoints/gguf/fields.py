@@ -114,7 +114,9 @@ class GGUFFields:
             return value
         if default:
             return default[0]
-        raise ModelError(f"{self._path} has no {key!r}; it is incomplete")
+        raise ModelError(
+            f"{self._path} has no {key!r}; it is incomplete, fetch or convert it again"
+        )
 
     def of_model(self, key: str, *default: Any) -> Any:
         """Returns a field of the architecture; of one value for each layer, what all share."""

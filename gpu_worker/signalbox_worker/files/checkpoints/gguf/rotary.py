@@ -109,7 +109,7 @@ def _longrope(fields: GGUFFields, content: GGUFContent, path: Path) -> dict[str,
         )
     for name in (LONG_FACTORS, SHORT_FACTORS):
         if name not in content.tensors:
-            raise ModelError(f"{path} has no {name}; it is incomplete")
+            raise ModelError(f"{path} has no {name}; it is incomplete, fetch or convert it again")
     fields.of_model("rope.scaling.type", None)  # the tensors say it
     has_factor = fields.of_model("rope.scaling.attn_factor", None) is not None
     attention = fields.real_of_model("rope.scaling.attn_factor", 1.0)
