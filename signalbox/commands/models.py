@@ -56,6 +56,14 @@ def _table(model: Model) -> Table:
     if model.task == "generate":
         table.add_row("chat template", "yes" if model.has_chat_template else "no")
         table.add_row("defaults", _defaults(model))
+    else:
+        table.add_row(
+            "classes" if model.task == "classify" else "elements", f"{model.num_outputs:,}"
+        )
+    if model.dimensions:
+        table.add_row("dimensions", ", ".join(map(str, model.dimensions)))
+    if model.prompts:
+        table.add_row("prompts", ", ".join(model.prompts))
     return table
 
 

@@ -40,7 +40,13 @@ class Model:
     adapters: tuple[str, ...] = ()
     """LoRA adapters, each of which is a model that requests may name."""
     task: Literal["generate", "embed", "classify", "token_embed"] = "generate"
-    """Task of the model: a continuation, an embedding, or classes of each prompt."""
+    """Task of the model: a continuation, an embedding, classes, or a vector of each token."""
+    num_outputs: int = 0
+    """Elements of a vector, or classes; 0 if the model generates."""
+    dimensions: tuple[int, ...] = ()
+    """Lengths to which an embedding may be shortened; empty if it may not."""
+    prompts: tuple[str, ...] = ()
+    """Names of the prompts that may be put before a text to embed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ _TASKS: dict[int, Literal["generate", "embed", "classify", "token_embed"]] = {
 
 
 def read_model(message: pb.GetModelResponse) -> Model:
+    pooling = message.pooling
+    of_tokens = pooling.task == pb.POOLING_TASK_TOKEN_EMBED
     return Model(
         name=message.name,
         architecture=message.architecture,
@@ -84,7 +92,10 @@ def read_model(message: pb.GetModelResponse) -> Model:
         effective_max_model_len=message.effective_max_model_len or message.max_model_len,
         aliases=tuple(message.aliases),
         adapters=tuple(message.adapters),
-        task=_TASKS[message.pooling.task],
+        task=_TASKS[pooling.task],
+        num_outputs=pooling.num_token_outputs if of_tokens else pooling.num_outputs,
+        dimensions=tuple(pooling.dimensions),
+        prompts=tuple(sorted(pooling.prompts)),
     )
 
 

@@ -3,11 +3,13 @@
 import argparse
 import io
 import json
+import re
 from typing import Any
 
 import pytest
 
-from signalbox.commands import embed
+from signalbox.client.tables import show
+from signalbox.commands import embed, models
 from tests.router.fakes import ids_of
 from tests.router.generation.pooling.pooling_stack import SETTINGS, ids, make_pooling_stack
 
@@ -38,6 +40,21 @@ async def test_a_prompt_and_truncation_are_passed_on(capsys: pytest.CaptureFixtu
     assert len(ids(request)) == 8
     assert ids(request)[1:2] == ids_of("Q ")[:1]
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+async def test_models_says_what_a_request_may_ask_for(capsys: pytest.CaptureFixture[str]) -> None:
+    async with make_pooling_stack(texts={SETTINGS: {"prompts": {"query": "Q "}}}) as stack:
+        (model,), _ = await models._ask(parsed("--router", stack.address))
+        show(models._table(model))
+        await embed._run(parsed("--router", stack.address), ["a"])
+    shown, line = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert len(json.loads(line)) == model.num_outputs
+    for row in (
+        rf"elements\W+{model.num_outputs}\b",
+        rf"dimensions\W+{', '.join(map(str, model.dimensions))}\b",
+        r"prompts\W+query\b",
+    ):
+        assert re.search(row, shown)
 
 
 def test_texts_are_lines_of_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
