@@ -128,7 +128,7 @@ class PackedWeights:
         arena = Arena(num_threads=self.num_threads, before=found)
         made = compile_with(arena, KnownTensors(about))
         how = "mapped" if found.is_mapped else "read"
-        logger.info("weights: packed before, %d MiB %s of %s", found.num_bytes >> 20, how, path)
+        logger.info("weights: packed before, %d MiB %s from %s", found.num_bytes >> 20, how, path)
         return made
 
 

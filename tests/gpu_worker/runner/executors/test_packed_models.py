@@ -109,7 +109,7 @@ def test_a_mixture_that_memory_cannot_hold_stays_on_the_disk(
         with pytest.raises(MemoryError, match=f"not in {folder}: .* MiB do not fit"):
             hidden_or_tokens(tmp_path, folder, ParallelConfig())
         return
-    for said in ("weights: packed into", "MiB mapped of"):
+    for said in ("weights: packed into", "MiB mapped from"):
         caplog.clear()
         with caplog.at_level(logging.INFO):
             assert hidden_or_tokens(tmp_path, folder, ParallelConfig()) == expected
