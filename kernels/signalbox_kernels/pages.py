@@ -23,7 +23,14 @@ _spare: deque[mmap.mmap] = deque(maxlen=64)
 
 
 def map_pages(num_bytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, num_bytes, flags=_FLAGS)
+    """Raises MemoryError beyond the limit of the process."""
+    try:
+        return mmap.mmap(-1, num_bytes, flags=_FLAGS)
+    except OSError as error:
+        raise MemoryError(
+            f"{num_bytes / (1 << 20):,.1f} MiB of memory were refused ({error.strerror}); raise the"
+            " limit (of the container, or ulimit -v), or use a smaller model or --kv-cache-memory"
+        ) from error
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:

@@ -28,6 +28,11 @@ def test_pages_are_asked_for_on_a_node() -> None:
     assert any(policy.startswith(("prefer", "bind")) for policy in policies)
 
 
+def test_more_than_the_process_may_have_is_refused_in_words() -> None:
+    with pytest.raises(MemoryError, match=r"^4,398,046,511,104\.0 MiB of memory .*ulimit -v"):
+        pages.map_pages(1 << 62)
+
+
 def test_a_node_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     memory = pages.map_pages(mmap.PAGESIZE)
     assert not prefer_node(1023, address=address_of(memory), num_bytes=len(memory))
