@@ -74,6 +74,8 @@ class ModelSpec:
     program can compute it, and takes the weights by Llama's names, or in fused ones."""
     is_native_only: bool = False
     """True if nothing else of ours computes it: PyTorch does so through transformers."""
+    refusal: str = ""
+    """Reason why ours of this architecture does not compute the model; empty if there is none."""
     generates: bool = True
     """False for an architecture that only pools."""
     table: str = "model.embed_tokens.weight"
@@ -147,12 +149,13 @@ def find_model(
     except UnsoundConfig:
         raise
     except ModelError as refusal:
+        is_known = any(name in _specs for name in config.get("architectures") or ())
         try:
             read = theirs.read_config(config)
         except ModelError as error:
-            known = any(name in _specs for name in config.get("architectures") or ())
-            raise (refusal if known else error) from None
-        return replace(theirs, read_config=lambda _: read)  # it ran the model, without weights
+            raise (refusal if is_known else error) from None
+        reason = str(refusal) if is_known else ""  # transformers ran the model, without weights
+        return replace(theirs, read_config=lambda _: read, refusal=reason)
 
 
 def _transformers_spec(

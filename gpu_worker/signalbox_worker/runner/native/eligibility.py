@@ -149,7 +149,8 @@ def _why_no_program(
         if (reason := why_no_encoder(opened, model_config)) is not None:
             return reason
     elif not opened.spec.is_llama:
-        return f"no native program computes {opened.spec.architecture}"
+        refusal = opened.spec.refusal and f" as it is configured: {opened.spec.refusal}"
+        return f"no native program computes {opened.spec.architecture}{refusal}"
     elif opened.config.has_inner_norms and opened.config.norm_is_centred:
         return "it adds no results of LayerNorms to hidden states"
     elif (reason := _why_no_mixture(opened) or _why_no_layers(opened.config)) is not None:

@@ -18,7 +18,7 @@ from tests.gpu_worker.model_runners import WHOLE, assert_greedy, make_prompts, m
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
 from tests.gpu_worker.runner.native.llm_process import PROMPTS, serve
 from tests.gpu_worker.runner.native.test_eligibility import reason
-from tests.gpu_worker.tiny_models import architecture_of, make_model, reference_tokens
+from tests.gpu_worker.tiny_models import LATENTS, architecture_of, make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 from tests.rounding import LOGITS
 
@@ -157,6 +157,9 @@ def test_pytorch_takes_the_type_of_activations_alone(native_tiny: Path) -> None:
 def test_families_without_a_program_run_through_pytorch(tmp_path: Path) -> None:
     make_model(tmp_path, "gpt2")
     assert reason(tmp_path, device="cpu") == "no native program computes GPT2LMHeadModel"
+    make_model(folder := tmp_path / "odd", "deepseek-v2", **(LATENTS | {"kv_lora_rank": 24}))
+    assert "DeepseekV2ForCausalLM as it is configured: " in (told := reason(folder, device="cpu"))
+    assert "kv_lora_rank" in told
 
 
 def test_a_driver_makes_pytorch_find_the_device(
