@@ -97,6 +97,8 @@ def speaking_of(model: str, revision: str | None) -> Iterator[HubName]:
     get_logger().handlers.clear()  # with the library's own, each line comes twice
     name = parse_hub_name(model)
     if name is None:
+        if Path(model).exists():
+            raise ModelError(f"{model} is here already; `signalbox doctor {model}` describes it")
         raise ModelError(f"{model} is no hub id; give org/name or org/name:Q4_K_M")
     try:
         yield name

@@ -127,6 +127,7 @@ async def test_a_pull_that_is_interrupted_goes_on_where_it_ended(hub: FakeHub) -
         (["pull", "some-org/None"], "there is no such model, or it is private"),
         (["pull", GATED], "access is gated; accept its terms on the hub and set HF_TOKEN"),
         (["pull", "/no/id"], "/no/id is no hub id; give org/name or org/name:Q4_K_M"),
+        (["pull", "/tmp"], "/tmp is here already; `signalbox doctor /tmp` describes it"),
         (["pull", f"{GGUF}:Q9"], f"{GGUF} has no Q9; it has Q2_K (1.0 MiB), Q4_K_M (2.0 MiB),"),
         (["rm", "some-org/None"], "some-org/None is not in the cache; see `signalbox list`"),
     ],
