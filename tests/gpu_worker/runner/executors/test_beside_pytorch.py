@@ -158,7 +158,8 @@ def test_families_without_a_program_run_through_pytorch(tmp_path: Path) -> None:
     make_model(tmp_path, "gpt2")
     assert reason(tmp_path, device="cpu") == "no native program computes GPT2LMHeadModel"
     make_model(folder := tmp_path / "odd", "deepseek-v2", **(LATENTS | {"kv_lora_rank": 24}))
-    assert "DeepseekV2ForCausalLM as it is configured: " in (told := reason(folder, device="cpu"))
+    told = reason(folder, device="cpu") or ""
+    assert "DeepseekV2ForCausalLM as it is configured: " in told
     assert "kv_lora_rank" in told
 
 
