@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.signalbox.stacks import environment
 from tests.waiting import EVENT_S, wait_until
 
-LINKED = ("models", "clients", "deploy")
+LINKED = ("models", "clients", "deploy", "protos")
 """Folders of a clone that commands name."""
 BLOCK_TIMEOUT_S = EVENT_S
 PORTS = (50051, 8000, 9464, 50061, 50071, 8010)
