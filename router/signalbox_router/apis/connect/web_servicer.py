@@ -101,7 +101,7 @@ class RpcErrors:
 
 
 class WebServicer:
-    """An ASGI application for the calls of one service.
+    """An ASGI application for the calls of services.
 
     Args:
         methods: those of `methods_of`.

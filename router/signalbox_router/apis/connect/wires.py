@@ -28,7 +28,7 @@ _END_OF_STREAM = 2
 """Flag of what follows Connect's messages."""
 
 
-class Head(NamedTuple):
+class AnswerHead(NamedTuple):
     """What precedes the body of an answer."""
 
     status: int
@@ -77,7 +77,7 @@ class Wire:
         """Returns the bytes of the request's message in its body, which HTTP has decoded."""
         return body
 
-    def head(self, error: RpcError | None = None, *, is_compressed: bool = False) -> Head:
+    def head(self, error: RpcError | None = None, *, is_compressed: bool = False) -> AnswerHead:
         """Returns what an answer begins with.
 
         Args:
@@ -86,9 +86,10 @@ class Wire:
         """
         if error is not None:
             headers = {"content-type": "application/json", **error_headers(error)}
-            return Head(http_status_of(error), headers)
+            return AnswerHead(http_status_of(error), headers)
         coding = {self._coding_header: envelopes.GZIP} if is_compressed else {}
-        return Head(200, {"content-type": self.media_type, "vary": "accept-encoding", **coding})
+        headers = {"content-type": self.media_type, "vary": "accept-encoding", **coding}
+        return AnswerHead(200, headers)
 
     def written(self, data: bytes, *, is_compressed: bool) -> bytes:
         """Returns what the body has of one message of the answer."""
@@ -111,9 +112,9 @@ class StreamWire(Wire):
         envelopes.check_coding(coding)
         return await envelopes.only_message(body, coding, max_bytes=max_bytes)
 
-    def head(self, error: RpcError | None = None, *, is_compressed: bool = False) -> Head:
+    def head(self, error: RpcError | None = None, *, is_compressed: bool = False) -> AnswerHead:
         coding = {self._coding_header: envelopes.GZIP} if self.compresses else {}
-        return Head(200, {"content-type": self.media_type, **coding})
+        return AnswerHead(200, {"content-type": self.media_type, **coding})
 
     def written(self, data: bytes, *, is_compressed: bool) -> bytes:
         return envelopes.enclosed(data, envelopes.COMPRESSED if is_compressed else 0)
