@@ -1,4 +1,4 @@
-"""What a worker's scheduler tells of each step that is answered, to whom it concerns.
+"""The observer of a worker's steps, which its scheduler calls for each one that is answered.
 
 The base class observes nothing. `service/reports/worker_frame_codec.py` has the one that watchers
 need.

@@ -1,4 +1,4 @@
-"""Sends frames of a cluster while somebody watches it, ten a second at most.
+"""Sends frames of a cluster while a client watches it, ten a second at most.
 
 One difference is made for all watchers. What the frames cost is measured, and the interval follows
 it, so that they take a hundredth of a core at most; without a watcher nothing runs and nothing is
@@ -61,7 +61,7 @@ class WatchFeed:
         self._asked.add(watcher)
 
     def _stop(self) -> None:
-        assert self._sending is not None and self._picture is not None, "nobody watches"
+        assert self._sending is not None and self._picture is not None, "there is no watcher"
         self._sending.cancel()
         self._picture.close()
         self._sending = self._picture = None
