@@ -41,6 +41,7 @@ from signalbox_worker.runner.ranks.service.rank_servicer import (
     FirstRankServicer,
     JoinedRank,
     Meeting,
+    RankLost,
     RankServer,
 )
 
@@ -338,6 +339,14 @@ class RankPool:
         self.servicer.incoming.put(None)
         self._launcher.close()  # the process may end within the next call
         self.lost.set_result(reason)
+
+    def loss_behind(self, error: RankLost) -> DeviceLost:
+        """Returns which rank was lost, where rank 0 has met what follows from it.
+
+        A broken link is often seen before the end of the process behind it.
+        """
+        reason = self.meeting.why_lost(within_s=_END_S)
+        return error if reason is None else DeviceLost(reason)
 
     def _call_off(self) -> None:
         """Ends the wait for what ranks do beside their commands."""

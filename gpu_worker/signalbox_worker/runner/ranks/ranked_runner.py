@@ -41,6 +41,7 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
     RemoveAdapter,
     Start,
 )
+from signalbox_worker.runner.ranks.service.rank_servicer import RankLost
 from signalbox_worker.runner.ranks.stage import NoStatesBefore, Stage, StatesBefore
 from signalbox_worker.runner.runner import Runner
 
@@ -263,6 +264,8 @@ class RankedRunner(Runner):
             output = self._stage.execute(batch, command=command, arrived_ns=sent_ns)
             output.stages_ns = time.monotonic_ns() - sent_ns - output.sample_ns
             return output
+        except RankLost as error:
+            raise self._others.loss_behind(error) from error
         except Exception:
             self._has_failed = True
             self._others.expect_failure(command)

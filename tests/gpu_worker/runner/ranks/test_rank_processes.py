@@ -46,6 +46,7 @@ from signalbox_worker.runner.ranks.service.rank_servicer import (
     RankServicer,
 )
 from tests.chaos.fault_proxy import FaultProxy
+from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.runner.ranks.thread_ranks import make_start, with_sizes
 from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
@@ -115,6 +116,24 @@ def test_no_rank_outlives_rank_0(native_tiny: Path, folder: Path) -> None:
         assert len(pids) == 2
         process.kill()
         wait_until(lambda: not any(map(runs, pids)))
+    assert not list(folder.iterdir())
+
+
+def test_a_batch_whose_states_never_come_names_the_rank_that_was_lost(
+    native_tiny: Path, folder: Path
+) -> None:
+    """A broken link is seen before the end of the process behind it."""
+    launch, reasons = Launched(), SimpleQueue[str]()
+    start = with_sizes(make_start(native_tiny, ParallelConfig()), 1, 3)
+    runner = RankedRunner(start, on_lost=reasons.put, ranks=LocalRanks(launch))
+    runner.init_cache_engine(num_gpu_blocks=9, num_cpu_blocks=0)
+    runner._others.servicer.incoming.put(None)
+    launched = runner.launch(make_batch([(make_sequence([5, 6, 7], [3]), 3)], block_size=16))
+    launch.ranks[0].kill()
+    with pytest.raises(DeviceLost, match=r"^rank 1 was killed by SIGKILL$"):
+        launched.samples()
+    assert reasons.get(timeout=EVENT_S) == "rank 1 was killed by SIGKILL"
+    runner.close()
     assert not list(folder.iterdir())
 
 

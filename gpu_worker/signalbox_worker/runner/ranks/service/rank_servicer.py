@@ -88,6 +88,12 @@ class Meeting:
                 raise TimeoutError(f"no rank has set {key} in time")
             return self._values[key]
 
+    def why_lost(self, *, within_s: float) -> str | None:
+        """Waits until it is called off; returns the reason, or None if it was not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost is not None, within_s)
+            return self.lost
+
     def call_off(self, reason: str) -> None:
         """Makes ranks that wait raise RankLost."""
         with self._changed:
