@@ -124,6 +124,9 @@ class ApiSettings(RequestSettings, NameSettings):
         8000,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
+    console: bool | None = Field(
+        None, description="serve the console, a web page, at / (default: on a loopback --host)"
+    )
     allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
         None,
         description="origins of web pages that may call the HTTP API from a browser, with commas"
@@ -222,6 +225,11 @@ class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
     def serves_reflection(self) -> bool:
         """True if the gRPC port serves reflection."""
         return is_loopback(self.host) if self.reflection is None else self.reflection
+
+    @property
+    def serves_console(self) -> bool:
+        """True if the HTTP port serves the console."""
+        return is_loopback(self.host) if self.console is None else self.console
 
     @model_validator(mode="after")
     def _names_each_scheduler_once(self) -> Self:

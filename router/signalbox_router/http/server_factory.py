@@ -13,6 +13,7 @@ from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
 from signalbox_router.apis.responses.routes import ResponsesApi
 from signalbox_router.config import RouterConfig
+from signalbox_router.console.console_files import ConsoleFiles
 from signalbox_router.generation.generator import Generator
 from signalbox_router.http.app import make_app
 from signalbox_router.http.cors import shared_with
@@ -64,7 +65,9 @@ def make_http_server(
     app = make_app(apis, version=config.version, services=services, metrics=shown)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
-    bounded = StallGate(shared_with(guarded, origins), timeout_s=config.client_stall_timeout)
+    shared = shared_with(guarded, origins)
+    shown_to_browsers = ConsoleFiles(shared) if config.serves_console else shared
+    bounded = StallGate(shown_to_browsers, timeout_s=config.client_stall_timeout)
     return HttpServer(
         bounded,
         Endpoint(host=config.host, port=config.http_port, tls=config.tls, remedy=HTTP_REMEDY),

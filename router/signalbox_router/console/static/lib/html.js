@@ -1,0 +1,16 @@
+/** The renderer: `html` makes elements, without a build step. Text in them never becomes markup. */
+
+import { Component, h, render } from "../vendor/preact.module.js";
+import htm from "../vendor/htm.module.js";
+
+export {
+  useCallback,
+  useEffect,
+  useLayoutEffect,
+  useMemo,
+  useReducer,
+  useRef,
+  useState,
+} from "../vendor/hooks.module.js";
+export { Component, render };
+export const html = htm.bind(h);

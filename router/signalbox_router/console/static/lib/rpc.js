@@ -1,0 +1,207 @@
+/** Calls of the router's services by Connect, in JSON (connectrpc.com/docs/protocol). */
+
+import { CONNECTED, UNREACHABLE, setConnection } from "./connection.js";
+import { askForKeyOnce, getKey } from "./key.js";
+
+export const INFERENCE = "signalbox.inference.v1.InferenceService";
+export const OPERATIONS = "signalbox.operations.v1.OperationsService";
+
+const HEAD_BYTES = 5;
+const END_OF_STREAM = 2;
+const NEEDS_KEY = new Set(["unauthenticated", "permission_denied"]);
+const TEMPORARY = new Set(["unavailable", "resource_exhausted", "deadline_exceeded", "aborted"]);
+const FIRST_PAUSE_S = 0.5;
+const LONGEST_PAUSE_S = 15;
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+/** A call that failed. `code` is Connect's, such as "invalid_argument". */
+export class RpcError extends Error {
+  constructor(code, message, { details = [], retryAfterS = null } = {}) {
+    super(message);
+    this.name = "RpcError";
+    this.code = code;
+    /** Messages of google.rpc as JSON, each with its `type`. */
+    this.details = details;
+    this.retryAfterS = retryAfterS;
+  }
+
+  get isCanceled() {
+    return this.code === "canceled";
+  }
+
+  /** True if the same call may succeed later. */
+  get isTemporary() {
+    return TEMPORARY.has(this.code);
+  }
+}
+
+/** Returns the answer of a call with one answer. */
+export async function call(service, method, message = {}, { signal } = {}) {
+  return withKey(async () => {
+    const body = JSON.stringify(message);
+    const response = await post(service, method, body, "application/json", signal);
+    return readJson(response);
+  });
+}
+
+/** Yields the answers of a call with a stream of them. Leaving the loop ends the call. */
+export async function* stream(service, method, message = {}, { signal } = {}) {
+  const body = enclosed(encoder.encode(JSON.stringify(message)));
+  const first = await withKey(async () => {
+    const response = await post(service, method, body, "application/connect+json", signal);
+    if (!response.ok) throw await errorOf(response);
+    const messages = messagesOf(response.body);
+    return { messages, step: await messages.next() };
+  });
+  try {
+    for (let { step } = first; !step.done; step = await first.messages.next()) yield step.value;
+  } finally {
+    await first.messages.return();
+  }
+}
+
+/**
+ * Calls `run` until it returns, with growing pauses behind errors that may pass.
+ *
+ * `run` gets a function to call on success, behind which the pauses are short again. Any other error
+ * is thrown, and so is that of an abort.
+ */
+export async function retrying(signal, run, onPause = () => {}) {
+  let failures = 0;
+  for (;;) {
+    try {
+      return await run(() => (failures = 0));
+    } catch (error) {
+      if (!(error instanceof RpcError) || !error.isTemporary || signal?.aborted) throw error;
+      const longest = Math.min(FIRST_PAUSE_S * 2 ** failures++, LONGEST_PAUSE_S);
+      const pauseS = Math.max(error.retryAfterS ?? 0, longest * (0.5 + Math.random() / 2));
+      onPause(error, pauseS);
+      await pause(pauseS, signal);
+    }
+  }
+}
+
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const onAbort = () => {
+      clearTimeout(timer);
+      reject(canceled());
+    };
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", onAbort);
+      resolve();
+    }, seconds * 1000);
+    signal?.addEventListener("abort", onAbort, { once: true });
+  });
+}
+
+/** Runs a call; if it needs another key, asks for one and runs it once more. */
+async function withKey(run) {
+  const key = getKey();
+  try {
+    return await run();
+  } catch (error) {
+    if (!NEEDS_KEY.has(error.code)) throw error;
+    const isNew = getKey() !== key || (await askForKeyOnce(error.message));
+    if (!isNew) throw error;
+    return run();
+  }
+}
+
+async function post(service, method, body, type, signal) {
+  const headers = { "content-type": type, "connect-protocol-version": "1" };
+  const key = getKey();
+  if (key) headers.authorization = `Bearer ${key}`;
+  const url = new URL(`${service}/${method}`, document.baseURI);
+  return reached(fetch(url, { method: "POST", body, headers, signal, cache: "no-store" }));
+}
+
+/** Waits for a step of a call; what a browser throws becomes an RpcError. */
+async function reached(step) {
+  try {
+    const result = await step;
+    setConnection(CONNECTED);
+    return result;
+  } catch (error) {
+    if (error.name === "AbortError") throw canceled();
+    setConnection(UNREACHABLE);
+    throw new RpcError("unavailable", "The server does not answer.");
+  }
+}
+
+function canceled() {
+  return new RpcError("canceled", "The call was ended.");
+}
+
+async function readJson(response) {
+  if (!response.ok) throw await errorOf(response);
+  return reached(response.json());
+}
+
+async function errorOf(response) {
+  const retryAfterS = Number(response.headers.get("retry-after")) || null;
+  try {
+    return errorFrom(await response.json(), retryAfterS);
+  } catch {
+    const text = `The server, or a proxy before it, answered with HTTP status ${response.status}.`;
+    return new RpcError(response.status >= 500 ? "unavailable" : "unknown", text, { retryAfterS });
+  }
+}
+
+function errorFrom({ code, message, details = [] }, retryAfterS = null) {
+  const shown = details.map(({ type, debug }) => ({ type, ...debug }));
+  const delay = shown.find(({ type }) => type === "google.rpc.RetryInfo")?.retryDelay;
+  return new RpcError(code, message, {
+    details: shown,
+    retryAfterS: delay ? parseFloat(delay) : retryAfterS,
+  });
+}
+
+function enclosed(data) {
+  const envelope = new Uint8Array(HEAD_BYTES + data.length);
+  new DataView(envelope.buffer).setUint32(1, data.length);
+  envelope.set(data, HEAD_BYTES);
+  return envelope;
+}
+
+/** Yields the messages of a body until its end of stream. */
+async function* messagesOf(body) {
+  const reader = body.getReader();
+  let bytes = new Uint8Array();
+  try {
+    for (;;) {
+      const found = envelopeIn(bytes);
+      if (!found) {
+        const { value, done } = await reached(reader.read());
+        if (done) throw new RpcError("unavailable", "The answer broke off.");
+        bytes = joined(bytes, value);
+        continue;
+      }
+      bytes = bytes.subarray(HEAD_BYTES + found.data.length);
+      const message = JSON.parse(decoder.decode(found.data));
+      if (found.flags & END_OF_STREAM) {
+        if (message.error) throw errorFrom(message.error);
+        return;
+      }
+      yield message;
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // ends a call that is left early
+  }
+}
+
+function envelopeIn(bytes) {
+  if (bytes.length < HEAD_BYTES) return null;
+  const length = new DataView(bytes.buffer, bytes.byteOffset).getUint32(1);
+  if (bytes.length < HEAD_BYTES + length) return null;
+  return { flags: bytes[0], data: bytes.subarray(HEAD_BYTES, HEAD_BYTES + length) };
+}
+
+function joined(first, second) {
+  if (!first.length) return second;
+  const both = new Uint8Array(first.length + second.length);
+  both.set(first);
+  both.set(second, first.length);
+  return both;
+}
