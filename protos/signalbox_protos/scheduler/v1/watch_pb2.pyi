@@ -94,7 +94,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, number: _Optional[int] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., new_sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., gone_seq_ids: _Optional[bytes] = ..., seq_ids: _Optional[bytes] = ..., states: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., table_seq_ids: _Optional[bytes] = ..., table_num_kept: _Optional[bytes] = ..., table_num_blocks: _Optional[bytes] = ..., table_blocks: _Optional[bytes] = ..., gpu: _Optional[_Union[PoolFrame, _Mapping]] = ..., cpu: _Optional[_Union[PoolFrame, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ..., num_omitted_steps: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("address", "is_draining", "role", "block_size", "num_gpu_blocks", "num_cpu_blocks", "ranks")
+    __slots__ = ("address", "is_draining", "role", "block_size", "num_gpu_blocks", "num_cpu_blocks", "ranks", "store")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class WorkerDescription(_message.Message):
     NUM_GPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_draining: bool
     role: str
@@ -109,19 +110,22 @@ class WorkerDescription(_message.Message):
     num_gpu_blocks: int
     num_cpu_blocks: int
     ranks: _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerRank]
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., role: _Optional[str] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ...) -> None: ...
+    store: str
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., role: _Optional[str] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ..., store: _Optional[str] = ...) -> None: ...
 
 class WatchedSequence(_message.Message):
-    __slots__ = ("seq_id", "request_number", "num_prompt_tokens", "max_tokens")
+    __slots__ = ("seq_id", "request_number", "num_prompt_tokens", "max_tokens", "arrived_at_ns")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_AT_NS_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     request_number: int
     num_prompt_tokens: int
     max_tokens: int
-    def __init__(self, seq_id: _Optional[int] = ..., request_number: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ...) -> None: ...
+    arrived_at_ns: int
+    def __init__(self, seq_id: _Optional[int] = ..., request_number: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., arrived_at_ns: _Optional[int] = ...) -> None: ...
 
 class PoolFrame(_message.Message):
     __slots__ = ("cached", "uncached", "held")
@@ -142,7 +146,7 @@ class HeldBlocks(_message.Message):
     def __init__(self, kind: _Optional[_Union[HoldKind, str]] = ..., blocks: _Optional[bytes] = ...) -> None: ...
 
 class WatchedStep(_message.Message):
-    __slots__ = ("step_id", "answered_at_ns", "duration_ns", "num_tokens", "num_decodes", "prefill_seq_ids", "prefill_num_tokens", "num_moved")
+    __slots__ = ("step_id", "answered_at_ns", "duration_ns", "num_tokens", "num_decodes", "prefill_seq_ids", "prefill_num_tokens", "num_moved", "first_token_ns")
     class NumMovedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +162,7 @@ class WatchedStep(_message.Message):
     PREFILL_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     answered_at_ns: int
     duration_ns: int
@@ -166,4 +171,5 @@ class WatchedStep(_message.Message):
     prefill_seq_ids: bytes
     prefill_num_tokens: bytes
     num_moved: _containers.ScalarMap[str, int]
-    def __init__(self, step_id: _Optional[int] = ..., answered_at_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_decodes: _Optional[int] = ..., prefill_seq_ids: _Optional[bytes] = ..., prefill_num_tokens: _Optional[bytes] = ..., num_moved: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    first_token_ns: bytes
+    def __init__(self, step_id: _Optional[int] = ..., answered_at_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_decodes: _Optional[int] = ..., prefill_seq_ids: _Optional[bytes] = ..., prefill_num_tokens: _Optional[bytes] = ..., num_moved: _Optional[_Mapping[str, int]] = ..., first_token_ns: _Optional[bytes] = ...) -> None: ...

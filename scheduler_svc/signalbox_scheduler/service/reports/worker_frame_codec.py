@@ -129,6 +129,7 @@ class WorkerPicture(StepObserver):
             num_gpu_blocks=blocks.gpu.num_blocks,
             num_cpu_blocks=blocks.cpu.num_blocks,
             ranks=map(encode_rank, self._scheduler.config.ranks),
+            store=store.kind if (store := self._scheduler.config.store) else "",
         )
 
     def _compare_sequences(self, frame: pb.WorkerFrame) -> None:
@@ -182,6 +183,7 @@ def _watched(seq: Sequence) -> pb.WatchedSequence:
         request_number=group.number,
         num_prompt_tokens=group.num_prompt_tokens,
         max_tokens=group.max_tokens,
+        arrived_at_ns=nanoseconds(group.times.arrival),
     )
 
 
@@ -236,4 +238,12 @@ def _step(step: _AnsweredStep) -> pb.WatchedStep:
         prefill_seq_ids=pack_int64([seq_id for seq_id, _ in chunks]),
         prefill_num_tokens=pack_int32([count for _, count in chunks]),
         num_moved={name: count for name, count in plan.section_counts.items() if count},
+        first_token_ns=pack_int64([nanoseconds(one) for one in _first_tokens(step)]),
     )
+
+
+def _first_tokens(step: _AnsweredStep) -> Iterator[float]:
+    """Yields the seconds from arrival to first token of the requests that have it of this step."""
+    for group in dict.fromkeys(seq.group for seq in step.plan.seqs):
+        if group.times.first_token == step.at:
+            yield step.at - group.times.arrival

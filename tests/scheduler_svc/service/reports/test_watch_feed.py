@@ -41,6 +41,7 @@ async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
         (worker,) = full.workers
         assert (worker.description.address, worker.description.num_gpu_blocks) == ("first:1", 64)
 
+        loop.now = 2.0  # the second request arrives then
         turn(cluster, loop)
         turn(cluster, loop)
         second, _ = join_worker(cluster, name="second:1")
@@ -58,6 +59,11 @@ async def test_frames_follow_workers_that_join_drain_and_leave() -> None:
         assert len(int64_list(prefill.prefill_seq_ids)) == 2
         assert (prefill.num_decodes, prefill.num_tokens) == (0, 10)
         assert (decode.step_id, decode.num_decodes, decode.num_tokens) == (2, 2, 2)
+        arrivals = [one.arrived_at_ns for one in worker.new_sequences]
+        assert arrivals == [1_000_000_000, 2_000_000_000]
+        first_tokens = [prefill.answered_at_ns - at for at in arrivals]
+        assert int64_list(prefill.first_token_ns) == first_tokens
+        assert not decode.first_token_ns
 
         cluster.leave(first)
         send(feed, 3.0)
