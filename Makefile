@@ -24,7 +24,7 @@ KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
 CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients client-ts clean
+.PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-console test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients client-ts clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -89,6 +89,9 @@ test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load;
 test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
 	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
+test-console: $(INSTALLED) $(OTHERS)/console/.installed tests/console/node_modules/.installed ## the console in Chromium, as a person uses it; SCREENSHOTS=FOLDER keeps pictures of its views
+	@$(OTHERS)/console/bin/python -m pytest $(SCREENSHOTS:%=--screenshots %) tests/console
+
 test-agents: $(INSTALLED) tests/agents/node_modules/.installed ## command lines of agents, where there is no network; AGENTS="PACKAGE PACKAGE"
 	@unshare --net --map-root-user sh -c 'ip link set lo up; exec $(BIN)/python -m tests.agents.run $(AGENTS)'
 
@@ -151,7 +154,7 @@ client-ts: $(INSTALLED) ## the package for browsers and Node, generated from the
 
 clean: ## removes everything that make made, but the model
 	rm -rf $(VENV) $(OTHERS) $(DOCS_VENV) $(WHEELS_VENV) build dist *.egg-info kernels/signalbox_kernels/_build
-	rm -rf $(OTHERS) tests/third_party/node_modules tests/agents/node_modules clients/node/node_modules clients/go/build clients/cpp/build
+	rm -rf $(OTHERS) $(addprefix tests/,third_party/node_modules agents/node_modules console/node_modules) clients/node/node_modules clients/go/build clients/cpp/build
 	rm -rf $(addprefix clients/typescript/,node_modules dist src/gen *.tgz)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -203,8 +206,8 @@ $(OTHERS)/.installed: $(CLIENT_ENVIRONMENTS) tests/third_party/package-lock.json
 	@cd tests/third_party && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
-tests/agents/node_modules/.installed: tests/agents/package-lock.json
-	@cd tests/agents && npm ci --ignore-scripts --no-audit --no-fund --silent
+tests/%/node_modules/.installed: tests/%/package-lock.json
+	@cd tests/$* && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 # --no-deps: the file pins what each package pulls in, too. PyTorch, which GuideLLM loads its data
