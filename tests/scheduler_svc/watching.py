@@ -58,6 +58,8 @@ class Shown:
             cached -= set(int32_list(pool.uncached))
             for one in pool.held:
                 held[pb.HoldKind.Name(one.kind)] = int32_list(one.blocks)
+            for kind in [kind for kind, blocks in held.items() if not blocks]:
+                del held[kind]
 
 
 def expected_of(scheduler: Scheduler) -> Shown:
@@ -111,10 +113,6 @@ class WorkerWatcher:
         assert self._picture.difference(WorkerRole.BOTH) is None, "told twice"
         fresh = Shown()
         fresh.apply(self._picture.full())
-        for shown in (fresh, self._shown):
-            for held in shown.held:
-                for kind in [kind for kind, blocks in held.items() if not blocks]:
-                    del held[kind]
         assert self._shown == fresh == expected_of(self._scheduler)
         pool = self._scheduler.blocks.gpu
         swapped = "REQUEST_STATE_SWAPPED"

@@ -207,23 +207,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
     async def Explain(
         self, request: explain_pb2.ExplainRequest, context: Context
     ) -> explain_pb2.ExplainResponse:
-        requests, request_id = self._cluster.requests, request.request_id
-        if request.HasField("request_number"):
-            request_id = f"number {request.request_number}"
-            known = requests.explain_number(request.request_number)
-        elif (known := requests.explain(request_id)) is None and request_id:
-            ids = requests.ids_that_begin_with(request_id)
-            if len(ids) > 1:
-                raise NotFound(
-                    f"{len(ids)} requests begin with {request_id!r}; give more of the id"
-                )
-            known = requests.explain(ids[0]) if ids else None
-        if known is None:
-            raise NotFound(
-                f"no request {request_id!r} is live, or among the last"
-                f" {self._config.explain_history} that ended; each scheduler knows its own requests"
-            )
-        return insight_codec.explanation(known, self._cluster)
+        return insight_codec.explain(request, self._cluster, history=self._config.explain_history)
 
     async def Watch(
         self, requests: AsyncIterator[watch_pb2.WatchRequest], context: Context

@@ -26,7 +26,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_s
 from signalbox_protos.scheduler.v1 import watch_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/signalbox_protos/operations/v1/operations.proto\x12\x17signalbox.operations.v1\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a)signalbox_protos/scheduler/v1/watch.proto\"\x0e\n\x0cWatchRequest\"j\n\rWatchResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12.\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.FrameH\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x42\x06\n\x04news\"^\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0erequest_number\x18\x02 \x01(\x04H\x00\x12\x11\n\tscheduler\x18\x03 \x01(\tB\t\n\x07request\"b\n\x0f\x45xplainResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12<\n\x0b\x65xplanation\x18\x02 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse2\xcb\x01\n\x11OperationsService\x12X\n\x05Watch\x12%.signalbox.operations.v1.WatchRequest\x1a&.signalbox.operations.v1.WatchResponse0\x01\x12\\\n\x07\x45xplain\x12\'.signalbox.operations.v1.ExplainRequest\x1a(.signalbox.operations.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/signalbox_protos/operations/v1/operations.proto\x12\x17signalbox.operations.v1\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a)signalbox_protos/scheduler/v1/watch.proto\"\x0e\n\x0cWatchRequest\"\xa1\x01\n\rWatchResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12.\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.FrameH\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x12\x35\n\trecording\x18\x04 \x01(\x0b\x32\".signalbox.operations.v1.RecordingB\x06\n\x04news\"5\n\tRecording\x12\x14\n\x0c\x62\x65gins_at_ns\x18\x01 \x01(\x04\x12\x12\n\nends_at_ns\x18\x02 \x01(\x04\"^\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0erequest_number\x18\x02 \x01(\x04H\x00\x12\x11\n\tscheduler\x18\x03 \x01(\tB\t\n\x07request\"b\n\x0f\x45xplainResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12<\n\x0b\x65xplanation\x18\x02 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse2\xcb\x01\n\x11OperationsService\x12X\n\x05Watch\x12%.signalbox.operations.v1.WatchRequest\x1a&.signalbox.operations.v1.WatchResponse0\x01\x12\\\n\x07\x45xplain\x12\'.signalbox.operations.v1.ExplainRequest\x1a(.signalbox.operations.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHREQUEST']._serialized_start=164
   _globals['_WATCHREQUEST']._serialized_end=178
-  _globals['_WATCHRESPONSE']._serialized_start=180
-  _globals['_WATCHRESPONSE']._serialized_end=286
-  _globals['_EXPLAINREQUEST']._serialized_start=288
-  _globals['_EXPLAINREQUEST']._serialized_end=382
-  _globals['_EXPLAINRESPONSE']._serialized_start=384
-  _globals['_EXPLAINRESPONSE']._serialized_end=482
-  _globals['_OPERATIONSSERVICE']._serialized_start=485
-  _globals['_OPERATIONSSERVICE']._serialized_end=688
+  _globals['_WATCHRESPONSE']._serialized_start=181
+  _globals['_WATCHRESPONSE']._serialized_end=342
+  _globals['_RECORDING']._serialized_start=344
+  _globals['_RECORDING']._serialized_end=397
+  _globals['_EXPLAINREQUEST']._serialized_start=399
+  _globals['_EXPLAINREQUEST']._serialized_end=493
+  _globals['_EXPLAINRESPONSE']._serialized_start=495
+  _globals['_EXPLAINRESPONSE']._serialized_end=593
+  _globals['_OPERATIONSSERVICE']._serialized_start=596
+  _globals['_OPERATIONSSERVICE']._serialized_end=799
 # @@protoc_insertion_point(module_scope)

@@ -12,14 +12,24 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("scheduler", "frame", "lost")
+    __slots__ = ("scheduler", "frame", "lost", "recording")
     SCHEDULER_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
     scheduler: str
     frame: _watch_pb2.Frame
     lost: str
-    def __init__(self, scheduler: _Optional[str] = ..., frame: _Optional[_Union[_watch_pb2.Frame, _Mapping]] = ..., lost: _Optional[str] = ...) -> None: ...
+    recording: Recording
+    def __init__(self, scheduler: _Optional[str] = ..., frame: _Optional[_Union[_watch_pb2.Frame, _Mapping]] = ..., lost: _Optional[str] = ..., recording: _Optional[_Union[Recording, _Mapping]] = ...) -> None: ...
+
+class Recording(_message.Message):
+    __slots__ = ("begins_at_ns", "ends_at_ns")
+    BEGINS_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    begins_at_ns: int
+    ends_at_ns: int
+    def __init__(self, begins_at_ns: _Optional[int] = ..., ends_at_ns: _Optional[int] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "request_number", "scheduler")

@@ -1,6 +1,7 @@
 """Replays a recording: decodes its records, encodes what is planned again, and compares the two."""
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from signalbox_scheduler.service.replay.recording_file import RecordReader
 from signalbox_scheduler.service.replay.replayed_cluster import ReplayedCluster
 from signalbox_scheduler.service.reports import state_codec
 from signalbox_scheduler.service.scheduler_servicer import apply_message
+from signalbox_scheduler.workers.cluster import Cluster
 
 INT64_COLUMNS = ("seq_ids", "finished_seq_ids", "parent_seq_ids", "child_seq_ids")
 
@@ -65,6 +67,8 @@ class Replay:
         self.difference: PlanDifference | None = None
         records = self._records()
         self._replayed = _begin(next(records, None), path)
+        self.began_at = self._replayed.clock.now
+        """Seconds of the recorded clock."""
         self._rest = records
 
     @property
@@ -72,19 +76,43 @@ class Replay:
         """Bytes of a last record that was cut off."""
         return self._reader.num_left_over
 
+    def ends_at(self) -> float:
+        """Returns the time of the last record. Raises NotARecording if it cannot be read."""
+        (last,) = deque(self._reader, maxlen=1)
+        try:
+            return pb.Record.FromString(last).now
+        except DecodeError:
+            raise NotARecording("the last record cannot be read; the file is damaged") from None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster in the state that the replay has reached."""
+        return self._replayed.cluster
+
+    @property
+    def num_explained(self) -> int:
+        """Requests that have ended and can be explained."""
+        return self._replayed.config.explain_history
+
     def run(self) -> PlanDifference | None:
         """Replays up to the end, the first difference or `until_step`."""
+        for _ in self.moments():
+            pass
+        return self.difference
+
+    def moments(self) -> Iterator[float]:
+        """Yields the time of each record when it is about to be replayed, as `run` does it."""
         for record in self._rest:
             if self._planned is not None and record.WhichOneof("record") != "step_sent":
                 self._differ(recorded=None, replayed=self._planned)
             else:
+                yield record.now
                 self._replayed.clock.now = record.now
                 self._try(record)
             if self.difference is not None or self.num_steps == self._until_step:
                 break
             if self._checks and self._planned is None:
                 self._replayed.cluster.check()
-        return self.difference
 
     def state(self, *, include_token_ids: bool = False) -> list[state_pb2.DumpStateResponse]:
         """Returns the state that the replay has reached."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from signalbox_contract.errors import NotFound
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import encode_stages
 from signalbox_contract.worker_role import WorkerRole
@@ -21,6 +22,31 @@ _ENCODED = {"state", "events", "waits", "stages", "samples", "kind"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
 _SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
+
+
+def explain(
+    request: explain_pb2.ExplainRequest, cluster: Cluster, *, history: int
+) -> explain_pb2.ExplainResponse:
+    """Returns what happened to the request that is asked for. Raises NotFound.
+
+    Args:
+        history: requests that have ended and are still known.
+    """
+    requests, request_id = cluster.requests, request.request_id
+    if request.HasField("request_number"):
+        request_id = f"number {request.request_number}"
+        known = requests.explain_number(request.request_number)
+    elif (known := requests.explain(request_id)) is None and request_id:
+        ids = requests.ids_that_begin_with(request_id)
+        if len(ids) > 1:
+            raise NotFound(f"{len(ids)} requests begin with {request_id!r}; give more of the id")
+        known = requests.explain(ids[0]) if ids else None
+    if known is None:
+        raise NotFound(
+            f"no request {request_id!r} is live, or among the last {history} that ended;"
+            " each scheduler knows its own requests"
+        )
+    return explanation(known, cluster)
 
 
 def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:
