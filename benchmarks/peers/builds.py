@@ -27,6 +27,14 @@ def version(environment: Path, package: str) -> str:
     return found[0].name.removesuffix(".dist-info").rpartition("-")[2] if found else "?"
 
 
+def commit(clone: Path) -> str:
+    """Returns the short name of the commit that a clone is at, "" where there is no clone."""
+    if not (clone / ".git").exists():
+        return ""
+    command = ["git", "-C", str(clone), "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @cache
 def instruction_sets(library: Path) -> str:
     """Returns the instruction sets whose instructions a library has; takes up to 20 s."""

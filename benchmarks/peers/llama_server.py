@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.peers.builds import instruction_sets, version
+from benchmarks.peers.builds import commit, instruction_sets, version
 from benchmarks.peers.process import HOST, PeerUnavailable, ServerProcess, existing, is_healthy
 from signalbox.bench.http_stream import HttpAddress, post_for_events
 
@@ -129,9 +129,10 @@ def llama_build(folder: Path) -> str:
 
 def ik_build(folder: Path) -> str:
     """Returns version and instruction sets of ik_llama.cpp."""
-    library = ik_binaries(folder) / "libggml.so"
-    name = "ik_llama_cpp_python"
-    return f"ik-llama-cpp-python {version(folder / 'ik', name)}, {instruction_sets(library)}"
+    sources, sets = folder / "ik", instruction_sets(ik_binaries(folder) / "libggml.so")
+    if name := commit(sources):
+        return f"ik_llama.cpp {name}, {sets}"
+    return f"ik-llama-cpp-python {version(sources, 'ik_llama_cpp_python')}, {sets}"
 
 
 class IkLlamaServer(LlamaServer):

@@ -1,6 +1,7 @@
 """Servers under test: HTTP streams, and ourselves as any other process tree."""
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.closed_loop import drive
+from benchmarks.peers.builds import commit
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.process import HOST, PeerUnavailable, is_healthy
 from benchmarks.peers.signalbox_server import SignalboxServer
@@ -87,3 +89,13 @@ async def test_our_stack_is_measured_by_process_and_leaves_nothing_behind(tmp_pa
     assert all(peak > 10 for peak in after.peak_rss_mib.values())
     assert len(pids) >= 3
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_peer_built_from_a_clone_is_named_by_its_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) == ""  # even below another repository
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for arguments in (["init"], ["commit", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *arguments], capture_output=True, check=True)
+    head = (tmp_path / ".git/HEAD").read_text().split()[-1]
+    assert (tmp_path / ".git" / head).read_text().startswith(commit(tmp_path))
+    assert len(commit(tmp_path)) == 12
