@@ -41,7 +41,8 @@ class EncoderWeights:
         dtype: np.dtype[Any],
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
-        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
+        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model, or
+        have other shapes.
 
         Args:
             dtype: type of matrices, and that all vectors are rounded to.
@@ -50,6 +51,8 @@ class EncoderWeights:
         self.dtype, self._on_taken = dtype, on_taken
         self._shapes = encoder_shapes(config)
         self._stored = _matched(self._shapes, stored)
+        for name, tensor in self._stored.items():
+            check_shape(name, tensor.shape, self._shapes[name])
         self._num_taken = 0
 
     def matrix(self, name: str) -> AnyArray:
@@ -73,9 +76,7 @@ class EncoderWeights:
     def _take(self, name: str) -> AnyArray:
         self._num_taken += 1
         self._on_taken(self._num_taken, len(self._shapes))
-        tensor = self._stored[name]
-        check_shape(name, tensor.shape, self._shapes[name])
-        return tensor.read()
+        return self._stored[name].read()
 
 
 def _matched(

@@ -61,7 +61,8 @@ class Weights:
         known: KnownTensors | None = None,
         on_taken: Callable[[int, int], None] = lambda num_taken, num_total: None,
     ) -> None:
-        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model.
+        """Reads nothing yet. Raises ModelError if tensors are missing, or not of this model, or
+        have other shapes.
 
         Args:
             share: what this process has of them.
@@ -79,6 +80,8 @@ class Weights:
             ignores=lambda name: is_ignored(name, config),
             tied=(EMBEDDING, HEAD) if config.tie_embeddings and config.has_head else None,
         )
+        for name, tensor in self._stored.items():
+            self._check_shape(name, tensor.shape)
         self._num_wanted = len(share.names(stage))
         self._num_taken = 0
 
@@ -167,11 +170,13 @@ class Weights:
     def _take(self, name: str) -> StoredTensor:
         self._num_taken += 1
         self._on_taken(self._num_taken, self._num_wanted)
-        tensor, expected = self._stored[name], self._shapes[name]
-        if name in TABLES and tensor.shape[0] > expected[0]:  # rows of padding
-            expected = (tensor.shape[0], *expected[1:])
-        check_shape(name, tensor.shape, expected)
-        return tensor
+        return self._stored[name]
+
+    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        expected = self._shapes[name]
+        if name in TABLES and shape and shape[0] > expected[0]:  # rows of padding
+            expected = (shape[0], *expected[1:])
+        check_shape(name, shape, expected)
 
 
 def _may_be_ordered(name: str, tensor: StoredTensor, codes: StoredMatrix) -> bool:

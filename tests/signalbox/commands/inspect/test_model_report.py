@@ -122,6 +122,30 @@ def test_files_without_some_weights_are_no_model(
         assert problem in report.problems[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "field", "value", "problem"),
+    [
+        ("llama3", "intermediate_size", 96, "_proj.weight has shape"),
+        ("llama3", "vocab_size", 1000, "model.embed_tokens.weight has shape"),
+        ("gpt-oss", "num_local_experts", 3, "has shape"),
+        ("phi3", "intermediate_size", 96, "gate_up_proj.weight has shape"),
+    ],
+)
+def test_files_of_another_shape_are_no_model(
+    hub: FakeHub, family: str, field: str, value: int, problem: str
+) -> None:
+    make_model(folder := hub.repository(), family, head_dim=16)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    assert needs_of(folder).is_native and config[field] != value
+    file.write_text(json.dumps(config | {field: value}))
+    for model in (HUB_MODEL, str(folder)):
+        report, needs = model_report.examine(ServeSettings(model=model))
+        assert needs is None
+        assert problem in report.problems[0]
+        assert "config.json does not belong to these weights" in report.problems[0]
+
+
 def test_ranks_share_weights_and_cache(tmp_path: Path) -> None:
     make_llama(tmp_path)
     whole, divided = needs_of(tmp_path), needs_of(tmp_path, tensor_parallel_size=2)
