@@ -16,7 +16,7 @@ from signalbox_kernels.native import best_isa
 from signalbox_worker.config import USUAL_BLOCK_SIZE
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import check_kv_scheme
-from signalbox_worker.files.checkpoints.quantization import choose_quantization
+from signalbox_worker.files.checkpoints.quantization import Quantization, choose_quantization
 from signalbox_worker.files.checkpoints.text_part import MULTIMODAL
 from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
 from signalbox_worker.files.hub.download import find_on_hub
@@ -178,9 +178,7 @@ def _needs(
 def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel:
     """Returns what `built_in_pytorch` does, of a model that runs natively."""
     dtype = dtype_name(settings.dtype, is_half=opened.source.is_half)
-    quantization = choose_quantization(settings, opened.source, None)
-    _check_tensors(opened)
-    check_kv_scheme(opened.source.config, settings.kv_cache_dtype)
+    quantization = check_native(settings, opened)
     return BuiltModel(
         device="cpu",
         device_bytes=None,
@@ -190,8 +188,18 @@ def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel
     )
 
 
+def check_native(settings: EngineSettings, opened: OpenedModel) -> Quantization | None:
+    """Returns the form in which a native program holds the weights. Raises ModelError for settings
+    and files that it does not take."""
+    quantization = choose_quantization(settings, opened.source, None)
+    _check_tensors(opened)
+    check_kv_scheme(opened.source.config, settings.kv_cache_dtype)
+    return quantization
+
+
 def _check_tensors(opened: OpenedModel) -> None:
-    """Raises ModelError if the files lack tensors of a native program, or have others."""
+    """Raises ModelError if the files lack tensors of a native program, have others, or have them in
+    other shapes."""
     source, config = opened.source, opened.config
     heads = (".safetensors", ".gguf")  # PyTorch's own files have none
     if isinstance(source, DummySource) or not any(one.suffix in heads for one in source.files()):

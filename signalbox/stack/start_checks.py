@@ -4,6 +4,7 @@ from pathlib import Path
 
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.model_check import check_model
+from signalbox.stack.opening_check import check_opening
 from signalbox_kernels.native import isa_limit
 from signalbox_router.limits.api_keys import read_keys
 from signalbox_router.prompt.chat.known_templates import load_chat_template
@@ -25,9 +26,9 @@ LOOPBACK = "127.0.0.1"
 def check_start(settings: ServeSettings) -> None:
     """Checks the model, the files that settings name, and the ports.
 
-    Raises the exceptions of `check_model` and `check_store`, TlsError, KeyFileError, BindError, and
-    ValueError for a chat template that cannot be used or a SIGNALBOX_ISA that names no instruction
-    set.
+    Raises the exceptions of `check_model`, `check_opening` and `check_store`, TlsError,
+    KeyFileError, BindError, and ValueError for a chat template that cannot be used or a
+    SIGNALBOX_ISA that names no instruction set.
     """
     isa_limit()
     check_files(settings.tls)
@@ -41,6 +42,7 @@ def check_start(settings: ServeSettings) -> None:
     else:  # on Ray the nodes' own files and memory count
         check_store(settings, settings)
         check_model(settings, num_workers=settings.workers)
+        check_opening(settings)
 
 
 def _check_ports(settings: ServeSettings) -> None:

@@ -1,6 +1,7 @@
 """Files that a stack cannot use are refused before any of its processes starts."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from signalbox_router.limits.api_keys import KeyFileError
 from signalbox_rpc.transport.tls import TlsError
 from signalbox_worker.kv.shared.secret_files import SecretFileError
 from tests.gpu_worker.kv.shared.redis_servers import write_secret
-from tests.gpu_worker.tiny_models import SHAPE, make_tokenizer
+from tests.gpu_worker.tiny_models import SHAPE, make_llama, make_tokenizer
 
 
 @pytest.fixture
@@ -106,3 +107,59 @@ def test_the_extra_that_settings_or_a_model_need_is_named_and_starts_nothing(
     ):
         make_stack(**flags).launch()
     assert not started
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags", "problem"),
+    [
+        ({"hidden_size": 96}, {}, r"weight has shape .* where .*96"),
+        ({"num_hidden_layers": 7}, {}, r"weights are missing, such as 'model\.layers\.[3-6]"),
+        ({"rms_norm_eps": "small"}, {}, "config.json says rms_norm_eps"),
+        ({}, {"max_model_len": 1 << 20}, "allows at most"),
+        ({}, {"quantization": "gguf"}, "quantization is 'gguf'"),
+        (None, {}, r"no tokenizer"),
+    ],
+)
+def test_a_folder_that_no_worker_serves_starts_nothing(
+    tmp_path: Path,
+    started: list[str],
+    caplog: pytest.LogCaptureFixture,
+    fields: dict[str, Any] | None,
+    flags: dict[str, Any],
+    problem: str,
+) -> None:
+    make_llama(tmp_path)
+    make_stack(model=str(tmp_path), device="cpu").launch()
+    assert "worker 0" in started
+    started.clear()
+    if fields is None:
+        (tmp_path / "tokenizer.json").unlink()
+    else:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(ValueError, match=problem) as refusal:
+        make_stack(model=str(tmp_path), device="cpu", **flags).launch()
+    assert not started
+    assert "\n" not in str(refusal.value)
+    assert not caplog.records  # a worker logs what opening a model has to say
+
+
+def test_a_family_that_nothing_computes_is_refused(tmp_path: Path) -> None:
+    """Transformers tells, in a process of its own, after which this one has not imported it."""
+    config = {"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    script = (
+        "import sys; from signalbox.stack.opening_check import check_opening\n"
+        "from signalbox.settings.serve_settings import ServeSettings\n"
+        f"settings = ServeSettings(model={str(tmp_path)!r}, load_format='dummy')\n"
+        "try:\n    check_opening(settings)\n"
+        "except ValueError as error:\n    print(error)\n"
+        "sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert "architecture not supported: NoSuchForCausalLM" in line
+    assert "docs/reference/models.md" in line

@@ -87,11 +87,15 @@ def why_not_meant(
     return _why_no_program(opened, model_config, cache_config) or _why_no_share(opened, parallel)
 
 
+def may_have_gpu(config: DeviceConfig) -> bool:
+    """Says whether PyTorch alone can tell which device is meant."""
+    has_files = any(file.exists() for file in _DEVICE_FILES)
+    return config.device == "auto" and has_files and find_spec("torch") is not None
+
+
 def _is_on_cpu(config: DeviceConfig) -> bool:
-    if config.device != "auto":
-        return config.device == "cpu"
-    if not any(file.exists() for file in _DEVICE_FILES) or find_spec("torch") is None:
-        return True
+    if not may_have_gpu(config):
+        return config.device != "cuda"
     from signalbox_worker.device.device_choice import choose_device  # imports torch: seconds
 
     return choose_device(config).type == "cpu"
