@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
+from signalbox.cli import parse
 from signalbox.commands.inspect import replay
 from signalbox_protos.recording.v1 import recording_pb2 as pb
 from tests.scheduler_svc.service.replay.record import MAKERS, read_records, unpack
@@ -31,7 +32,7 @@ ABSENT = {
 def test_every_plan_is_the_recorded_one(name: str, tmp_path: Path) -> None:
     """Prints both messages of the first that is not, and says which step of which worker it is."""
     path = str(unpack(name, tmp_path))
-    replay.run({"file": path, "until": None, "dump": None, "token_ids": False, "check": True})
+    replay.run(parse(["replay", path, "--check"]))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -1,5 +1,132 @@
-import { html } from "../lib/html.js";
+/** The Live view: what the schedulers decide, now or at a moment of the last minute. */
+
+import { clock, duration } from "../lib/format.js";
+import { html, useEffect, useReducer, useRef, useState } from "../lib/html.js";
+import { askForKey } from "../lib/key.js";
+import { Charts } from "./charts.js";
+import { Requests } from "./requests.js";
+import { Status } from "./status.js";
+import { Watch } from "./watch.js";
+import { WorkerPanel } from "./worker_panel.js";
+
+const FRAME_MS = 100;
+const WINDOWS_S = [2, 10, 60];
 
 export function Live() {
-  return html`<p>Live: what the system does now.</p>`;
+  const watch = useWatch();
+  const { history, problem } = watch;
+  const [view, setView] = useState({ pausedAt: null, axis: null, windowS: 10 });
+  const live = history.axisAt(Date.now() / 1000);
+  const isPaused = view.pausedAt !== null;
+  const axis = view.axis ?? live;
+  const newest = history.recording ? history.now : axis.to;
+  const at = isPaused ? Math.max(view.pausedAt, history.oldest) : newest;
+  const pauseAt = (time) => {
+    const moment = Math.min(Math.max(time, axis.from), newest);
+    setView((old) => ({ ...old, pausedAt: moment, axis, windowTo: windowEnd(old, moment, at) }));
+  };
+  const goOn = () => setView(({ windowS }) => ({ pausedAt: null, axis: null, windowS }));
+  history.heldFrom = isPaused ? axis.from : Infinity;
+
+  const pictures = history.picturesAt(at);
+  const names = [...pictures.keys()].sort();
+  const to = isPaused ? view.windowTo : at;
+  const span = { from: to - view.windowS, to };
+  const panels = names.flatMap((scheduler) =>
+    [...pictures.get(scheduler).workers.values()].map((worker) => ({ scheduler, worker })),
+  );
+  const nowOf = (scheduler) => pictures.get(scheduler).at / 1e9;
+  const onWhy = (scheduler, number) => (location.hash = whyHash(scheduler, number));
+  return html`<div class="live" aria-label="Live">
+    <${TimeBar}
+      ...${{ history, axis, at, isPaused, newest, pauseAt, goOn }}
+      windowS=${view.windowS}
+      onWindow=${(windowS) => setView((old) => ({ ...old, windowS, windowTo: at }))}
+    />
+    <${Status}
+      ...${{ history, pictures, problem, at }}
+      onKey=${async () => (await askForKey("")) && watch.restart()}
+      onRetry=${() => watch.restart()}
+    />
+    ${names.length > 0 && html`<${Charts} ...${{ history, axis, at, isPaused }} />`}
+    ${panels.map(
+      ({ scheduler, worker }) =>
+        html`<${WorkerPanel}
+          key=${`${scheduler} ${worker.number}`}
+          ...${{ history, scheduler, worker, span, at }}
+          isOneOfMany=${names.length > 1}
+          now=${nowOf(scheduler)}
+          onMove=${pauseAt}
+          onWhy=${(number) => onWhy(scheduler, number)}
+        />`,
+    )}
+    ${panels.length > 0 && html`<${Requests} ...${{ panels, nowOf, whyHash }} />`}
+  </div>`;
+}
+
+/** The address of a request's history; a scheduler's address has no slash. */
+function whyHash(scheduler, number) {
+  return `#/why/${encodeURIComponent(scheduler)}/${number}`;
+}
+
+/** Moves the window of the steps only as far as the moment needs it. */
+function windowEnd({ windowTo, windowS }, moment, at) {
+  const to = windowTo ?? at;
+  if (moment > to) return moment;
+  return moment < to - windowS ? moment + windowS / 2 : to;
+}
+
+/** Returns the watch of this view, which renders at most ten times a second. */
+function useWatch() {
+  const [, render] = useReducer((count) => count + 1, 0);
+  const watch = useRef(null);
+  watch.current ??= new Watch(() => {});
+  useEffect(() => {
+    let [last, timer] = [0, 0];
+    const draw = (time) => {
+      timer = requestAnimationFrame(draw); // none comes while the tab is hidden
+      if (time - last < FRAME_MS) return;
+      last = time;
+      render();
+    };
+    watch.current.start();
+    timer = requestAnimationFrame(draw);
+    return () => {
+      cancelAnimationFrame(timer);
+      watch.current.stop();
+    };
+  }, []);
+  return watch.current;
+}
+
+function TimeBar({ history, axis, at, isPaused, newest, pauseAt, goOn, windowS, onWindow }) {
+  const said = history.recording
+    ? `${duration(at)} of ${duration(axis.to)}`
+    : isPaused
+      ? `${clock(at * 1000)}, ${duration(Math.max(0, axis.to - at))} before the pause's end`
+      : clock(at * 1000);
+  return html`<div class="live-bar" role="group" aria-label="Time">
+    <button onClick=${() => (isPaused ? goOn() : pauseAt(newest))} aria-pressed=${isPaused}>
+      ${isPaused ? "Go on" : "Pause"}
+    </button>
+    <input
+      type="range"
+      aria-label="Moment that is shown"
+      aria-valuetext=${said}
+      min=${axis.from}
+      max=${axis.to}
+      step="0.1"
+      value=${at}
+      onInput=${({ target }) => pauseAt(Number(target.value))}
+    />
+    <span class="live-time">${said}</span>
+    <label>
+      Steps of
+      <select onChange=${({ target }) => onWindow(Number(target.value))}>
+        ${WINDOWS_S.map(
+          (one) => html`<option value=${one} selected=${one === windowS}>${duration(one)}</option>`,
+        )}
+      </select>
+    </label>
+  </div>`;
 }

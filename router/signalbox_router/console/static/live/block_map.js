@@ -1,0 +1,106 @@
+/** A pool as a map of its blocks, 100 to 100,000 of them. */
+
+import { duration } from "../lib/format.js";
+import { html, useState } from "../lib/html.js";
+import { color } from "../lib/theme.js";
+import { Canvas, placeIn, useWidth } from "./canvas.js";
+import { counted } from "./figures.js";
+import { KINDS, countsOf, kindsOf } from "./picture.js";
+
+/** Colour of each of KINDS. */
+const COLORS = ["--line", "--c3", "--c1", "--c5", "--c2", "--c6", "--c7"];
+const MAX_HEIGHT = 200;
+const MAX_CELL = 12;
+const GAP_FROM = 4; // smaller cells touch
+
+/** Props: `worker`, `name` of the pool, `title`, `requests`, `now`, `onWhy(number)`. */
+export function BlockMap({ worker, name, title, requests, now, onWhy }) {
+  const [box, width] = useWidth();
+  const [hovered, setHovered] = useState(null);
+  const kinds = kindsOf(worker, name);
+  const counts = countsOf(kinds);
+  const grid = gridOf(kinds.length, Math.max(width, 1));
+  const owners = hovered === null ? [] : ownersOf(requests, name, hovered);
+  const marked = new Set(owners.flatMap(([, request]) => request[name]));
+  const find = (event) => {
+    const { x, y } = placeIn(event);
+    const column = Math.floor(x / grid.cell);
+    const block = Math.floor(y / grid.cell) * grid.columns + column;
+    return column < grid.columns && block < kinds.length ? block : null;
+  };
+  return html`<section class="live-pool" aria-label=${title}>
+    <h3>${title} <span class="live-muted">${counted(kinds.length, "block")}</span></h3>
+    <ul class="live-legend">
+      ${KINDS.map(
+        (kind, i) =>
+          (counts[i] > 0 || i < 3) &&
+          html`<li>
+            <i class="live-key live-kind-${i}"></i>${kind} ${counts[i].toLocaleString("en")}
+          </li>`,
+      )}
+    </ul>
+    <div ref=${box} class="live-canvas">
+      <${Canvas}
+        width=${width}
+        height=${grid.rows * grid.cell}
+        role="img"
+        aria-label=${`${title}: ${KINDS.map((kind, i) => `${counts[i]} ${kind}`).join(", ")}`}
+        draw=${(context) => drawMap(context, kinds, grid, marked)}
+        onPointerMove=${(event) => setHovered(find(event))}
+        onPointerLeave=${() => setHovered(null)}
+        onClick=${(event) => {
+          const [owner] = ownersOf(requests, name, find(event));
+          if (owner) onWhy(owner[0]);
+        }}
+        class=${owners.length ? "live-link" : ""}
+      />
+    </div>
+    <p class="live-readout">${hovered !== null && wordsOf(hovered, kinds[hovered], owners, now)}</p>
+  </section>`;
+}
+
+function wordsOf(block, kind, owners, now) {
+  const held = owners.slice(0, 3).map(([number, one]) => {
+    const age = duration(Math.max(0, now - Number(one.arrivedAtNs ?? 0) / 1e9));
+    return `request ${number}: ${counted(one.blocks, "block")}, since ${age}`;
+  });
+  if (owners.length > 3) held.push(`${owners.length - 3} more requests`);
+  return [`block ${block}: ${KINDS[kind]}`, ...held].join(" · ");
+}
+
+/** Returns the requests that own a block, as pairs of number and request. */
+function ownersOf(requests, pool, block) {
+  return [...requests].filter(([, request]) => request[pool].includes(block));
+}
+
+function gridOf(count, width) {
+  let cell = MAX_CELL;
+  while (cell > 1 && Math.ceil(count / Math.floor(width / cell)) * cell > MAX_HEIGHT) cell--;
+  const columns = Math.max(1, Math.min(count, Math.floor(width / cell)));
+  return { cell, columns, rows: Math.ceil(count / columns) };
+}
+
+/** Draws one pixel for each block, and enlarges them; blocks that are not marked fade. */
+function drawMap(context, kinds, { cell, columns, rows }, marked) {
+  if (!kinds.length) return;
+  const colors = COLORS.map((name) => rgbOf(color(name)));
+  const image = new ImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  const alpha = marked.size ? 0x50 : 0xff;
+  kinds.forEach((kind, block) => {
+    pixels[block] = colors[kind] | ((marked.has(block) ? 0xff : alpha) << 24);
+  });
+  const small = new OffscreenCanvas(columns, rows);
+  small.getContext("2d").putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, 0, 0, columns * cell, rows * cell);
+  if (cell < GAP_FROM) return;
+  for (let x = 1; x <= columns; x++) context.clearRect(x * cell - 1, 0, 1, rows * cell);
+  for (let y = 1; y <= rows; y++) context.clearRect(0, y * cell - 1, columns * cell, 1);
+}
+
+/** Returns #rrggbb as the number of a pixel without alpha. */
+function rgbOf(text) {
+  const value = parseInt(text.slice(1), 16);
+  return ((value & 0xff) << 16) | (value & 0xff00) | (value >> 16);
+}

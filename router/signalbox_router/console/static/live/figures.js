@@ -1,0 +1,95 @@
+/** Figures of the charts and of the last seconds, made of a history's sums. No DOM. */
+
+/** Returns the value that a share of all weights does not exceed; null of none. */
+export function quantile(pairs, share) {
+  const sorted = [...pairs].sort((one, other) => one[0] - other[0]);
+  let left = share * sorted.reduce((sum, [, weight]) => sum + weight, 0);
+  for (const [value, weight] of sorted) if ((left -= weight) <= 0) return value;
+  return sorted.at(-1)?.[0] ?? null;
+}
+
+/** Returns columns for the charts: `at`, and one of each figure; null where there is none. */
+export function seriesOf(history, { from, to }) {
+  const { bucketS, buckets } = history;
+  const names = ["at", "generated", "prompt", "ttft50", "ttft99", "gap50", "gap99"];
+  const states = ["running", "swapped", "loading", "waiting"];
+  const columns = Object.fromEntries([...names, ...states].map((name) => [name, []]));
+  let requests = null;
+  const first = Math.floor(from / bucketS);
+  const last = Math.floor(Math.min(to, Math.max(history.now, from)) / bucketS);
+  for (let index = first; index <= last; index++) {
+    const bucket = buckets.get(index);
+    requests = bucket?.requests ?? requests;
+    const isCut = index === last && to - index * bucketS < bucketS; // it has only begun
+    const row = isCut ? {} : (bucket?.row ?? rowOf(bucket, bucketS));
+    if (bucket && index < last) bucket.row = row; // kept, since nothing is added any more
+    columns.at.push(index * bucketS);
+    for (const name of names.slice(1)) columns[name].push(row[name] ?? null);
+    for (const name of states) columns[name].push(requests?.[name] ?? null);
+  }
+  return columns;
+}
+
+function rowOf(bucket, bucketS) {
+  const { generated = 0, prompt = 0, firstTokensS = [], gaps = [] } = bucket ?? {};
+  const firsts = firstTokensS.map((seconds) => [seconds, 1]);
+  return {
+    generated: generated / bucketS,
+    prompt: prompt / bucketS,
+    ttft50: quantile(firsts, 0.5),
+    ttft99: quantile(firsts, 0.99),
+    gap50: quantile(gaps, 0.5),
+    gap99: quantile(gaps, 0.99),
+  };
+}
+
+/** Where blocks come from and go to, by what steps count. */
+export const MOVES = {
+  blocks_swapped_out: ["device", "CPU"],
+  blocks_swapped_in: ["CPU", "device"],
+  blocks_copied: ["device", "device"],
+  blocks_fetched: ["store or worker", "CPU"],
+  blocks_stored: ["CPU", "store"],
+  blocks_exported: ["CPU", "worker"],
+};
+
+/** Returns how many blocks steps have moved, by what they count. */
+export function movesOf(steps) {
+  const sums = {};
+  for (const { moved } of steps) {
+    for (const [name, count] of Object.entries(moved)) sums[name] = (sums[name] ?? 0) + count;
+  }
+  return sums;
+}
+
+/** Returns the steps of a worker that were answered in (from, to]; `steps` are oldest first. */
+export function stepsBetween(steps, worker, from, to) {
+  let first = steps.length;
+  while (first > 0 && steps[first - 1].at > from - 1) first--; // frames of schedulers interleave
+  const found = [];
+  for (let i = first; i < steps.length; i++) {
+    const step = steps[i];
+    if (step.worker === worker && step.at > from && step.at <= to) found.push(step);
+  }
+  return found;
+}
+
+/** Says what a step contained. */
+export function wordsOf(step, { duration, number }) {
+  const { id, seconds, numDecodes, chunks, moved, firstTokensS } = step;
+  const prompt = chunks.reduce((sum, { count }) => sum + count, 0);
+  const parts = [`step ${number(id)}, ${duration(seconds)}`];
+  if (numDecodes) parts.push(counted(numDecodes, "decode"));
+  if (chunks.length) {
+    parts.push(`${counted(chunks.length, "chunk")} of prompts with ${counted(prompt, "token")}`);
+  }
+  if (firstTokensS.length) parts.push(counted(firstTokensS.length, "first token"));
+  for (const [name, count] of Object.entries(moved)) {
+    parts.push(`${number(count)} ${name.replaceAll("_", " ")}`);
+  }
+  return parts.join(" · ");
+}
+
+export function counted(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,97 @@
+"""The console's picture of a scheduler is the scheduler's, frame by frame."""
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import signalbox_router
+from signalbox_protos.scheduler.v1 import watch_pb2 as pb
+from signalbox_router.apis.connect import json_codec
+from signalbox_scheduler.service.replay.replay_codec import Replay
+from signalbox_scheduler.service.replay.replayed_frames import ReplayedFrames
+from tests.router.console.test_chat_modules import node
+from tests.scheduler_svc.service.replay.record import unpack
+from tests.scheduler_svc.watching import Shown
+
+PICTURE = Path(signalbox_router.__file__).parent / "console/static/live/picture.js"
+PROGRAM = Path(__file__).with_name("applied_frames.mjs")
+KINDS = ("free", "cached", "used", "shared", "swapped", "reserved", "in transfer")
+RESERVED = ("HOLD_KIND_PLAN", "HOLD_KIND_PREFIX")
+
+
+def frames_of(name: str, folder: Path) -> list[pb.Frame]:
+    replayed = ReplayedFrames(Replay(str(unpack(name, folder))))
+    frames: list[pb.Frame] = []
+    while (frame := replayed.frame(len(frames))) is not None:
+        frames.append(frame)
+    return frames
+
+
+def kind_of(shown: Shown, pool: int, block: int) -> str:
+    """Says what a block is, by the definitions in the documentation."""
+    held = [kind for kind, blocks in shown.held[pool].items() if block in blocks]
+    owners = [
+        table.count(block)
+        for seq_id, table in shown.tables.items()
+        if (shown.sequences[seq_id][0] == "REQUEST_STATE_SWAPPED") is bool(pool)
+    ]
+    if any(kind not in RESERVED for kind in held):
+        return "in transfer"
+    if owners := [count for count in owners if count]:
+        return "shared" if sum(owners) > 1 else ("used", "swapped")[pool]
+    if held:
+        return "reserved"
+    return "cached" if block in shown.cached[pool] else "free"
+
+
+def expected(shown: Shown, sizes: tuple[int, int]) -> dict[str, Any]:
+    counts = []
+    for pool, size in enumerate(sizes):
+        found = Counter(kind_of(shown, pool, block) for block in range(size))
+        counts.append([found[kind] for kind in KINDS])
+    return {
+        "sequences": [
+            [seq_id, state.removeprefix("REQUEST_STATE_"), *numbers, shown.tables[seq_id]]
+            for seq_id, (state, *numbers) in shown.sequences.items()
+        ],
+        "pools": [
+            {"cached": sorted(cached), "held": held}
+            for cached, held in zip(shown.cached, shown.held, strict=True)
+        ],
+        "counts": counts,
+    }
+
+
+@pytest.mark.parametrize("name", ["swap", "drains", "store", "prefixes"])
+def test_frames_give_the_picture_that_they_give_in_python(name: str, tmp_path: Path) -> None:
+    frames = frames_of(name, tmp_path)
+    ran = subprocess.run(
+        [node(), PROGRAM],
+        input=b"\n".join(map(json_codec.write, frames)),
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PICTURE": str(PICTURE)},
+        check=True,
+    )
+    pictures = [json.loads(line) for line in ran.stdout.splitlines()]
+    shown: dict[int, Shown] = {}
+    sizes: dict[int, tuple[int, int]] = {}
+    for frame, picture in zip(frames, pictures, strict=True):
+        for number in frame.left_workers:
+            del shown[number]
+        for worker in frame.workers:
+            if worker.HasField("description"):
+                described = worker.description
+                sizes[worker.number] = (described.num_gpu_blocks, described.num_cpu_blocks)
+            shown.setdefault(worker.number, Shown()).apply(worker)
+        told = {number: one for number, one in picture}
+        for number, one in told.items():
+            one["sequences"].sort()
+            wanted = expected(shown[number], sizes[number])
+            wanted["sequences"].sort()
+            assert one == wanted
+        assert told.keys() == shown.keys()
