@@ -19,6 +19,7 @@ from signalbox_router.apis.openai.streaming import ErrorResponse
 from signalbox_router.http.docs_page import add_docs
 from signalbox_router.http.openapi_description import (
     ABOUT,
+    GROUPS,
     DescribedApp,
     description_of,
 )
@@ -56,6 +57,7 @@ def make_app(
     app = DescribedApp(
         title="Signalbox",
         description=ABOUT,
+        openapi_tags=[{"name": name, "description": text} for name, text in GROUPS.items()],
         version=version,
         docs_url=None,
         redoc_url=None,

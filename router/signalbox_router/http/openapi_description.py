@@ -1,5 +1,6 @@
 """Describes each endpoint in /openapi.json, beside its fields: parameters, answers, errors."""
 
+from inspect import getdoc
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,7 +8,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
-from signalbox_router.apis.openai.route import JSON, Route
+from signalbox_router.apis.openai.route import JSON, Group, Route
+from signalbox_router.http.examples import EXAMPLES
+from signalbox_router.http.key_middleware import OPEN_PATHS
 from signalbox_router.limits.api_keys import PLAIN_HEADER
 
 ABOUT = (
@@ -15,6 +18,17 @@ ABOUT = (
     " API, and Cohere's for rerankers and embeddings. A model generates, or makes embeddings, or"
     " classifies. Requests mean what they mean over gRPC. Closing the connection ends a request."
 )
+GROUPS = {
+    Group.CHAT: "Answers a conversation: OpenAI's chat completions and Responses, Anthropic's"
+    " Messages.",
+    Group.COMPLETIONS: "Continues a text.",
+    Group.POOLING: "For a model that makes embeddings, ranks documents or classifies.",
+    Group.TOKENS: "Texts to token ids and back, and the number of a prompt's tokens.",
+    Group.MODELS: "What is served. With `--allow-adapter-loading` LoRA adapters come and go.",
+    Group.OPERATION: "Whether requests are taken, and how many there are; `/metrics`, where no keys"
+    " are asked for, has more. What the schedulers decide is served by Connect alone, below"
+    " `/signalbox.operations.v1.OperationsService`: that needs an operator's API key.",
+}
 _REASONS = {
     400: "A field is not valid, not served, or not known; `param` names it.",
     401: "No API key, or an unknown one.",
@@ -28,7 +42,8 @@ _REASONS = {
     503: "No worker serves the model, or the server is shutting down; see `retry-after`.",
     504: "The request took longer than its deadline.",
 }
-_ASKED = "An API key, if the server asks for one."
+_ASKED = "Needs an API key, if the server asks for keys."
+_NOT_ASKED = "Needs no API key."
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": _ASKED},
     "key": {"type": "apiKey", "in": "header", "name": PLAIN_HEADER, "description": _ASKED},
@@ -80,9 +95,21 @@ def description_of(route: Route) -> dict[str, Any]:
             media: {"schema": {"type": "object" if media == JSON else "string"}}
             for media in route.answers
         }
-    described: dict[str, Any] = {"responses": _responses(success, route)}
+    doc = " ".join((getdoc(route.handler) or "").split())
+    is_open = route.path in OPEN_PATHS
+    described: dict[str, Any] = {
+        "tags": [route.group],
+        "summary": doc,
+        "description": _NOT_ASKED if is_open else _ASKED,
+        "responses": _responses(success, route),
+    }
+    if is_open:
+        described["security"] = []
     if route.body is not None:
-        described["requestBody"] = {"required": True, "content": _json(route.body)}
+        described["requestBody"] = {
+            "required": True,
+            "content": _json(route.body, example=EXAMPLES[route.body]),
+        }
     if "{name:path}" in route.path:
         name = {
             "name": "name",
@@ -104,5 +131,5 @@ def _responses(success: dict[str, Any], route: Route) -> dict[str, Any]:
     return {"200": success, **failures}
 
 
-def _json(body: type[BaseModel]) -> dict[str, Any]:
-    return {JSON: {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+def _json(body: type[BaseModel], **fields: Any) -> dict[str, Any]:
+    return {JSON: {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}, **fields}}

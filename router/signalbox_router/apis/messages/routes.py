@@ -13,7 +13,7 @@ from signalbox_router.apis.messages.response import MessageAnswer
 from signalbox_router.apis.messages.types import CountTokensBody, MessagesBody
 from signalbox_router.apis.openai.bodies.body_reader import Ids
 from signalbox_router.apis.openai.generating_api import Generation
-from signalbox_router.apis.openai.route import EVENTS, JSON, OF_TOKENS, OF_WORK, Route
+from signalbox_router.apis.openai.route import EVENTS, JSON, OF_TOKENS, OF_WORK, Group, Route
 from signalbox_router.apis.openai.streaming import json_response
 from signalbox_router.schedulers.served_models import GENERATING
 
@@ -39,8 +39,15 @@ class MessagesApi(AgentsApi):
         return json_response(counted, headers=headers)
 
     ROUTES: ClassVar[tuple[Route, ...]] = (
-        Route("/v1/messages", messages, MessagesBody, OF_WORK, (JSON, EVENTS), ERRORS),
-        Route("/v1/messages/count_tokens", count_tokens, CountTokensBody, OF_TOKENS, errors=ERRORS),
+        Route("/v1/messages", messages, Group.CHAT, MessagesBody, OF_WORK, (JSON, EVENTS), ERRORS),
+        Route(
+            "/v1/messages/count_tokens",
+            count_tokens,
+            Group.TOKENS,
+            CountTokensBody,
+            OF_TOKENS,
+            errors=ERRORS,
+        ),
     )
 
     def _generation(self, request: Request, body: MessagesBody) -> Generation:

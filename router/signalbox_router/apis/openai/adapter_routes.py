@@ -9,7 +9,7 @@ from signalbox_contract.errors import AlreadyExists, PermissionDenied
 from signalbox_router.apis.openai.bodies.body_reader import BodyReader, ignored_header
 from signalbox_router.apis.openai.requests.adapter_types import LoadAdapterBody, UnloadAdapterBody
 from signalbox_router.apis.openai.requests.errors import BadRequest
-from signalbox_router.apis.openai.route import OF_TOKENS, TEXT, Route
+from signalbox_router.apis.openai.route import OF_TOKENS, TEXT, Group, Route
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 
@@ -48,8 +48,10 @@ class AdapterApi:
         return _said(request, f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
     ROUTES: ClassVar[tuple[Route, ...]] = (
-        Route("/v1/load_lora_adapter", load, LoadAdapterBody, OF_TOKENS, (TEXT,)),
-        Route("/v1/unload_lora_adapter", unload, UnloadAdapterBody, OF_TOKENS, (TEXT,)),
+        Route("/v1/load_lora_adapter", load, Group.MODELS, LoadAdapterBody, OF_TOKENS, (TEXT,)),
+        Route(
+            "/v1/unload_lora_adapter", unload, Group.MODELS, UnloadAdapterBody, OF_TOKENS, (TEXT,)
+        ),
     )
 
     def _allowed(self) -> SchedulerAdapters:

@@ -19,7 +19,7 @@ from signalbox_router.apis.openai.requests.pooling_types import (
     RerankBody,
     ScoreBody,
 )
-from signalbox_router.apis.openai.route import OF_WORK, Route
+from signalbox_router.apis.openai.route import OF_WORK, Group, Route
 from signalbox_router.apis.openai.streaming import json_content
 from signalbox_router.generation.call_context import CLASSIFY, EMBEDDINGS, SCORE, CallContext
 from signalbox_router.generation.generator import Generator
@@ -151,16 +151,16 @@ class PoolingApi:
         return await _answered(request, ids, work())
 
     ROUTES: ClassVar[tuple[Route, ...]] = (
-        Route("/v1/embeddings", embeddings, EmbeddingBody, OF_WORK),
-        Route("/v1/embed", cohere_embed, CohereEmbedBody, OF_WORK),
-        Route("/v2/embed", cohere_embed, CohereEmbedBody, OF_WORK),
-        Route("/v1/score", score, ScoreBody, OF_WORK),
-        Route("/score", score, ScoreBody, OF_WORK),
-        Route("/v1/rerank", rerank, RerankBody, OF_WORK),
-        Route("/v2/rerank", rerank, RerankBody, OF_WORK),
-        Route("/rerank", rerank, RerankBody, OF_WORK),
-        Route("/classify", classify, ClassifyBody, OF_WORK),
-        Route("/pooling", pooling, PoolingEndpointBody, OF_WORK),
+        Route("/v1/embeddings", embeddings, Group.POOLING, EmbeddingBody, OF_WORK),
+        Route("/v1/embed", cohere_embed, Group.POOLING, CohereEmbedBody, OF_WORK),
+        Route("/v2/embed", cohere_embed, Group.POOLING, CohereEmbedBody, OF_WORK),
+        Route("/v1/score", score, Group.POOLING, ScoreBody, OF_WORK),
+        Route("/score", score, Group.POOLING, ScoreBody, OF_WORK),
+        Route("/v1/rerank", rerank, Group.POOLING, RerankBody, OF_WORK),
+        Route("/v2/rerank", rerank, Group.POOLING, RerankBody, OF_WORK),
+        Route("/rerank", rerank, Group.POOLING, RerankBody, OF_WORK),
+        Route("/classify", classify, Group.POOLING, ClassifyBody, OF_WORK),
+        Route("/pooling", pooling, Group.POOLING, PoolingEndpointBody, OF_WORK),
     )
 
     async def _read(

@@ -1,6 +1,7 @@
 """An endpoint of the HTTP API, as the class that serves it declares it."""
 
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -18,12 +19,24 @@ OF_WORK = (409, 504, *OF_TOKENS)
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 
 
+class Group(StrEnum):
+    """Purpose of an endpoint, under which /docs lists it."""
+
+    CHAT = "Chat"
+    COMPLETIONS = "Completions"
+    POOLING = "Embeddings and scores"
+    TOKENS = "Tokens"
+    MODELS = "Models and adapters"
+    OPERATION = "Operation"
+
+
 class Route(NamedTuple):
     """A path and its handler, with what /openapi.json says of them."""
 
     path: str
     handler: Callable[[Any, Request], Awaitable[Response]]
     """A function of the class that declares the route."""
+    group: Group
     body: type[Body] | None = None
     """Type of the body that a client posts; None is a GET."""
     failures: tuple[int, ...] = ALWAYS

@@ -22,6 +22,7 @@ from signalbox_router.apis.openai.route import (
     OF_A_NAME,
     OF_TOKENS,
     OF_WORK,
+    Group,
     Route,
 )
 from signalbox_router.apis.openai.streaming import json_content, json_response
@@ -138,17 +139,26 @@ class Api(GeneratingApi):
         return json_content(content, headers=ignored_header(request))
 
     ROUTES: ClassVar[tuple[Route, ...]] = (
-        Route("/", about),
-        Route("/health", health, answers=()),
-        Route("/version", version),
-        Route("/load", load),
-        Route("/tokenizer_info", tokenizer_info),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model, failures=OF_A_NAME),
-        Route("/v1/completions", completions, CompletionBody, OF_WORK, (JSON, EVENTS)),
-        Route("/v1/chat/completions", chat_completions, ChatBody, OF_WORK, (JSON, EVENTS)),
-        Route("/tokenize", tokenize, TokenizeBody, OF_TOKENS),
-        Route("/detokenize", detokenize, DetokenizeBody, OF_TOKENS),
+        Route("/", about, Group.OPERATION),
+        Route("/health", health, Group.OPERATION, answers=()),
+        Route("/version", version, Group.OPERATION),
+        Route("/load", load, Group.OPERATION),
+        Route("/tokenizer_info", tokenizer_info, Group.TOKENS),
+        Route("/v1/models", models, Group.MODELS),
+        Route("/v1/models/{name:path}", model, Group.MODELS, failures=OF_A_NAME),
+        Route(
+            "/v1/completions",
+            completions,
+            Group.COMPLETIONS,
+            CompletionBody,
+            OF_WORK,
+            (JSON, EVENTS),
+        ),
+        Route(
+            "/v1/chat/completions", chat_completions, Group.CHAT, ChatBody, OF_WORK, (JSON, EVENTS)
+        ),
+        Route("/tokenize", tokenize, Group.TOKENS, TokenizeBody, OF_TOKENS),
+        Route("/detokenize", detokenize, Group.TOKENS, DetokenizeBody, OF_TOKENS),
     )
 
     def _completions(self, request: Request, body: CompletionBody) -> Generation:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from signalbox_router.apis.agents import AgentsApi, answer_headers
 from signalbox_router.apis.openai.bodies.body_reader import Ids
 from signalbox_router.apis.openai.generating_api import Generation
-from signalbox_router.apis.openai.route import EVENTS, JSON, OF_TOKENS, OF_WORK, Route
+from signalbox_router.apis.openai.route import EVENTS, JSON, OF_TOKENS, OF_WORK, Group, Route
 from signalbox_router.apis.openai.streaming import json_response
 from signalbox_router.apis.responses.input_codec import read_input
 from signalbox_router.apis.responses.request_codec import api_request
@@ -31,8 +31,8 @@ class ResponsesApi(AgentsApi):
         return json_response(counted, headers=answer_headers(request, read))
 
     ROUTES: ClassVar[tuple[Route, ...]] = (
-        Route("/v1/responses", responses, ResponsesBody, OF_WORK, (JSON, EVENTS)),
-        Route("/v1/responses/input_tokens", input_tokens, InputTokensBody, OF_TOKENS),
+        Route("/v1/responses", responses, Group.CHAT, ResponsesBody, OF_WORK, (JSON, EVENTS)),
+        Route("/v1/responses/input_tokens", input_tokens, Group.TOKENS, InputTokensBody, OF_TOKENS),
     )
 
     def _generation(self, request: Request, body: ResponsesBody) -> Generation:
