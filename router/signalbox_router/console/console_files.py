@@ -13,20 +13,12 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from signalbox_router.http.page_headers import page_headers
+
 _FOLDER = Path(__file__).with_name("static")
 _ROOT, _INDEX = "/", "/index.html"
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript",
           ".svg": "image/svg+xml"}  # fmt: skip
-_POLICY = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self';"
-    " connect-src 'self'; img-src 'self' data:; base-uri 'self'; form-action 'none';"
-    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
-    "cross-origin-embedder-policy": "require-corp",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
 _PREFIX = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 """What a proxy may say that it adds before our paths."""
 
@@ -44,7 +36,7 @@ class _File:
         """Returns the answer to a GET; 304 if the browser has the file."""
         is_compressed = "gzip" in headers.get("accept-encoding", "")
         etag = f'"{self._digest}{"-gz" if is_compressed else ""}"'
-        sent = {"etag": etag, "cache-control": "no-cache", "vary": vary, **_POLICY}
+        sent = {"etag": etag, "cache-control": "no-cache", "vary": vary, **page_headers()}
         if etag in re.findall('"[^"]*"', headers.get("if-none-match", "")):
             return Response(status_code=304, headers=sent)
         if is_compressed:
