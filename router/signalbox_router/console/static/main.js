@@ -11,7 +11,16 @@ const VIEWS = { chat: "Chat", live: "Live", why: "Why" };
 /** The view and the rest of an address such as #/why/ID. */
 function placeOf(hash) {
   const [, name, rest = ""] = /^#\/(\w+)(?:\/(.*))?$/.exec(hash) ?? [null, "chat"];
-  return { name: name in VIEWS ? name : "chat", id: decodeURIComponent(rest) };
+  return { name: Object.hasOwn(VIEWS, name) ? name : "chat", id: decoded(rest) };
+}
+
+/** An address may be typed by hand, with a % that begins no character. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function Shell() {

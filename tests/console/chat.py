@@ -1,0 +1,49 @@
+"""What a person does in the chat."""
+
+import json
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+from tests.console.person import Person
+from tests.console.stack import MODEL
+
+
+def box_of(page: Page) -> Locator:
+    """Returns the box in which a message is written."""
+    return page.get_by_role("textbox", name="Message")
+
+
+def send(page: Page, text: str) -> None:
+    """Sends a message."""
+    box_of(page).fill(text)
+    box_of(page).press("Enter")
+    expect(box_of(page)).to_have_value("")
+
+
+def answers(page: Page) -> Locator:
+    """Returns the model's messages."""
+    return page.get_by_role("article", name=MODEL)
+
+
+def ask(page: Page, question: str) -> Locator:
+    """Sends a message; returns its answer once it is whole."""
+    before = answers(page).count()
+    send(page, question)
+    message = answers(page).nth(before)
+    expect(message).to_have_attribute("aria-busy", "false")
+    return message
+
+
+def conversations(page: Page) -> Locator:
+    """Returns the list of conversations."""
+    return page.get_by_role("navigation", name="Conversations")
+
+
+def sent(person: Person, question: str) -> dict[str, Any]:
+    """Asks; returns the request as the browser sends it."""
+    with person.page.expect_request("**/Chat") as asked:
+        ask(person.page, question)
+    body = asked.value.post_data_buffer
+    assert body is not None
+    return dict(json.loads(body[5:]))

@@ -1,0 +1,112 @@
+"""Nothing that a model writes becomes an element of its own choosing, a request or a program."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.console.person import Person
+from tests.console.stack import Services
+from tests.console.test_chat import ask
+
+ELEMENTS = (
+    "script, iframe, object, embed, link, style, img, svg, video, audio, form, input, base, meta"
+)
+"""What an answer must never make; the page around it has some of them."""
+MARKUP = """\
+<script>document.title = "taken"</script>
+<img src=x onerror="document.title = 'taken'">
+<img src="http://elsewhere.example/pixel.png">
+<svg onload="document.title = 'taken'"><a xlink:href="javascript:document.title='taken'">x</a></svg>
+<iframe src="http://elsewhere.example/"></iframe><iframe srcdoc="<script>1</script>"></iframe>
+<link rel="stylesheet" href="http://elsewhere.example/style.css"><style>* { display: none }</style>
+<form action="http://elsewhere.example/"><input name="key" autofocus onfocus="alert(1)"></form>
+<base href="http://elsewhere.example/"><meta http-equiv="refresh" content="0;url=http://elsewhere.example/">
+<math><mtext><table><mglyph><style><img src=x onerror=alert(1)></style></mglyph></table></mtext></math>
+"""
+LINKS = """\
+[one](javascript:document.title='taken')
+[two](JaVaScRiPt:document.title='taken')
+[three](java\tscript:document.title='taken')
+[four](&#106;avascript:document.title='taken')
+[five](data:text/html,<script>document.title='taken'</script>)
+[six](vbscript:msgbox)
+[seven](file:///etc/passwd)
+[eight](blob:http://elsewhere.example/1)
+[nine]( javascript:document.title='taken')
+[ten](\x01javascript:document.title='taken')
+[eleven]: javascript:document.title='taken'
+[eleven]
+<javascript:document.title='taken'>
+[twelve](//elsewhere.example/)
+[thirteen](/v1/models)
+[fourteen](#/live)
+"""
+IMAGES = """\
+![pixel](http://elsewhere.example/pixel.png)
+![pixel][ref]
+![data](data:image/svg+xml,<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>)
+[![pixel](http://elsewhere.example/a.png)](http://elsewhere.example/b)
+
+[ref]: http://elsewhere.example/ref.png
+"""
+FENCES = """\
+```html"><script>document.title = 'taken'</script>
+<script>document.title = "taken"</script>
+```
+`<img src=x onerror=alert(1)>` and **<b onclick="alert(1)">bold</b>**
+
+| <img src=x onerror=alert(1)> | b |
+|---|---|
+| <script>1</script> | [x](javascript:1) |
+
+$\\href{javascript:alert(1)}{x}$ $$\\includegraphics{http://elsewhere.example/x.png}$$
+"""
+
+
+@pytest.mark.parametrize("answer", [MARKUP, LINKS, IMAGES, FENCES], ids=range(4))
+def test_an_answer_makes_no_element_and_no_request(
+    answer: str, person: Person, services: Services
+) -> None:
+    question = f"Be hostile {hash(answer)}"
+    services.model.answers[question] = f"{answer}\n\nThe end."
+    page = person.open()
+    message = ask(person, question)
+    expect(message).to_contain_text("The end.")
+    assert message.locator(ELEMENTS).count() == 0
+    for link in message.get_by_role("link").all():
+        assert re.match(r"https?://", link.get_attribute("href") or ""), link.inner_html()
+        assert "noopener" in (link.get_attribute("rel") or "")
+        assert "noreferrer" in (link.get_attribute("rel") or "")
+    handlers = "e => [e, ...e.querySelectorAll('*')].flatMap(x => x.getAttributeNames())"
+    names = message.evaluate(handlers)
+    assert not [name for name in names if name.startswith("on") or name == "style"]
+    expect(page).to_have_title(re.compile("Chat"))
+
+
+def test_hidden_and_bidirectional_characters_are_shown(person: Person, services: Services) -> None:
+    """Text that reads otherwise than it is copied must say so; right-to-left text must not."""
+    services.model.answers["Hide something"] = (
+        "```python\nif access != 'none\u202e\u2066# check\u2069': pass\u200b\n```\n"
+        "Tags: \U000e0041\U000e0042. שלום עולם\n\nThe end."
+    )
+    person.open()
+    message = ask(person, "Hide something")
+    expect(message).to_contain_text("The end.")
+    for code in ("U+202E", "U+2066", "U+2069", "U+200B", "U+E0041"):
+        expect(message).to_contain_text(code)
+    expect(message).to_contain_text("שלום עולם")
+    assert message.get_by_text("שלום עולם").evaluate("e => getComputedStyle(e).unicodeBidi") in {
+        "plaintext",
+        "isolate",
+    }
+
+
+def test_names_and_titles_are_text_as_well(person: Person, services: Services) -> None:
+    """What a person pastes becomes the title of a conversation, and in an export a file's name."""
+    page = person.open()
+    hostile = "<img src=x onerror=alert(1)>../../../etc/passwd"
+    ask(person, hostile)
+    page.reload()
+    expect(page.get_by_role("navigation", name="Conversations")).to_contain_text("<img src=x")
+    assert page.locator("img").count() == 0
