@@ -1,8 +1,13 @@
 """How people come to the console, and what surrounds its views."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
+import pytest
 from anyio.from_thread import BlockingPortal
 from playwright.sync_api import Browser, Locator, expect
 
@@ -14,8 +19,6 @@ from tests.ports import free_port
 from tests.router.limits.test_operator_access import make_keys
 
 VIEWS = ("Chat", "Live", "Why")
-ELSEWHERE = "http://localhost:9090/"
-"""A page of another site, which nothing serves."""
 
 
 def test_the_address_shows_the_chat_and_leads_to_each_view(person: Person) -> None:
@@ -30,8 +33,9 @@ def test_the_address_shows_the_chat_and_leads_to_each_view(person: Person) -> No
     expect(views.get_by_role("link", name="Live")).to_have_attribute("aria-current", "page")
 
 
-def test_an_unknown_view_is_the_chat(person: Person) -> None:
-    page = person.open("nothing/%")
+@pytest.mark.parametrize("address", ["nothing", "toString", "chat/%"])
+def test_an_unknown_view_is_the_chat(address: str, person: Person) -> None:
+    page = person.open(address)
     link = page.get_by_role("navigation", name="Views").get_by_role("link", name="Chat")
     expect(link).to_have_attribute("aria-current", "page")
 
@@ -69,31 +73,52 @@ def test_a_proxy_may_add_a_prefix(
 def test_a_link_from_another_page_opens_it_and_a_fetch_does_not(person: Person) -> None:
     """Only a navigation passes the check of origins, and only to the console's own files."""
     page = person.page
-    link = f'<a href="{person.url}">The console</a><a href="{person.url}v1/models">An API</a>'
-    page.route(f"{ELSEWHERE}**", lambda route: route.fulfill(body=link, content_type="text/html"))
-    page.goto(ELSEWHERE)
-    with page.expect_response(person.url) as answer:
-        page.evaluate("url => fetch(url, {mode: 'no-cors'})", person.url)
-    assert answer.value.status == 403
-    with page.expect_response(f"{person.url}v1/models") as answer:
-        page.get_by_role("link", name="An API").click()
-    assert answer.value.status == 403
-    page.goto(ELSEWHERE)
-    page.get_by_role("link", name="The console").click()
-    expect(page.get_by_role("navigation", name="Views")).to_be_visible()
-    person.expects(re.escape(ELSEWHERE))
-    if any("403" in one for one in person.problems):
-        person.expects("403")
+    links = f'<a href="{person.url}">The console</a><a href="{person.url}v1/models">An API</a>'
+    with page_of_another_site(links) as elsewhere:
+        for target, name in (("v1/models", "An API"), ("", "The console")):
+            page.goto(elsewhere)
+            with page.expect_response(f"{person.url}{target}") as answer:
+                page.get_by_role("link", name=name).click()
+            assert answer.value.status == (403 if target else 200)
+        expect(page.get_by_role("navigation", name="Views")).to_be_visible()
+        page.goto(elsewhere)
+        for target in ("", "main.js", "signalbox.inference.v1.InferenceService/ListModels"):
+            with page.expect_response(f"{person.url}{target}") as answer:
+                page.evaluate(FETCH, f"{person.url}{target}")
+            assert answer.value.status == 403
+        person.expects("localhost|CORS|403|net::ERR")
+
+
+FETCH = "url => fetch(url, {mode: 'no-cors', headers: {accept: 'text/html'}}).catch(() => {})"
 
 
 def test_it_cannot_be_framed(person: Person) -> None:
     page = person.page
-    frame = f'<iframe src="{person.url}"></iframe>'
-    page.route(f"{ELSEWHERE}**", lambda route: route.fulfill(body=frame, content_type="text/html"))
-    page.goto(ELSEWHERE)
-    expect(page.frame_locator("iframe").get_by_role("navigation")).to_have_count(0)
-    person.expects("frame-ancestors|403|refused")
-    person.problems = [one for one in person.problems if ELSEWHERE not in one]
+    with page_of_another_site(f'<iframe src="{person.url}"></iframe>') as elsewhere:
+        with page.expect_response(person.url) as answer:
+            page.goto(elsewhere)
+        assert answer.value.status == 403
+        person.expects("localhost|frame-ancestors|403")
+
+
+@contextmanager
+def page_of_another_site(body: str) -> Iterator[str]:
+    """Serves a page; yields its address, whose host is not the console's."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/" else 404)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(f"<!doctype html><title>Elsewhere</title>{body}".encode())
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}/"
+        server.shutdown()
 
 
 def test_the_server_goes_and_comes_back(
