@@ -34,6 +34,7 @@ class HeadGate:
         self._app = app
         self._hosts = HostCheck(access.hosts, is_loopback=is_loopback)
         self._origins = frozenset(access.origins)
+        self._pages = access.pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = next(self._errors(scope), None)
@@ -66,13 +67,21 @@ class HeadGate:
             yield HttpError(400, message, closes=True)
         host = "".join(hosts)
         yield from self._foreign_hosts(scope, host)
-        yield from self._foreign_pages(scope, host, read[_ORIGIN], read[_SITE])
+        is_link = self._is_link(scope, mode=read[_MODE], dest=read[_DEST])
+        sites = [] if is_link else read[_SITE]
+        yield from self._foreign_pages(scope, host, read[_ORIGIN], sites)
 
     def _foreign_hosts(self, scope: Scope, host: str) -> Iterator[HttpError]:
         local_address = str((scope.get("server") or ("",))[0])
         if host and not self._hosts.answers(host, local_address):
             message = "Host: requests for this name are not answered here; --allowed-hosts names"
             yield HttpError(403, f"{message} the hosts that are", given=_shown(host))
+
+    def _is_link(self, scope: Scope, *, mode: list[str], dest: list[str]) -> bool:
+        """Returns whether a browser asks for one of our pages to show it in place of another page,
+        which cannot read it then: in no frame, and by no script."""
+        is_shown = (mode, dest) == (["navigate"], ["document"])
+        return is_shown and scope["method"] == "GET" and scope["path"] in self._pages
 
     def _foreign_pages(
         self, scope: Scope, host: str, origins: list[str], sites: list[str]
@@ -91,7 +100,8 @@ class HeadGate:
 
 _ENCODING, _LENGTH = b"transfer-encoding", b"content-length"
 _HOST, _ORIGIN, _SITE = b"host", b"origin", b"sec-fetch-site"
-_READ = (_ENCODING, _LENGTH, _HOST, _ORIGIN, _SITE)
+_MODE, _DEST = b"sec-fetch-mode", b"sec-fetch-dest"
+_READ = (_ENCODING, _LENGTH, _HOST, _ORIGIN, _SITE, _MODE, _DEST)
 
 
 def _shown(value: str) -> str:

@@ -25,6 +25,8 @@ class HttpAccess:
     """Names in a request's `Host`; "*.name" is every name below `name`, "*" any name at all."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may call, such as "https://host"; "*" is any."""
+    pages: frozenset[str] = frozenset()
+    """Paths of pages that a link on any page may open."""
 
     def __post_init__(self) -> None:
         for name in self.hosts:

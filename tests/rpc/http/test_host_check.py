@@ -157,3 +157,34 @@ async def test_a_port_that_others_reach_answers_any_name_unless_some_are_listed(
     async with serving(endpoint=endpoint, limits=OF_METRICS, access=access) as port:
         assert status_of(await say(port.port, request)) == 403
         assert status_of(await say(port.port, request.replace(b"any.", b"llm."))) == 200
+
+
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("target", "changed", "expected"),
+    [
+        ("GET /page", {}, 200),
+        ("GET /page?a=b", {}, 200),
+        ("HEAD /page", {}, 200),
+        ("GET /other", {}, 403),
+        ("GET /page/other", {}, 403),
+        ("POST /page", {}, 403),
+        ("GET /page", {"sec-fetch-dest": "iframe"}, 403),
+        ("GET /page", {"sec-fetch-dest": "script", "sec-fetch-mode": "no-cors"}, 403),
+        ("GET /page", {"sec-fetch-mode": "cors"}, 403),
+        ("GET /page", {"sec-fetch-mode": ""}, 403),
+        ("GET /page", {"origin": "https://evil.example"}, 403),
+        ("GET /page", {"origin": "null"}, 403),
+        ("GET /page", {"host": "evil.example"}, 403),
+    ],
+)
+async def test_a_link_on_another_page_opens_pages_and_nothing_else(
+    target: str, changed: dict[str, str], expected: int
+) -> None:
+    fields = {"host": "localhost", "connection": "close", **LINK, **changed}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    async with serving(access=HttpAccess(pages=frozenset(["/page"]))) as port:
+        answer = await say(port.port, f"{target} HTTP/1.1\r\n{head}\r\n".encode())
+    assert status_of(answer) == expected
