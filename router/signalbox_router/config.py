@@ -16,6 +16,7 @@ from signalbox_rpc.settings.service_settings import (
     NameSettings,
     SettingsGroup,
     TelemetrySettings,
+    TlsSettings,
 )
 from signalbox_rpc.transport.tls import is_loopback
 
@@ -124,9 +125,6 @@ class ApiSettings(RequestSettings, NameSettings):
         8000,
         description="port of the HTTP API, on --host, as is vLLM's --port; 0 picks one",
     )
-    console: bool | None = Field(
-        None, description="serve the console, a web page, at / (default: on a loopback --host)"
-    )
     allowed_origins: Annotated[str | None, BeforeValidator(joined)] = Field(
         None,
         description="origins of web pages that may call the HTTP API from a browser, with commas"
@@ -200,7 +198,44 @@ class AddressSettings(HostSettings):
     )
 
 
-class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
+class ConsoleSettings(ApiSettings, HostSettings, TlsSettings):
+    """Whether a router's HTTP port serves the console, which depends on who reaches the port."""
+
+    GROUP: ClassVar[str] = "API"
+
+    console: bool | None = Field(
+        None,
+        description="serve the console, a web page, at / of the HTTP port (default: on a loopback"
+        " --host); where others reach the port it needs API keys and --allowed-hosts",
+    )
+
+    @property
+    def serves_console(self) -> bool:
+        """True if the HTTP port serves the console."""
+        return is_loopback(self.host) if self.console is None else self.console
+
+    @model_validator(mode="after")
+    def _shows_the_console_to_those_it_knows(self) -> Self:
+        if not self.console:
+            return self
+        if not self.http:
+            raise ValueError("--console is a page of the HTTP port; leave --no-http out")
+        if is_loopback(self.host):
+            return self
+        if self.api_keys is None and not self.api_key:
+            raise ValueError(
+                f"--console on --host {self.host} would be open to all who reach it; give"
+                " --api-keys a file of `signalbox keys create`"
+            )
+        if not self.allowed_hosts:
+            raise ValueError(
+                f"--console on --host {self.host} goes with --allowed-hosts; name the hosts by"
+                " which browsers reach it"
+            )
+        return self
+
+
+class RouterSettings(AddressSettings, ConsoleSettings, TelemetrySettings):
     """`signalbox router`."""
 
     GROUP: ClassVar[str] = "addresses"
@@ -225,11 +260,6 @@ class RouterSettings(AddressSettings, ApiSettings, TelemetrySettings):
     def serves_reflection(self) -> bool:
         """True if the gRPC port serves reflection."""
         return is_loopback(self.host) if self.reflection is None else self.reflection
-
-    @property
-    def serves_console(self) -> bool:
-        """True if the HTTP port serves the console."""
-        return is_loopback(self.host) if self.console is None else self.console
 
     @model_validator(mode="after")
     def _names_each_scheduler_once(self) -> Self:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_router.config import AddressSettings, ApiSettings
+from signalbox_router.config import AddressSettings, ConsoleSettings
 from signalbox_rpc.settings.addresses import Host, Port
 from signalbox_rpc.settings.service_settings import (
     FilePath,
@@ -62,7 +62,7 @@ class ServeSettings(
     EngineSettings,
     ElsewhereSettings,
     SchedulingSettings,
-    ApiSettings,
+    ConsoleSettings,
     TelemetrySettings,
 ):
     """`signalbox serve`: router and scheduler on this machine, and workers here or on Ray."""

@@ -34,7 +34,8 @@ class _File:
 
     def answer(self, headers: Headers, *, vary: str = "accept-encoding") -> Response:
         """Returns the answer to a GET; 304 if the browser has the file."""
-        is_compressed = "gzip" in headers.get("accept-encoding", "")
+        accepted = headers.get("accept-encoding", "").split(",")
+        is_compressed = "gzip" in (one.strip() for one in accepted)
         etag = f'"{self._digest}{"-gz" if is_compressed else ""}"'
         sent = {"etag": etag, "cache-control": "no-cache", "vary": vary, **page_headers()}
         if etag in re.findall('"[^"]*"', headers.get("if-none-match", "")):

@@ -13,7 +13,7 @@ from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
 from signalbox_router.apis.responses.routes import ResponsesApi
 from signalbox_router.config import RouterConfig
-from signalbox_router.console.console_files import ConsoleFiles
+from signalbox_router.console.console_files import PATHS, ConsoleFiles
 from signalbox_router.generation.generator import Generator
 from signalbox_router.http.app import make_app
 from signalbox_router.http.cors import shared_with
@@ -51,7 +51,7 @@ def make_http_server(
         adapters if config.allow_adapter_loading else None, tenants=tenants, bodies=bodies
     )
     # Keys separate several clients, and no client may see the traffic of the others.
-    shown = _metrics_page(config, registry) if keys is None else None
+    metrics = _metrics_page(config, registry) if keys is None else None
     responses_api = ResponsesApi(generator, tenants=tenants, bodies=bodies)
     messages_api = MessagesApi(generator, tenants=tenants, bodies=bodies)
     apis = (api, responses_api, messages_api, pooling_api, adapter_api)
@@ -62,17 +62,18 @@ def make_http_server(
         on_malformed=on_malformed,
     )
     services = {path.rpartition("/")[0]: web for path in methods}
-    app = make_app(apis, version=config.version, services=services, metrics=shown)
+    app = make_app(apis, version=config.version, services=services, metrics=metrics)
     guarded = app if keys is None else KeyGate(app, keys)
     origins = texts(config.allowed_origins or "")
     shared = shared_with(guarded, origins)
-    shown_to_browsers = ConsoleFiles(shared) if config.serves_console else shared
-    bounded = StallGate(shown_to_browsers, timeout_s=config.client_stall_timeout)
+    pages = PATHS if config.serves_console else frozenset[str]()
+    shown = ConsoleFiles(shared) if pages else shared
+    bounded = StallGate(shown, timeout_s=config.client_stall_timeout)
     return HttpServer(
         bounded,
         Endpoint(host=config.host, port=config.http_port, tls=config.tls, remedy=HTTP_REMEDY),
         shapes={**error_shapes(apis), **dict.fromkeys(services, RpcErrors())},
-        access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins),
+        access=HttpAccess(hosts=texts(config.allowed_hosts or ""), origins=origins, pages=pages),
         limits=HttpLimits(
             max_connections=config.max_http_connections,
             max_connections_per_address=config.max_http_connections_per_address,

@@ -66,7 +66,8 @@ class Api(GeneratingApi):
                 "api": "/v1",
                 "docs": "/docs",
                 "health": "/health",
-            }
+            },
+            headers={"vary": "accept"},  # a browser may get a page here
         )
 
     async def load(self, request: Request) -> Response:
