@@ -11,52 +11,65 @@ const ENDS = {
   FINISH_REASON_STOP_STRING: ({ stop }) => `ended at the stop string ${JSON.stringify(stop)}`,
   FINISH_REASON_STOP_TOKEN: ({ stopTokenId }) => `ended at the stop token ${stopTokenId ?? 0}`,
   FINISH_REASON_ERROR: ({ errorMessage }) => `failed: ${errorMessage}`,
-  FINISH_REASON_TOOL_CALLS: () => "waits for the results of tools",
+  FINISH_REASON_TOOL_CALLS: () => "asks for results of tools",
   STOPPED: () => "stopped by you",
 };
+
+const button = (label, onClick, props) =>
+  html`<button type="button" class="quiet" ...${{ onClick, ...props }}>${label}</button>`;
 
 /**
  * Shows a message.
  *
  * @param siblings ids of the message and its alternatives, oldest first.
- * @param openCalls calls of the message that have no result yet.
+ * @param openCalls calls that have no result yet.
  * @param onEdit called with the message and its new text; `onRegenerate` with the message;
  *   `onBranch` with the sibling's id; `onToolResult` with a call and the text of its result. What is
  *   not given cannot be done.
  */
-export function Message({ message, siblings = [], isStreaming = false, ...actions }) {
+export function Message({ message, siblings = [], openCalls = [], isStreaming, ...actions }) {
   const { role, text, reasoning, toolCalls = [], error, model } = message;
   const [isEdited, setEdited] = useState(false);
   const [showsTokens, setShowsTokens] = useState(false);
-  const { onEdit, onToolResult, openCalls = onToolResult ? toolCalls : [] } = actions;
   const author = AUTHORS[role] ?? (model || "Assistant");
   const save = (changed) => {
     setEdited(false);
-    onEdit(message, changed);
+    actions.onEdit(message, changed);
   };
-  return html`<article
-    class="chat-message chat-${role}"
-    aria-label=${author}
-    aria-busy=${isStreaming}
-  >
+  return html`<article class="chat-message chat-${role}" aria-label=${author}>
     <header><strong>${author}</strong></header>
-    ${reasoning && html`<${Reasoning} message=${message} isStreaming=${isStreaming && !text} />`}
+    ${reasoning && html`<${Reasoning} message=${message} />`}
     ${
       isEdited
-        ? html`<${Editor} text=${text} onSave=${save} onCancel=${() => setEdited(false)} />`
+        ? html`<${Entry} label="Text of the message" text=${text} verb=${role === "user" ? "Send" : "Save"} onSend=${save}>
+            ${button("Cancel", () => setEdited(false))}
+          </${Entry}>`
         : html`<${Body} message=${message} showsTokens=${showsTokens} />`
     }
     ${toolCalls.map((call) => {
-      const isOpen = onToolResult && openCalls.some(({ id }) => id === call.id);
-      return html`<${Call} key=${call.id} call=${call} onResult=${isOpen && onToolResult} />`;
+      const isOpen = openCalls.some(({ id }) => id === call.id);
+      return html`<${Call}
+        key=${call.id}
+        call=${call}
+        onResult=${isOpen && actions.onToolResult}
+      />`;
     })}
     ${error && html`<p class="chat-error" role="alert" dir="auto">${error}</p>`}
     ${
       !isStreaming &&
-      html`<${Footer}
-        ...${{ message, siblings, showsTokens, setShowsTokens, ...actions }}
-        onEdit=${onEdit && !isEdited && (() => setEdited(true))}
-      />`
+      html`<footer>
+        <${Branches} id=${message.id} siblings=${siblings} onBranch=${actions.onBranch} />
+        ${text && html`<${Copy} text=${text} what="the message" />`}
+        ${actions.onEdit && button("Edit", () => setEdited(!isEdited), { "aria-pressed": isEdited })}
+        ${actions.onRegenerate && button("Regenerate", () => actions.onRegenerate(message))}
+        ${
+          message.logprobs?.length > 0 &&
+          button("Probabilities", () => setShowsTokens(!showsTokens), {
+            "aria-pressed": showsTokens,
+          })
+        }
+        <small>${factsOf(message).join(" · ")}</small>
+      </footer>`
     }
   </article>`;
 }
@@ -67,39 +80,42 @@ function Body({ message: { id, role, text, logprobs }, showsTokens }) {
   return html`<div class="chat-text" dir="auto">${role === "tool" ? pretty(text) : text}</div>`;
 }
 
-function Reasoning({ message: { reasoning, usage }, isStreaming }) {
+function Reasoning({ message: { reasoning, usage } }) {
   const count = usage?.reasoningTokens;
   return html`<details class="chat-reasoning">
-    <summary>Reasoning${isStreaming ? "…" : count ? `, ${number(count)} tokens` : ""}</summary>
+    <summary>Reasoning${count ? `, ${number(count)} tokens` : ""}</summary>
     <${Markdown} text=${reasoning} />
   </details>`;
 }
 
-function Editor({ text, onSave, onCancel }) {
+const focus = (field) => field?.focus();
+
+/** A text to type; Enter with Ctrl sends it, too. */
+function Entry({ label, text = "", verb = "Send", onSend, children }) {
   const [draft, setDraft] = useState(text);
-  const onKeyDown = (event) => {
-    if (event.key === "Escape") onCancel();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) onSave(draft);
+  const send = (event) => {
+    event.preventDefault();
+    onSend(draft);
   };
-  return html`<div class="chat-editor">
+  return html`<form onSubmit=${send}>
     <textarea
-      aria-label="Text of the message"
+      aria-label=${label}
+      placeholder=${label}
       dir="auto"
-      rows=${Math.min(20, draft.split("\n").length + 2)}
+      rows=${Math.min(20, draft.split("\n").length + 1)}
       value=${draft}
-      ref=${(field) => field && document.activeElement !== field && field.focus()}
-      onInput=${(event) => setDraft(event.target.value)}
-      onKeyDown=${onKeyDown}
+      ref=${text && focus}
+      onInput=${({ target }) => setDraft(target.value)}
+      onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && send(event)}
     />
-    <button type="button" class="primary" onClick=${() => onSave(draft)}>Save as a branch</button>
-    <button type="button" onClick=${onCancel}>Cancel</button>
-  </div>`;
+    <button class="primary">${verb}</button>${children}
+  </form>`;
 }
 
 /** Returns JSON on several lines, with its numbers as they were written; another text as it is. */
 function pretty(text) {
-  const asWritten = (key, value, context) =>
-    typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(context.source) : value;
+  const asWritten = (key, value, { source }) =>
+    typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(source) : value;
   try {
     return JSON.stringify(JSON.parse(text, asWritten), null, 2);
   } catch {
@@ -108,75 +124,35 @@ function pretty(text) {
 }
 
 function Call({ call, onResult }) {
-  const [result, setResult] = useState("");
-  const send = (event) => {
-    event.preventDefault();
-    onResult(call, result);
-  };
-  return html`<section class="chat-call" aria-label="Call of ${call.name}">
+  const send = (text) => onResult(call, text);
+  return html`<section class="chat-call">
     <div>calls <code>${call.name}</code></div>
     <pre tabindex="0">${pretty(call.arguments)}</pre>
-    ${
-      onResult &&
-      html`<form onSubmit=${send}>
-        <textarea
-          class="code"
-          aria-label="Result of ${call.name}"
-          placeholder="Result of ${call.name}, as the model reads it"
-          value=${result}
-          onInput=${(event) => setResult(event.target.value)}
-        />
-        <button class="primary">Send the result</button>
-      </form>`
-    }
+    ${onResult && html`<${Entry} label="Result of ${call.name}" onSend=${send} />`}
   </section>`;
 }
 
 /** Returns what is known of an answer, in words. */
-function facts({ usage, timing, finish }) {
-  const { completionTokens: tokens, promptTokens, cachedTokens = 0 } = usage ?? {};
+function factsOf({ usage = {}, timing = {}, finish = {} }) {
+  const { completionTokens: count, promptTokens, cachedTokens = 0 } = usage;
   return [
-    tokens && `${number(tokens)} ${tokens === 1 ? "token" : "tokens"}`,
-    timing?.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
-    timing?.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
+    count && `${number(count)} ${count === 1 ? "token" : "tokens"}`,
+    timing.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
+    timing.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
     promptTokens && `prompt ${number(promptTokens)}, of which ${number(cachedTokens)} cached`,
-    finish && ENDS[finish.reason]?.(finish),
+    ENDS[finish.reason]?.(finish),
   ].filter(Boolean);
-}
-
-function Footer({ message, siblings, showsTokens, setShowsTokens, ...actions }) {
-  const { onEdit, onRegenerate } = actions;
-  const button = (label, onClick, props) =>
-    html`<button type="button" class="quiet" ...${props} onClick=${onClick}>${label}</button>`;
-  const toggle = () => setShowsTokens(!showsTokens);
-  return html`<footer>
-    <${Branches} id=${message.id} siblings=${siblings} onBranch=${actions.onBranch} />
-    ${message.text && html`<${Copy} text=${message.text} what="the message" />`}
-    ${onEdit && button("Edit", onEdit)}
-    ${onRegenerate && button("Regenerate", () => onRegenerate(message))}
-    ${
-      message.logprobs?.length > 0 &&
-      button("Probabilities", toggle, { "aria-pressed": `${showsTokens}` })
-    }
-    <small>${facts(message).join(" · ")}</small>
-  </footer>`;
 }
 
 function Branches({ id, siblings, onBranch }) {
   if (siblings.length < 2 || !onBranch) return null;
   const at = siblings.indexOf(id);
-  const step = (sign, by, label) =>
-    html`<button
-      type="button"
-      class="quiet"
-      aria-label=${label}
-      disabled=${!siblings[at + by]}
-      onClick=${() => onBranch(siblings[at + by])}
-    >
-      ${sign}
-    </button>`;
-  return html`<span class="chat-branches">
-    ${step("‹", -1, "Previous branch")}${`${at + 1}/${siblings.length}`}
-    ${step("›", 1, "Next branch")}
+  const step = (sign, to, label) => {
+    const props = { "aria-label": label, disabled: !siblings[to] };
+    return button(sign, () => onBranch(siblings[to]), props);
+  };
+  const place = `${at + 1}/${siblings.length}`;
+  return html`<span>
+    ${step("‹", at - 1, "Previous branch")}${place}${step("›", at + 1, "Next branch")}
   </span>`;
 }

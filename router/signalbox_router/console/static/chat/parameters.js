@@ -1,4 +1,4 @@
-/** What a request asks for besides its messages: sampling, structure, tools and thinking. */
+/** What a request asks for besides its messages: sampling, thinking, structure and tools. */
 
 import { html, useEffect, useState } from "../lib/html.js";
 
@@ -14,92 +14,73 @@ const DESCRIBED_AS = {
   effort: "reasoning_effort",
   budget: "thinking_token_budget",
 };
-const MODES = { "": "if the model decides so", NONE: "never", REQUIRED: "at least one" };
-const MODE = "TOOL_CHOICE_MODE_";
+const MODES = { AUTO: "as the model decides", NONE: "none", REQUIRED: "at least one" };
+const RANGE = /[[(](-?[\d.]+), (-?[\d.]+)\]/;
 
 const snake = (name) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
-
-let described = null;
+const isWithin = (path, { field }) =>
+  field.startsWith(path) && /^[.[]|^$/.test(field.slice(path.length));
 
 /** Returns what the server says of the fields of a chat, by name: their types, ranges and defaults. */
-function describe() {
-  described ??= fetch(new URL("openapi.json", document.baseURI))
-    .then((answer) => answer.json())
-    .then(({ components }) => components.schemas.ChatBody.properties)
-    .catch(() => {
-      described = null;
-      return {};
-    });
-  return described;
+async function describe() {
+  const answer = await fetch(new URL("openapi.json", document.baseURI));
+  return (await answer.json()).components.schemas.ChatBody.properties;
 }
 
-/** Returns a copy of an object with a field set; undefined removes it, and an object without fields. */
-function withField(object, name, value) {
-  const { [name]: _, ...rest } = object ?? {};
-  const changed = value === undefined ? rest : { ...rest, [name]: value };
+/** Returns a copy with a value at a path; undefined removes it, and objects that it leaves empty. */
+function withValue(object, [name, ...path], value) {
+  const changed = {
+    ...object,
+    [name]: path.length ? withValue(object?.[name], path, value) : value,
+  };
+  if (changed[name] === undefined) delete changed[name];
   return Object.keys(changed).length ? changed : undefined;
 }
 
 /**
- * Edits `value`: fields of ChatRequest in proto3 JSON, `{samplingParams, tools, toolChoice, thinking}`.
+ * Edits `value`: fields of ChatRequest in proto3 JSON, `{samplingParams, thinking, tools, toolChoice}`.
  *
  * @param model the answer of GetModel, whose defaults are shown where nothing is set.
  * @param violations those of the BadRequest with which the server refused the last request.
  */
 export function Parameters({ value, onChange, model, violations = [] }) {
   const [about, setAbout] = useState(null);
-  useEffect(() => void describe().then(setAbout), []);
-  const set = (name, changed) => onChange(withField(value, name, changed) ?? {});
-  const faultOf = (path) =>
-    violations.find(({ field }) => field === path || /^[.[]/.test(field.replace(path, "")))
-      ?.description;
-  const fieldOf = (name) => {
-    const parent = GROUPS.Thinking.includes(name) ? "thinking" : "samplingParams";
-    return html`<${Field}
+  useEffect(() => {
+    describe().then(setAbout, () => setAbout({}));
+  }, []);
+  const bound = (...path) => ({
+    value: path.reduce((object, name) => object?.[name], value),
+    fault: violations.find((one) => isWithin(path.map(snake).join("."), one))?.description,
+    onChange: (changed) => onChange(withValue(value, path, changed) ?? {}),
+  });
+  const fieldOf = (name) =>
+    html`<${Field}
       key=${name}
       name=${snake(name)}
       about=${about[DESCRIBED_AS[name] ?? snake(name)]}
       standard=${model?.defaultSamplingParams?.[name]}
-      fault=${faultOf(`${snake(parent)}.${snake(name)}`)}
-      value=${value[parent]?.[name]}
-      onChange=${(changed) => set(parent, withField(value[parent], name, changed))}
+      ...${bound(GROUPS.Thinking.includes(name) ? "thinking" : "samplingParams", name)}
     />`;
-  };
-  const structure = value.samplingParams?.structuredOutput;
-  const setSchema = (jsonSchema) => {
-    const changed = jsonSchema && { jsonSchema };
-    set("samplingParams", withField(value.samplingParams, "structuredOutput", changed));
-  };
+  const groups = Object.entries(GROUPS).map(
+    ([title, names]) =>
+      html`<fieldset>
+        <legend>${title}</legend>
+        ${about && names.map(fieldOf)}
+      </fieldset>`,
+  );
+  const schema = bound("samplingParams", "structuredOutput", "jsonSchema");
   return html`<form class="chat-parameters" onSubmit=${(event) => event.preventDefault()}>
-    ${
-      about &&
-      Object.entries(GROUPS).map(
-        ([title, names]) =>
-          html`<fieldset>
-            <legend>${title}</legend>
-            ${names.map(fieldOf)}
-          </fieldset>`,
-      )
-    }
+    ${groups}
     <fieldset>
       <legend>Structure and tools</legend>
+      <${JsonField} name="JSON schema of the answer" ...${schema} read=${readSchema} />
       <${JsonField}
-        name="JSON schema of the answer"
-        value=${structure?.jsonSchema}
-        write=${(schema) => schema ?? ""}
-        read=${(text) => JSON.parse(text) && text}
-        fault=${faultOf("sampling_params.structured_output")}
-        onChange=${setSchema}
-      />
-      <${JsonField}
-        name="Tools, a list of definitions"
-        value=${value.tools}
-        write=${writeTools}
+        name="Tools, as a list"
+        ...${bound("tools")}
         read=${readTools}
-        fault=${faultOf("tools")}
-        onChange=${(tools) => onChange(withField(withField(value, "toolChoice"), "tools", tools) ?? {})}
+        write=${listed}
       />
-      ${value.tools && html`<${Choice} value=${value} fault=${faultOf("tool_choice")} set=${set} />`}
+      <${Calls} tools=${value.tools} ...${bound("toolChoice")} />
     </fieldset>
     <button type="button" disabled=${!Object.keys(value).length} onClick=${() => onChange({})}>
       Reset all
@@ -116,41 +97,41 @@ function Labelled({ name, about, fault, children }) {
 }
 
 /** A control of the type that the server names, within the range that it names: "in (0, 1]". */
-function Field({ about, standard, value, onChange, ...labels }) {
-  const { description = "", anyOf = [] } = about ?? {};
-  const types = anyOf.map(({ type }) => type);
-  const input = (props) => html`<input placeholder=${standard ?? "default"} ...${props} />`;
-  const lines = ({ target }) => {
-    const listed = target.value.split("\n").filter(Boolean);
-    onChange(listed.length ? listed : undefined);
+function Field({ about = {}, standard = "default", value, onChange, ...labels }) {
+  const { description = "", anyOf = [] } = about;
+  const [{ type }] = anyOf.filter((one) => one.type === "array").concat(anyOf, { type: "string" });
+  const [, min, max] = RANGE.exec(description) ?? [];
+  const change = (changed) =>
+    onChange(changed?.length === 0 || changed === false ? undefined : changed);
+  const props = { value: value ?? "", onInput: ({ target }) => change(target.value) };
+  const lines = ({ target }) => change(target.value.split("\n").filter(Boolean));
+  const onCheck = ({ target }) => change(target.checked);
+  const controls = {
+    array: () =>
+      html`<textarea
+        placeholder="one on each line"
+        value=${value?.join?.("\n")}
+        onChange=${lines}
+      />`,
+    boolean: () => html`<input type="checkbox" checked=${value} onChange=${onCheck} />`,
+    string: () => html`<input placeholder=${standard} ...${props} />`,
+    number: (step = "any") =>
+      html`<input type="number" placeholder=${standard} ...${{ step, min, max, ...props }} />`,
+    integer: () => controls.number(1),
   };
-  const written = ({ target }) => onChange(target.value === "" ? undefined : target.value);
-  const [, min, max] = /[[(](-?[\d.]+), (-?[\d.]+)\]/.exec(description) ?? [];
-  const step = types.includes("integer") ? 1 : "any";
-  const control = types.includes("array")
-    ? html`<textarea placeholder="one on each line" value=${value?.join("\n")} onChange=${lines} />`
-    : types.includes("boolean")
-      ? input({
-          type: "checkbox",
-          checked: value,
-          onChange: ({ target }) => onChange(target.checked || undefined),
-        })
-      : types.includes("string")
-        ? input({ value: value ?? "", onInput: written })
-        : input({ type: "number", min, max, step, value: value ?? "", onInput: written });
-  return html`<${Labelled} about=${description} ...${labels}>${control}</${Labelled}>`;
+  return html`<${Labelled} about=${description} ...${labels}>${controls[type]()}</${Labelled}>`;
 }
 
 /** A text whose value is used once `read` takes it; `read` throws an Error that says what is wrong. */
-function JsonField({ value, write, read, fault, onChange, ...labels }) {
-  const [draft, setDraft] = useState({ text: write(value), value });
-  const { text, told } = draft.value === value ? draft : { text: write(value) };
-  const onInput = ({ target }) => {
-    const { value: text } = target;
+function JsonField({ value, read, write = String, fault, onChange, ...labels }) {
+  const written = () => ({ text: value === undefined ? "" : write(value), value });
+  const [draft, setDraft] = useState(written);
+  const { text, told } = draft.value === value ? draft : written();
+  const onInput = ({ target: { value: text } }) => {
     try {
-      const value = text.trim() ? read(text) : undefined;
-      setDraft({ text, value });
-      onChange(value);
+      const changed = text.trim() ? read(text) : undefined;
+      setDraft({ text, value: changed });
+      onChange(changed);
     } catch (error) {
       setDraft({ text, value, told: `Not used: ${error.message}` });
     }
@@ -160,37 +141,43 @@ function JsonField({ value, write, read, fault, onChange, ...labels }) {
   </${Labelled}>`;
 }
 
-/** Returns the tools of a text: a JSON list of definitions, plain or as OpenAI's API has them. */
+function readSchema(text) {
+  JSON.parse(text);
+  return text;
+}
+
+/** Returns the tools of a JSON list of definitions, plain or as OpenAI's API has them. */
 function readTools(text) {
-  const listed = JSON.parse(text);
-  if (!Array.isArray(listed)) throw new Error("a list is needed: [{…}, …]");
-  return listed.map((one, i) => {
+  const found = JSON.parse(text);
+  if (!Array.isArray(found)) throw new Error("a list is needed: [{…}, …]");
+  return found.map((one, i) => {
     const { name, description, parameters, strict } = one?.function ?? one ?? {};
     if (!name) throw new Error(`definition ${i + 1} has no name`);
     return { name, description, parameters: parameters && JSON.stringify(parameters), strict };
   });
 }
 
-function writeTools(tools) {
-  if (!tools) return "";
-  const parsed = tools.map(({ parameters, ...rest }) => ({
-    ...rest,
-    parameters: parameters && JSON.parse(parameters),
-  }));
-  return JSON.stringify(parsed, null, 2);
+/** Returns a list as JSON, with texts of JSON as what they say. */
+function listed(tools) {
+  const opened = (key, value) => (key === "parameters" ? JSON.parse(value) : value);
+  try {
+    return JSON.stringify(tools, opened, 2);
+  } catch {
+    return JSON.stringify(tools, null, 2);
+  }
 }
 
-function Choice({ value: { tools, toolChoice = {} }, fault, set }) {
-  const choose = ({ target: { value } }) => {
-    const changed = value.startsWith(MODE) ? { mode: value } : { tool: value };
-    set("toolChoice", value === MODE ? undefined : changed);
+function Calls({ tools, value = {}, onChange, fault }) {
+  const names = Array.isArray(tools) ? tools.map(({ name }) => name) : [];
+  const choose = ({ target: { value: chosen } }) => {
+    if (names.includes(chosen)) onChange({ tool: chosen });
+    else onChange(chosen === "AUTO" ? undefined : { mode: `TOOL_CHOICE_MODE_${chosen}` });
   };
+  const chosen = value.tool ?? value.mode?.replace("TOOL_CHOICE_MODE_", "") ?? "AUTO";
+  const options = [...Object.entries(MODES), ...names.map((name) => [name, name])];
   return html`<${Labelled} name="calls" fault=${fault}>
-    <select value=${toolChoice.tool ?? toolChoice.mode ?? MODE} onChange=${choose}>
-      ${Object.entries(MODES).map(
-        ([mode, label]) => html`<option value=${MODE + mode}>${label}</option>`,
-      )}
-      ${tools.map(({ name }) => html`<option value=${name}>${name}</option>`)}
+    <select value=${chosen} onChange=${choose}>
+      ${options.map(([value, label]) => html`<option value=${value}>${label}</option>`)}
     </select>
   </${Labelled}>`;
 }
