@@ -5,7 +5,6 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 
-from tests.console.person import Person
 from tests.console.stack import MODEL
 
 
@@ -40,10 +39,16 @@ def conversations(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Conversations")
 
 
-def sent(person: Person, question: str) -> dict[str, Any]:
+def open_settings(page: Page) -> None:
+    """Shows what requests ask for beside their messages."""
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_role("complementary", name="Settings")).to_be_visible()
+
+
+def sent(page: Page, question: str) -> dict[str, Any]:
     """Asks; returns the request as the browser sends it."""
-    with person.page.expect_request("**/Chat") as asked:
-        ask(person.page, question)
+    with page.expect_request("**/Chat") as asked:
+        ask(page, question)
     body = asked.value.post_data_buffer
     assert body is not None
     return dict(json.loads(body[5:]))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from tests.console.chat import answers, ask, box_of, conversations, send
+from tests.console.chat import answers, ask, box_of, conversations, open_settings, send
 from tests.console.person import Person
 from tests.console.stack import Services
 from tests.waiting import wait_until
@@ -109,6 +109,7 @@ def test_a_conversation_is_deleted(person: Person) -> None:
 
 def test_a_system_prompt_comes_first(person: Person, services: Services) -> None:
     page = person.open()
+    open_settings(page)
     page.get_by_label("System prompt").fill("Speak like a heron.")
     ask(page, "Who are you")
     prompt = services.model.prompt_of("Who are you")
@@ -119,12 +120,10 @@ def test_conversations_are_exported_and_imported(person: Person, tmp_path: Path)
     page = person.open()
     ask(page, "To be carried away")
     with page.expect_download() as carried:
-        page.get_by_role("button", name="Export").click()
+        page.get_by_role("button", name="Export all").click()
     path = tmp_path / carried.value.suggested_filename
     carried.value.save_as(path)
     assert "To be carried away" in json.dumps(json.loads(path.read_text()))
-    another = person.context.browser
-    assert another is not None
     page.get_by_label("Import").set_input_files(path)
     expect(conversations(page).get_by_text("To be carried away")).to_have_count(2)
     bad = tmp_path / "bad.json"
