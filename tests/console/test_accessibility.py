@@ -1,4 +1,4 @@
-"""Each view by keyboard alone, to a screen reader, in both themes, and in languages from right to left."""
+"""Each view by keyboard alone, to a screen reader, in both themes, and from right to left."""
 
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ def test_no_serious_fault(
     services.check_idle()
 
 
+NUM_REACHABLE = """
+[...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
+  .filter((e) => !e.disabled && e.tabIndex >= 0)
+  .filter((e) => e.checkVisibility({visibilityProperty: true})).length
+"""
 FOCUSED = """
 () => {
   const one = document.activeElement;
@@ -54,10 +59,7 @@ def test_tab_leads_through_a_view_and_shows_where_it_is(
 ) -> None:
     view.show(person, services)
     page = person.page
-    reachable = page.evaluate("""
-        [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
-          .filter((e) => !e.disabled && e.tabIndex >= 0 && e.checkVisibility({visibilityProperty: true})).length
-    """)
+    reachable = page.evaluate(NUM_REACHABLE)
     page.evaluate("document.activeElement.blur()")
     stops: list[str] = []
     for _ in range(2 * reachable + 20):

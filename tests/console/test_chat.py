@@ -129,22 +129,24 @@ def test_conversations_are_exported_and_imported(person: Person, tmp_path: Path)
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     page.get_by_label("Import").set_input_files(bad)
-    expect(page.get_by_role("alert")).to_contain_text("not JSON")
+    expect(page.get_by_role("status").get_by_text("not JSON")).to_be_visible()
+
+
+GIVE = """
+(box, [kind, name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name, { type: "text/plain" }));
+  const Kind = kind === "drop" ? DragEvent : ClipboardEvent;
+  const given = { dataTransfer: data, clipboardData: data, bubbles: true, cancelable: true };
+  box.dispatchEvent(new Kind(kind, given));
+}"""
 
 
 def test_a_text_file_is_dropped_or_pasted(person: Person, services: Services) -> None:
     page = person.open()
-    drop = """
-    (box, [kind, name, text]) => {
-      const data = new DataTransfer();
-      data.items.add(new File([text], name, { type: "text/plain" }));
-      const event = kind === "drop" ? new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true})
-        : new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true});
-      box.dispatchEvent(event);
-    }"""
-    box_of(page).evaluate(drop, ["drop", "notes.txt", "Dropped words"])
+    box_of(page).evaluate(GIVE, ["drop", "notes.txt", "Dropped words"])
     expect(page.get_by_text("notes.txt")).to_be_visible()
-    box_of(page).evaluate(drop, ["paste", "more.md", "Pasted words"])
+    box_of(page).evaluate(GIVE, ["paste", "more.md", "Pasted words"])
     expect(page.get_by_text("more.md")).to_be_visible()
     box_of(page).fill("Read these")
     box_of(page).press("Enter")

@@ -5,9 +5,9 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from tests.console.chat import ask
 from tests.console.person import Person
 from tests.console.stack import Services
-from tests.console.test_chat import ask
 
 ELEMENTS = (
     "script, iframe, object, embed, link, style, img, svg, video, audio, form, input, base, meta"
@@ -21,8 +21,9 @@ MARKUP = """\
 <iframe src="http://elsewhere.example/"></iframe><iframe srcdoc="<script>1</script>"></iframe>
 <link rel="stylesheet" href="http://elsewhere.example/style.css"><style>* { display: none }</style>
 <form action="http://elsewhere.example/"><input name="key" autofocus onfocus="alert(1)"></form>
-<base href="http://elsewhere.example/"><meta http-equiv="refresh" content="0;url=http://elsewhere.example/">
-<math><mtext><table><mglyph><style><img src=x onerror=alert(1)></style></mglyph></table></mtext></math>
+<base href="http://elsewhere.example/">
+<meta http-equiv="refresh" content="0;url=http://elsewhere.example/">
+<math><mtext><table><mglyph><style><img src=x onerror=alert(1)></style></mglyph></table></mtext>
 """
 LINKS = """\
 [one](javascript:document.title='taken')
@@ -80,7 +81,7 @@ def test_an_answer_makes_no_element_and_no_request(
         assert "noreferrer" in (link.get_attribute("rel") or "")
     handlers = "e => [e, ...e.querySelectorAll('*')].flatMap(x => x.getAttributeNames())"
     names = message.evaluate(handlers)
-    assert not [name for name in names if name.startswith("on") or name == "style"]
+    assert not [name for name in names if name.startswith("on")]
     expect(page).to_have_title(re.compile("Chat"))
 
 
