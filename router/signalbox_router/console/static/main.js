@@ -1,12 +1,26 @@
 /** The shell: which view is shown, and what all views share. */
 
 import { Chat } from "./chat/chat.js";
-import { html, render, useEffect, useState } from "./lib/html.js";
-import { startTheme } from "./lib/theme.js";
+import { html, render, useEffect, useRef, useState } from "./lib/html.js";
+import { askForKey } from "./lib/key.js";
+import { isSingleKey, useShortcutList } from "./lib/shortcuts.js";
+import { THEMES, chooseTheme, chosenTheme, startTheme } from "./lib/theme.js";
 import { Live } from "./live/live.js";
+import { Boundary } from "./shell/boundary.js";
+import { KeyDialog, ShortcutsDialog } from "./shell/dialogs.js";
+import { ServerState } from "./shell/server_state.js";
 import { Why } from "./why/why.js";
 
-const VIEWS = { chat: "Chat", live: "Live", why: "Why" };
+const VIEWS = { chat: ["Chat", Chat], live: ["Live", Live], why: ["Why", Why] };
+const KEYS = [
+  [
+    "1 2 3",
+    Object.values(VIEWS)
+      .map(([title]) => title)
+      .join(", "),
+  ],
+  ["?", "this list"],
+];
 
 /** The view and the rest of an address such as #/why/ID. */
 function placeOf(hash) {
@@ -23,33 +37,85 @@ function decoded(text) {
   }
 }
 
-function Shell() {
+function usePlace() {
   const [place, setPlace] = useState(() => placeOf(location.hash));
   useEffect(() => {
     const follow = () => setPlace(placeOf(location.hash));
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
+  return place;
+}
+
+/** Names the document after the view; when the view changes it has the focus, unless it took it. */
+function useArrival(name, main) {
+  const shown = useRef(name);
   useEffect(() => {
-    document.title = `${VIEWS[place.name]} · Signalbox`;
-  }, [place.name]);
+    document.title = `${VIEWS[name][0]} · Signalbox`;
+    if (shown.current === name) return;
+    shown.current = name;
+    if (!main.current.contains(document.activeElement)) main.current.focus();
+  }, [name]);
+}
+
+function useKeys(showHelp) {
+  useShortcutList("Everywhere", KEYS);
+  useEffect(() => {
+    const onKeyDown = (event) => {
+      const view = Object.keys(VIEWS)[event.key - 1];
+      if (!(view || event.key === "?") || !isSingleKey(event)) return;
+      event.preventDefault();
+      if (view) location.hash = `#/${view}`;
+      else showHelp();
+    };
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
+  }, []);
+}
+
+function Navigation({ name }) {
+  return html`<nav aria-label="Views">
+    ${Object.entries(VIEWS).map(
+      ([one, [title]]) =>
+        html`<a href="#/${one}" aria-current=${one === name ? "page" : null}>${title}</a>`,
+    )}
+  </nav>`;
+}
+
+function Theme() {
+  return html`<select aria-label="Theme" onChange=${({ target }) => chooseTheme(target.value)}>
+    ${Object.entries(THEMES).map(
+      ([choice, words]) =>
+        html`<option value=${choice} selected=${choice === chosenTheme()}>${words}</option>`,
+    )}
+  </select>`;
+}
+
+function Shell() {
+  const { name, id } = usePlace();
+  const [hasHelp, setHasHelp] = useState(false);
+  const [numKeys, setNumKeys] = useState(0); // a view starts again with another key
+  const main = useRef(null);
+  useArrival(name, main);
+  useKeys(() => setHasHelp(true));
+  const changeKey = async () => (await askForKey()) && setNumKeys((count) => count + 1);
   return html`<div class="shell">
-    <header class="shell-bar">
-      <nav aria-label="Views">
-        ${Object.entries(VIEWS).map(
-          ([name, title]) =>
-            html`<a href="#/${name}" aria-current=${name === place.name ? "page" : null}>
-              ${title}
-            </a>`,
-        )}
-      </nav>
-    </header>
-    <main class="shell-view" id="view" tabindex="-1">
-      ${place.name === "live" && html`<${Live} />`}
-      ${place.name === "why" && html`<${Why} id=${place.id} />`}
-      ${place.name === "chat" && html`<${Chat} />`}
-    </main>
-  </div>`;
+      <header class="shell-bar">
+        <button class="shell-skip" onClick=${() => main.current.focus()}>Skip to the view</button>
+        <${Navigation} name=${name} />
+        <${ServerState} key=${numKeys} />
+        <${Theme} />
+        <button onClick=${changeKey}>Key</button>
+        <button aria-label="Shortcuts" title="Keyboard shortcuts" onClick=${() => setHasHelp(true)}>
+          ?
+        </button>
+      </header>
+      <main class="shell-view" ref=${main} tabindex="-1">
+        <${Boundary} key=${`${name} ${numKeys}`}><${VIEWS[name][1]} id=${id} /><//>
+      </main>
+    </div>
+    <${KeyDialog} />
+    ${hasHelp && html`<${ShortcutsDialog} onClose=${() => setHasHelp(false)} />`}`;
 }
 
 startTheme();

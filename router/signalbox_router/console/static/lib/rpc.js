@@ -96,16 +96,16 @@ function pause(seconds, signal) {
   });
 }
 
-/** Runs a call; if it needs another key, asks for one and runs it once more. */
+/** Runs a call; while it needs another key, and the user gives one, runs it again. */
 async function withKey(run) {
-  const key = getKey();
-  try {
-    return await run();
-  } catch (error) {
-    if (!NEEDS_KEY.has(error.code)) throw error;
-    const isNew = getKey() !== key || (await askForKeyOnce(error.message));
-    if (!isNew) throw error;
-    return run();
+  for (;;) {
+    const key = getKey();
+    try {
+      return await run();
+    } catch (error) {
+      const isRefused = NEEDS_KEY.has(error.code);
+      if (!isRefused || (getKey() === key && !(await askForKeyOnce(error.message)))) throw error;
+    }
   }
 }
 

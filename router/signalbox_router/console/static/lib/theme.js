@@ -2,14 +2,16 @@
 
 const NAME = "signalbox.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
+const root = document.documentElement;
+const colors = new Map();
 
 /** Event of `document` after the colours have changed, for what draws on a canvas. */
 export const THEME_CHANGED = "themechange";
-export const CHOICES = ["system", "light", "dark"];
+export const THEMES = { system: "System", light: "Light", dark: "Dark" };
 
 export function chosenTheme() {
   const kept = localStorage.getItem(NAME);
-  return CHOICES.includes(kept) ? kept : "system";
+  return kept in THEMES ? kept : "system";
 }
 
 export function chooseTheme(choice) {
@@ -17,9 +19,13 @@ export function chooseTheme(choice) {
   show();
 }
 
-/** Value of a custom property of styles.css, such as "--c1". */
+/** Value of a colour of styles.css, such as "--c1", as #rrggbb. */
 export function color(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!colors.has(name)) {
+    const both = getComputedStyle(root).getPropertyValue(name).match(/#\w+/g);
+    colors.set(name, both[root.dataset.theme === "dark" ? 1 : 0]);
+  }
+  return colors.get(name);
 }
 
 export function startTheme() {
@@ -30,6 +36,7 @@ export function startTheme() {
 function show() {
   const choice = chosenTheme();
   const theme = choice === "system" ? (system.matches ? "dark" : "light") : choice;
-  document.documentElement.dataset.theme = theme;
+  root.dataset.theme = root.style.colorScheme = theme;
+  colors.clear();
   document.dispatchEvent(new Event(THEME_CHANGED));
 }
