@@ -1,16 +1,17 @@
 /** A pool as a map of its blocks, 100 to 100,000 of them. */
 
-import { duration } from "../lib/format.js";
+import { duration, number } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { color } from "../lib/theme.js";
-import { Canvas, placeIn, useWidth } from "./canvas.js";
+import { Canvas, FAINT, Key, useWidth } from "./canvas.js";
 import { counted } from "./figures.js";
 import { KINDS, countsOf, kindsOf } from "./picture.js";
 
 /** Colour of each of KINDS. */
 const COLORS = ["--line", "--c3", "--c1", "--c5", "--c2", "--c6", "--c7"];
-const MAX_HEIGHT = 200;
-const MAX_CELL = 12;
+const FAINT_KIND = KINDS.indexOf("cached");
+const MAX_HEIGHT = 160;
+const MAX_CELL = 10;
 const GAP_FROM = 4; // smaller cells touch
 
 /** Props: `worker`, `name` of the pool, `title`, `requests`, `now`, `onWhy(number)`. */
@@ -22,10 +23,9 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
   const grid = gridOf(kinds.length, Math.max(width, 1));
   const owners = hovered === null ? [] : ownersOf(requests, name, hovered);
   const marked = new Set(owners.flatMap(([, request]) => request[name]));
-  const find = (event) => {
-    const { x, y } = placeIn(event);
-    const column = Math.floor(x / grid.cell);
-    const block = Math.floor(y / grid.cell) * grid.columns + column;
+  const find = ({ offsetX, offsetY }) => {
+    const column = Math.floor(offsetX / grid.cell);
+    const block = Math.floor(offsetY / grid.cell) * grid.columns + column;
     return column < grid.columns && block < kinds.length ? block : null;
   };
   return html`<section class="live-pool" aria-label=${title}>
@@ -33,9 +33,9 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
     <ul class="live-legend">
       ${KINDS.map(
         (kind, i) =>
-          (counts[i] > 0 || i < 3) &&
+          (counts[i] > 0 || i < 2) &&
           html`<li>
-            <i class="live-key live-kind-${i}"></i>${kind} ${counts[i].toLocaleString("en")}
+            <${Key} color=${COLORS[i]} isFaint=${i === FAINT_KIND} />${kind} ${number(counts[i])}
           </li>`,
       )}
     </ul>
@@ -86,9 +86,9 @@ function drawMap(context, kinds, { cell, columns, rows }, marked) {
   const colors = COLORS.map((name) => rgbOf(color(name)));
   const image = new ImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
-  const alpha = marked.size ? 0x50 : 0xff;
   kinds.forEach((kind, block) => {
-    pixels[block] = colors[kind] | ((marked.has(block) ? 0xff : alpha) << 24);
+    const isFaint = marked.size ? !marked.has(block) : kind === FAINT_KIND;
+    pixels[block] = colors[kind] | ((isFaint ? 255 * FAINT : 255) << 24);
   });
   const small = new OffscreenCanvas(columns, rows);
   small.getContext("2d").putImageData(image, 0, 0);

@@ -2,6 +2,9 @@
 
 import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 
+/** Opacity of what is there, but not in use. */
+export const FAINT = 0.4;
+
 /** Returns a reference for an element, and its width as it is now. */
 export function useWidth() {
   const element = useRef(null);
@@ -34,8 +37,10 @@ export function Canvas({ width, height, draw, ...rest }) {
   return html`<canvas ref=${element} ...${rest}></canvas>`;
 }
 
-/** Place of the pointer in an element, in CSS pixels. */
-export function placeIn({ currentTarget, clientX, clientY }) {
-  const { left, top } = currentTarget.getBoundingClientRect();
-  return { x: clientX - left, y: clientY - top };
+/** The sign of a colour in a legend. */
+export function Key({ color, isFaint = false }) {
+  return html`<i
+    class="live-key"
+    style=${{ background: `var(${color})`, opacity: isFaint ? FAINT : 1 }}
+  ></i>`;
 }

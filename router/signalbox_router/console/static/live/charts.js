@@ -4,48 +4,22 @@ import { clock, duration, number } from "../lib/format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "../lib/html.js";
 import { THEME_CHANGED, color } from "../lib/theme.js";
 import uPlot from "../vendor/uplot.esm.js";
-import { useWidth } from "./canvas.js";
+import { Key, useWidth } from "./canvas.js";
 import { seriesOf } from "./figures.js";
 
 const HEIGHT = 96;
+const TONES = ["--c1", "--c2", "--c5", "--c4"];
 const rate = (value) => `${number(value)}/s`;
-const count = (value) => number(value);
-/** Each line: its column, name and colour. A chart for what is new has a row here. */
+/** Title, form and lines of each: columns, with their names. A chart for what is new has a row here. */
 const CHARTS = [
-  {
-    title: "Tokens",
-    format: rate,
-    lines: [
-      ["generated", "generated", "--c1"],
-      ["prompt", "of prompts", "--c2"],
-    ],
-  },
-  {
-    title: "Time to first token",
-    format: duration,
-    lines: [
-      ["ttft50", "median", "--c1"],
-      ["ttft99", "p99", "--c2"],
-    ],
-  },
-  {
-    title: "Time between tokens",
-    format: duration,
-    lines: [
-      ["gap50", "median", "--c1"],
-      ["gap99", "p99", "--c2"],
-    ],
-  },
-  {
-    title: "Requests",
-    format: count,
-    lines: [
-      ["running", "running", "--c1"],
-      ["swapped", "swapped", "--c2"],
-      ["loading", "loading", "--c5"],
-      ["waiting", "waiting", "--c4"],
-    ],
-  },
+  ["Tokens", rate, { generated: "generated", prompt: "of prompts" }],
+  ["Time to first token", duration, { ttft50: "median", ttft99: "p99" }],
+  ["Time between tokens", duration, { gap50: "median", gap99: "p99" }],
+  [
+    "Requests",
+    number,
+    { running: "running", swapped: "swapped", loading: "loading", waiting: "waiting" },
+  ],
 ];
 
 /** Props: `history`, `axis`, `at`, `isPaused`. */
@@ -57,12 +31,9 @@ export function Charts({ history, axis, at, isPaused }) {
   );
   return html`<div class="live-charts">
     ${CHARTS.map(
-      (chart) =>
+      ([title, format, names]) =>
         html`<${Chart}
-          ...${chart}
-          series=${series}
-          index=${index}
-          axis=${axis}
+          ...${{ title, format, names, series, index, axis }}
           at=${isPaused ? at : null}
           isRecording=${Boolean(history.recording)}
         />`,
@@ -70,13 +41,14 @@ export function Charts({ history, axis, at, isPaused }) {
   </div>`;
 }
 
-function Chart({ title, format, lines, series, index, axis, at, isRecording }) {
+function Chart({ title, format, names, series, index, axis, at, isRecording }) {
+  const columns = Object.keys(names);
   const [box, width] = useWidth();
   const plot = useRef(null);
   const cursor = useRef(at);
   const make = () => {
     plot.current?.destroy();
-    const options = optionsOf(lines, format, isRecording, cursor);
+    const options = optionsOf(columns.length, format, isRecording, cursor);
     plot.current = new uPlot({ ...options, width, height: HEIGHT }, null, box.current);
   };
   useEffect(() => {
@@ -90,21 +62,18 @@ function Chart({ title, format, lines, series, index, axis, at, isRecording }) {
   useLayoutEffect(() => {
     cursor.current = at;
     if (!plot.current) return;
-    plot.current.setData([series.at, ...lines.map(([column]) => series[column])], false);
+    plot.current.setData([series.at, ...columns.map((column) => series[column])], false);
     plot.current.setScale("x", { min: axis.from, max: axis.to });
   });
-  const shown = lines.map(([column, name, tone]) => {
-    const value = series[column].slice(0, index + 1).findLast((one) => one !== null);
-    return { name, tone, text: value === undefined ? "none" : format(value) };
-  });
+  const latest = (column) => series[column].slice(0, index + 1).findLast((one) => one !== null);
   return html`<section class="live-chart">
     <h3>${title}</h3>
     <dl>
-      ${shown.map(
-        ({ name, tone, text }) =>
+      ${columns.map(
+        (column, i) =>
           html`<div>
-            <dt><i class="live-key live-tone${tone}"></i>${name}</dt>
-            <dd>${text}</dd>
+            <dt><${Key} color=${TONES[i]} />${names[column]}</dt>
+            <dd>${textOf(latest(column), format)}</dd>
           </div>`,
       )}
     </dl>
@@ -112,7 +81,12 @@ function Chart({ title, format, lines, series, index, axis, at, isRecording }) {
   </section>`;
 }
 
-function optionsOf(lines, format, isRecording, cursor) {
+function textOf(value, format) {
+  if (value === undefined) return "none";
+  return value ? format(value) : "0"; // of whatever unit
+}
+
+function optionsOf(numLines, format, isRecording, cursor) {
   const axis = {
     stroke: color("--muted"),
     font: '11px system-ui, "Liberation Sans", sans-serif',
@@ -120,7 +94,7 @@ function optionsOf(lines, format, isRecording, cursor) {
     ticks: { show: false },
   };
   const times = (_, values) =>
-    values.map((value) => (isRecording ? duration(value) : clock(value * 1000)));
+    values.map((value) => (isRecording ? textOf(value, duration) : clock(value * 1000)));
   return {
     cursor: { show: false },
     legend: { show: false },
@@ -128,15 +102,21 @@ function optionsOf(lines, format, isRecording, cursor) {
     scales: { x: { time: false }, y: { range: (_, min, max) => [0, max > 0 ? max * 1.1 : 1] } },
     axes: [
       { ...axis, size: 20, gap: 4, space: 90, values: times },
-      { ...axis, size: 54, gap: 4, space: 28, values: (_, values) => values.map(format) },
+      {
+        ...axis,
+        size: 54,
+        gap: 4,
+        space: 28,
+        values: (_, values) => values.map((value) => textOf(value, format)),
+      },
     ],
-    series: [{}, ...lines.map(([, , tone]) => lineOf(color(tone)))],
+    series: [{}, ...TONES.slice(0, numLines).map((tone) => lineOf(color(tone)))],
     hooks: { draw: [(plot) => drawCursor(plot, cursor.current)] },
   };
 }
 
 function lineOf(stroke) {
-  return { stroke, width: 1.5, spanGaps: true, points: { size: 3 } };
+  return { stroke, width: 1.5, points: { show: true, size: 3 } };
 }
 
 function drawCursor(plot, at) {

@@ -1,5 +1,7 @@
 /** Figures of the charts and of the last seconds, made of a history's sums. No DOM. */
 
+import { duration, number } from "../lib/format.js";
+
 /** Returns the value that a share of all weights does not exceed; null of none. */
 export function quantile(pairs, share) {
   const sorted = [...pairs].sort((one, other) => one[0] - other[0]);
@@ -20,9 +22,9 @@ export function seriesOf(history, { from, to }) {
   for (let index = first; index <= last; index++) {
     const bucket = buckets.get(index);
     requests = bucket?.requests ?? requests;
-    const isCut = index === last && to - index * bucketS < bucketS; // it has only begun
-    const row = isCut ? {} : (bucket?.row ?? rowOf(bucket, bucketS));
-    if (bucket && index < last) bucket.row = row; // kept, since nothing is added any more
+    const isKnown = index < last && index * bucketS >= history.oldest; // the last has only begun
+    const row = isKnown ? (bucket?.row ?? rowOf(bucket, bucketS)) : {};
+    if (bucket && isKnown) bucket.row = row; // nothing is added any more
     columns.at.push(index * bucketS);
     for (const name of names.slice(1)) columns[name].push(row[name] ?? null);
     for (const name of states) columns[name].push(requests?.[name] ?? null);
@@ -75,7 +77,7 @@ export function stepsBetween(steps, worker, from, to) {
 }
 
 /** Says what a step contained. */
-export function wordsOf(step, { duration, number }) {
+export function wordsOf(step) {
   const { id, seconds, numDecodes, chunks, moved, firstTokensS } = step;
   const prompt = chunks.reduce((sum, { count }) => sum + count, 0);
   const parts = [`step ${number(id)}, ${duration(seconds)}`];
@@ -85,11 +87,11 @@ export function wordsOf(step, { duration, number }) {
   }
   if (firstTokensS.length) parts.push(counted(firstTokensS.length, "first token"));
   for (const [name, count] of Object.entries(moved)) {
-    parts.push(`${number(count)} ${name.replaceAll("_", " ")}`);
+    parts.push(`${name.replaceAll("_", " ")}: ${number(count)}`);
   }
   return parts.join(" · ");
 }
 
 export function counted(count, noun) {
-  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

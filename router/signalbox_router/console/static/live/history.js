@@ -55,6 +55,7 @@ export class History {
   add(message, clockS) {
     if (message.recording) this._begin(message);
     const at = this._timeOf(message, clockS);
+    if (message.frame?.isFull && this.entries.length) this._miss(at);
     this._note(message, at);
     apply(this.pictures, message);
     this.entries.push({ at, message });
@@ -165,6 +166,11 @@ export class History {
     bucket.prompt += numTokens - numDecodes;
     bucket.firstTokensS.push(...firstTokensS);
     if (numDecodes) bucket.gaps.push([seconds, numDecodes]);
+  }
+
+  /** Notes that what was between the last entry and a full picture is not known. */
+  _miss(at) {
+    for (let time = this.now; time < at; time += this.bucketS) this._bucket(time).row = {};
   }
 
   _bucket(at) {

@@ -100,11 +100,8 @@ function useWatch() {
 }
 
 function TimeBar({ history, axis, at, isPaused, newest, pauseAt, goOn, windowS, onWindow }) {
-  const said = history.recording
-    ? `${duration(at)} of ${duration(axis.to)}`
-    : isPaused
-      ? `${clock(at * 1000)}, ${duration(Math.max(0, axis.to - at))} before the pause's end`
-      : clock(at * 1000);
+  const time = history.recording ? `${duration(at)} of ${duration(axis.to)}` : clock(at * 1000);
+  const said = isPaused ? `${time}, paused` : time;
   return html`<div class="live-bar" role="group" aria-label="Time">
     <button onClick=${() => (isPaused ? goOn() : pauseAt(newest))} aria-pressed=${isPaused}>
       ${isPaused ? "Go on" : "Pause"}

@@ -3,7 +3,7 @@
 import { duration, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { color } from "../lib/theme.js";
-import { Canvas, placeIn, useWidth } from "./canvas.js";
+import { Canvas, useWidth } from "./canvas.js";
 import { MOVES, wordsOf } from "./figures.js";
 
 /** What else steps come to contain has a row here. */
@@ -23,7 +23,7 @@ export function Timeline({ steps, from, to, at, onMove }) {
   const current = steps.findLast((step) => step.at <= at);
   const scale = width / (to - from);
   const move = (event) => {
-    const time = from + placeIn(event).x / scale;
+    const time = from + event.offsetX / scale;
     onMove((steps.find((step) => step.at >= time) ?? steps.at(-1))?.at ?? time);
   };
   const go = (event) => {
@@ -37,6 +37,7 @@ export function Timeline({ steps, from, to, at, onMove }) {
     event.preventDefault();
     onMove(there.at);
   };
+  const said = current ? wordsOf(current) : "no step";
   return html`<div ref=${box} class="live-canvas">
       <${Canvas}
         class="live-timeline"
@@ -48,7 +49,7 @@ export function Timeline({ steps, from, to, at, onMove }) {
         aria-valuemin="0"
         aria-valuemax=${Math.max(0, steps.length - 1)}
         aria-valuenow=${Math.max(0, steps.indexOf(current))}
-        aria-valuetext=${current ? wordsOf(current, { duration, number }) : "no step"}
+        aria-valuetext=${said}
         draw=${(context) => drawLanes(context, { steps, shown, from, scale, width, at })}
         onPointerDown=${(event) => {
           event.currentTarget.setPointerCapture(event.pointerId);
@@ -58,7 +59,7 @@ export function Timeline({ steps, from, to, at, onMove }) {
         onKeyDown=${go}
       />
     </div>
-    <p class="live-readout">${current ? wordsOf(current, { duration, number }) : "no step"}</p>`;
+    <p class="live-readout">${said}</p>`;
 }
 
 function drawLanes(context, { steps, shown, from, scale, width, at }) {

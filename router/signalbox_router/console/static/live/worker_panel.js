@@ -1,5 +1,6 @@
 /** One worker: its blocks, what moves among its tiers, and its steps. */
 
+import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { BlockMap } from "./block_map.js";
 import { counted, movesOf, stepsBetween } from "./figures.js";
@@ -28,11 +29,11 @@ export function WorkerPanel({ history, scheduler, worker, span, at, now, ...rest
       <div>
         <${BlockMap} ...${pool} name="gpu" title="Device" />
         ${description.numCpuBlocks > 0 && html`<${BlockMap} ...${pool} name="cpu" title="CPU" />`}
-        <${Moves} moves=${moves} seconds=${MOVES_S} />
       </div>
       <section aria-label="Steps">
         <h3>Steps <span class="live-muted">${counted(steps.length, "step")}</span></h3>
         <${Timeline} steps=${steps} from=${span.from} to=${span.to} at=${at} onMove=${onMove} />
+        <${Moves} moves=${moves} seconds=${MOVES_S} />
         <${Ranks} ranks=${description.ranks} />
       </section>
     </div>
@@ -44,7 +45,7 @@ function factsOf({ role, blockSize, store }, requests, scheduler) {
   const facts = [`${counted(blockSize, "token")} a block`];
   for (const state of ["running", "swapped", "loading"]) {
     const count = states.filter((one) => one === state).length;
-    if (count) facts.unshift(`${count.toLocaleString("en")} ${state}`);
+    if (count) facts.unshift(`${number(count)} ${state}`);
   }
   if (ROLES[role]) facts.push(ROLES[role]);
   if (store) facts.push(`keeps blocks on ${STORES[store] ?? store}`);
@@ -54,26 +55,9 @@ function factsOf({ role, blockSize, store }, requests, scheduler) {
 
 /** The ranks of a worker that has several, by pipeline stage. */
 function Ranks({ ranks = [] }) {
-  if (!ranks.length) return null;
-  return html`<table class="live-table">
-    <caption>
-      Ranks
-    </caption>
-    <thead>
-      <tr>
-        ${["stage", "rank", "layers", "host"].map((one) => html`<th>${one}</th>`)}
-      </tr>
-    </thead>
-    <tbody>
-      ${ranks.map(
-        ({ stage = 0, rank = 0, firstLayer = 0, numLayers = 0, host, address }) =>
-          html`<tr>
-            <td>${stage}</td>
-            <td>${rank}</td>
-            <td>${numLayers ? `${firstLayer} to ${firstLayer + numLayers - 1}` : ""}</td>
-            <td>${host || address || "simulated"}</td>
-          </tr>`,
-      )}
-    </tbody>
-  </table>`;
+  return ranks.map(({ stage = 0, rank = 0, firstLayer = 0, numLayers = 0, host, address }) => {
+    const layers = `layers ${firstLayer} to ${firstLayer + numLayers - 1}`;
+    const parts = [`stage ${stage}`, `rank ${rank}`, ...(numLayers ? [layers] : [])];
+    return html`<p>${[...parts, host || address || "simulated"].join(" · ")}</p>`;
+  });
 }
