@@ -68,7 +68,7 @@ def expected(shown: Shown, sizes: tuple[int, int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["swap", "drains", "store", "roles"])
-def test_frames_give_the_pictures_that_they_give_in_python_also_later(name: str, tmp_path: Path) -> None:
+def test_frames_give_the_pictures_that_they_give_in_python(name: str, tmp_path: Path) -> None:
     frames = frames_of(name, tmp_path)
     ran = subprocess.run(
         [node(), PROGRAM],
@@ -88,7 +88,7 @@ def test_frames_give_the_pictures_that_they_give_in_python_also_later(name: str,
                 described = worker.description
                 sizes[worker.number] = (described.num_gpu_blocks, described.num_cpu_blocks)
             shown.setdefault(worker.number, Shown()).apply(worker)
-        told = {number: one for number, one in picture}
+        told = dict(picture)
         for number, one in told.items():
             one["sequences"].sort()
             wanted = expected(shown[number], sizes[number])

@@ -64,9 +64,9 @@ export function Live() {
   </div>`;
 }
 
-/** The address of a request's history; a scheduler's address has no slash. */
+/** The address of a request's history. */
 function whyHash(scheduler, number) {
-  return `#/why/${encodeURIComponent(scheduler)}/${number}`;
+  return `#/why/${number}@${encodeURIComponent(scheduler)}`;
 }
 
 /** Moves the window of the steps only as far as the moment needs it. */
