@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 from anyio.from_thread import BlockingPortal
 
 from signalbox_router.main import Router
 from signalbox_scheduler.config import SchedulerConfig
 from tests.agents.families import CHATML
-from tests.agents.scripted_executor import make_scripted_runner
+from tests.agents.scripted_executor import ScriptedExecutor, make_scripted_runner
 from tests.integration.stack import (
     RunningScheduler,
     RunningWorker,
@@ -21,6 +22,7 @@ from tests.integration.stack import (
     running_worker,
     until_workers,
 )
+from tests.waiting import EVENT_S, wait_until
 
 MODEL = "scripted"
 STEP_NS = 2_000_000
@@ -60,6 +62,7 @@ class Services:
     portal: BlockingPortal
     scheduler: RunningScheduler
     model: ScriptedModel
+    executors: list[ScriptedExecutor] = field(default_factory=list)
 
     @contextmanager
     def worker(self, **settings: Any) -> Iterator[RunningWorker]:
@@ -71,6 +74,7 @@ class Services:
             "step_ns": STEP_NS,
         }
         runner = make_scripted_runner(CHATML, self.model, **{**given, **settings})
+        self.executors.append(runner.executor)
         address = self.scheduler.address
         joined = len(self.scheduler.cluster.step_loops) + 1
         running = running_worker(address, lambda: runner)
@@ -86,9 +90,27 @@ class Services:
         with self.portal.wrap_async_context_manager(running) as router:
             yield router
 
+    @contextmanager
+    def load(self, router: Router, *, num_requests: int = 1) -> Iterator[None]:
+        """Has others ask for long answers, which have begun; aborts them in the end."""
+        questions = [f"Talk to no one {i}" for i in range(num_requests)]
+        self.model.answers |= dict.fromkeys(questions, "on and on, " * 1_000)
+        tasks = [self.portal.start_task_soon(_read, url_of(router), one) for one in questions]
+        try:
+            wait_until(lambda: self.num_live() >= num_requests)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+        wait_until(lambda: not self.num_live())
+
     def num_live(self) -> int:
         """Returns how many requests have not ended."""
         return len(self.scheduler.cluster.requests)
+
+    def num_drawn(self) -> int:
+        """Returns how many tokens the workers have drawn."""
+        return sum(executor.num_drawn for executor in self.executors)
 
     def check_idle(self) -> None:
         """Returns once no request is left and every block is free."""
@@ -104,6 +126,16 @@ def serving(portal: BlockingPortal) -> Iterator[Services]:
         with services.worker():
             yield services
             services.check_idle()
+
+
+async def _read(url: str, question: str) -> None:
+    body = {"messages": [{"role": "user", "content": question}], "stream": True}
+    async with (
+        httpx2.AsyncClient(base_url=url, timeout=EVENT_S) as client,
+        client.stream("POST", "v1/chat/completions", json=body) as answer,
+    ):
+        async for _ in answer.aiter_lines():
+            pass
 
 
 def url_of(router: Router) -> str:

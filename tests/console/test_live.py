@@ -1,0 +1,133 @@
+"""What an operator sees of the schedulers, now and over the last minute."""
+
+import re
+from contextlib import ExitStack
+from functools import partial
+
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from signalbox_router.main import Router
+from tests.console.person import Person, watched
+from tests.console.stack import Services, num_watchers, url_of
+from tests.ports import free_port
+from tests.waiting import EVENT_S, wait_until
+
+
+def requests_of(page: Page) -> Locator:
+    """Returns the rows of the requests on workers."""
+    return page.get_by_role("region", name="Requests").locator("tbody").get_by_role("row")
+
+
+def map_of(page: Page) -> Locator:
+    """Returns the map of the blocks of the first worker's device."""
+    return page.get_by_role("img", name=re.compile("^Device")).first
+
+
+def test_blocks_appear_by_request(person: Person, services: Services, router: Router) -> None:
+    page = person.open("live")
+    expect(map_of(page)).to_have_accessible_name(re.compile(r" 0 used"))
+    with services.load(router, num_requests=2):
+        expect(requests_of(page)).to_have_count(2)
+        expect(map_of(page)).to_have_accessible_name(re.compile(r" [1-9]\d* used"))
+        expect(requests_of(page).first).to_contain_text("running")
+        told = page.get_by_text(re.compile(r"block \d+: used · request \d+: \d+ block"))
+        box = map_of(page).bounding_box()
+        assert box is not None
+        for x in range(1, int(box["width"]), 3):
+            page.mouse.move(box["x"] + x, box["y"] + 2)
+            if told.count():
+                break
+        expect(told).to_be_visible()
+        page.mouse.move(0, 0)
+        expect(told).to_have_count(0)
+    expect(requests_of(page)).to_have_count(0)
+    expect(map_of(page)).to_have_accessible_name(re.compile(r" 0 used"))
+
+
+def test_the_last_minute_can_be_paused_and_moved_over(
+    person: Person, services: Services, router: Router
+) -> None:
+    page = person.open("live")
+    expect(map_of(page)).to_have_accessible_name(re.compile(r" 0 used"))
+    moment = page.get_by_role("slider", name="Moment")
+    with services.load(router):
+        row = requests_of(page).first
+        expect(row).to_contain_text("running")
+        page.get_by_role("button", name="Pause").click()
+        frozen = row.inner_text()
+        later = services.num_drawn() + 500
+        wait_until(lambda: services.num_drawn() > later)
+        assert row.inner_text() == frozen
+        moment.press("Home")
+        expect(requests_of(page)).to_have_count(0)
+        moment.press("End")
+        expect(row).to_contain_text("running")
+        page.get_by_role("button", name="Go on").click()
+        expect(row).not_to_have_text(frozen)
+
+
+def test_a_worker_joins_drains_and_leaves(
+    person: Person, services: Services, router: Router
+) -> None:
+    page = person.open("live")
+    workers = page.get_by_role("region", name=re.compile("^Worker"))
+    expect(workers).to_have_count(1)
+    changes = page.get_by_role("list", name="What has changed")
+    with services.worker() as worker:
+        address = worker.server.address
+        expect(page.get_by_role("region", name=f"Worker {address}")).to_be_visible()
+        expect(changes).to_contain_text(f"{address} has joined")
+        services.portal.call(partial(worker.registration.drain, timeout_s=EVENT_S))
+        expect(page.get_by_role("region", name=f"Worker {address}")).to_have_count(0)
+        expect(changes).to_contain_text(f"{address} has left")
+    expect(workers).to_have_count(1)
+
+
+def test_tabs_share_a_stream_which_rests_while_they_are_hidden(
+    browser: Browser, services: Services
+) -> None:
+    with services.router() as router, watched(browser, url_of(router)) as person:
+        pages = [person.open("live"), person.context.new_page(), person.context.new_page()]
+        for page in pages:
+            page.goto(f"{person.url}#/live")
+            expect(map_of(page)).to_be_visible()
+        assert num_watchers(router) == 1
+        with services.load(router):
+            for page in pages:
+                expect(requests_of(page)).to_have_count(1)
+            pages[0].close()
+            wait_until(lambda: num_watchers(router) == 1)
+            row = requests_of(pages[1]).first
+            expect(row).not_to_have_text(row.inner_text())
+        for page in pages[1:]:
+            page.evaluate(HIDE, True)
+        wait_until(lambda: num_watchers(router) == 0)
+        pages[1].evaluate(HIDE, False)
+        wait_until(lambda: num_watchers(router) == 1)
+        pages[1].goto(f"{person.url}#/chat")
+        wait_until(lambda: num_watchers(router) == 0)
+
+
+HIDE = """
+(hidden) => {
+  Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}
+"""
+
+
+def test_a_router_that_comes_back_is_watched_again(browser: Browser, services: Services) -> None:
+    port = free_port()
+    with ExitStack() as running:
+        router = running.enter_context(services.router(http_port=port))
+        with watched(browser, url_of(router)) as person:
+            page = person.open("live")
+            expect(map_of(page)).to_be_visible()
+            running.close()
+            status = page.get_by_role("main").get_by_role("status")
+            expect(status).to_contain_text(re.compile("does not answer|broke off|shutting down"))
+            with services.router(http_port=port) as again:
+                wait_until(lambda: num_watchers(again) == 1)
+                expect(status).not_to_contain_text("does not answer")
+                expect(map_of(page)).to_be_visible()
+            person.allows("ERR_")
