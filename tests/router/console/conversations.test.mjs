@@ -3,7 +3,6 @@ import { test } from "node:test";
 
 const {
   choose,
-  edited,
   excerpt,
   firstWords,
   fromFile,
@@ -40,10 +39,10 @@ test("ids sort by time and differ", () => {
   assert.equal(new Set(Array.from({ length: 1000 }, () => newId(1))).size, 1000);
 });
 
-test("an edit makes a branch, and both branches can be shown", () => {
+test("a sibling of a question is a branch, and both branches can be shown", () => {
   const before = greeting();
   const [hello, , bye] = pathOf(before);
-  const branch = edited(hello, "Good day");
+  const branch = newMessage({ parent: hello.parent, role: "user", text: "Good day", now: 2000 });
   const after = withMessage(before, branch);
   assert.deepEqual(textsOf(after), ["Good day"]);
   assert.deepEqual(siblingsOf(after, branch), [hello.id, branch.id]);
@@ -133,10 +132,17 @@ test("a file gives the same conversations back, under new ids", () => {
   assert.deepEqual(textsOf(read), ["Again"]);
   assert.notEqual(read.id, conversation.id);
   assert.equal(read.messages.has(hello.id), false);
-  const [first] = read.messages.values();
+  const first = [...read.messages.values()].find(({ text }) => text === "Hello");
   assert.deepEqual(textsOf(choose(read, first.id)), ["Hello", "Hi", "Bye"]);
   assert.equal(read.title, conversation.title);
   assert.equal(read.createdAt, conversation.createdAt);
+});
+
+test("a file has each message behind the one that it follows, in whatever order they are kept", () => {
+  const conversation = greeting();
+  const messages = new Map([...conversation.messages].reverse());
+  const [read] = fromFile(toFile([{ ...conversation, messages }]));
+  assert.deepEqual(textsOf(read), ["Hello", "Hi", "Bye"]);
 });
 
 test("a file that is broken or of another program is refused with the reason", () => {

@@ -32,28 +32,37 @@ export function newConversation({ model = "", now = Date.now() } = {}) {
   return { id: newId(now), ...times, ...settings, selected: {}, messages: new Map() };
 }
 
+/** Returns a conversation without its messages. */
+export function headOf({ messages, ...head }) {
+  return head;
+}
+
 export function newMessage({ parent, role, now = Date.now(), ...fields }) {
   const said = { text: "", reasoning: "", toolCalls: [], logprobs: [], ...fields };
   return { id: newId(now), parent: parent ?? null, role, createdAt: now, ...said };
 }
 
-const childrenByMessages = new WeakMap();
+/** Returns a function that keeps its result for each argument, as long as that lives. */
+function remembering(work) {
+  const results = new WeakMap();
+  return (argument) => {
+    if (!results.has(argument)) results.set(argument, work(argument));
+    return results.get(argument);
+  };
+}
 
 /** Returns the ids of the children of each message, oldest first; null has the first messages. */
-function childrenOf(messages) {
-  let children = childrenByMessages.get(messages);
-  if (children) return children;
-  children = new Map();
+const childrenOf = remembering((messages) => {
+  const children = new Map();
   for (const { id, parent } of [...messages.values()].sort((a, b) => a.createdAt - b.createdAt)) {
     if (!children.has(parent)) children.set(parent, []);
     children.get(parent).push(id);
   }
-  childrenByMessages.set(messages, children);
   return children;
-}
+});
 
 /** Returns the messages that are shown, first to last: of siblings the selected or else the newest. */
-export function pathOf({ messages, selected }) {
+export const pathOf = remembering(({ messages, selected }) => {
   const children = childrenOf(messages);
   const path = [];
   for (let ids = children.get(null); ids; ids = children.get(path.at(-1).id)) {
@@ -61,7 +70,7 @@ export function pathOf({ messages, selected }) {
     path.push(messages.get(ids.includes(chosen) ? chosen : ids.at(-1)));
   }
   return path;
-}
+});
 
 /** Returns the ids of a message and its alternatives, oldest first. */
 export function siblingsOf({ messages }, { parent }) {
@@ -88,12 +97,6 @@ export function choose(conversation, id) {
     selected[one.parent ?? ""] = one.id;
   }
   return { ...conversation, selected };
-}
-
-/** Returns a branch: a sibling of the message with another text. */
-export function edited(message, text) {
-  const { parent, role, toolCallId, model } = message;
-  return newMessage({ parent, role, text, toolCallId, model });
 }
 
 /** Returns the calls of the path's last answer that have no result yet. */
@@ -150,9 +153,17 @@ export function quoted(name, text) {
   return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
+/** Returns all messages, each behind the one that it follows. */
+function inOrder(messages) {
+  const children = childrenOf(messages);
+  const ids = [...(children.get(null) ?? [])];
+  for (const id of ids) ids.push(...(children.get(id) ?? []));
+  return ids.map((id) => messages.get(id));
+}
+
 /** Returns conversations as the text of a file. */
 export function toFile(conversations) {
-  const listed = conversations.map((one) => ({ ...one, messages: [...one.messages.values()] }));
+  const listed = conversations.map((one) => ({ ...one, messages: inOrder(one.messages) }));
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations: listed }, null, 1);
 }
 
