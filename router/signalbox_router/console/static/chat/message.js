@@ -7,7 +7,7 @@ import { Tokens } from "./tokens.js";
 
 const AUTHORS = { system: "System", user: "You", tool: "Result of a tool" };
 const ENDS = {
-  FINISH_REASON_LENGTH: () => "cut at max_tokens or at the window's end",
+  FINISH_REASON_LENGTH: () => "cut at max_tokens or the window's end",
   FINISH_REASON_STOP_STRING: ({ stop }) => `ended at the stop string ${JSON.stringify(stop)}`,
   FINISH_REASON_STOP_TOKEN: ({ stopTokenId }) => `ended at the stop token ${stopTokenId ?? 0}`,
   FINISH_REASON_ERROR: ({ errorMessage }) => `failed: ${errorMessage}`,
@@ -47,7 +47,7 @@ export function Message({ message, siblings = [], openCalls = [], isStreaming, .
         : html`<${Body} message=${message} showsTokens=${showsTokens} />`
     }
     ${toolCalls.map((call) => {
-      const isOpen = openCalls.some(({ id }) => id === call.id);
+      const isOpen = !isStreaming && openCalls.some(({ id }) => id === call.id);
       return html`<${Call}
         key=${call.id}
         call=${call}
@@ -139,7 +139,7 @@ function factsOf({ usage = {}, timing = {}, finish = {} }) {
     count && `${number(count)} ${count === 1 ? "token" : "tokens"}`,
     timing.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
     timing.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
-    promptTokens && `prompt ${number(promptTokens)}, of which ${number(cachedTokens)} cached`,
+    promptTokens && `prompt of ${number(promptTokens)}, ${number(cachedTokens)} cached`,
     ENDS[finish.reason]?.(finish),
   ].filter(Boolean);
 }

@@ -53,12 +53,16 @@ export function Parameters({ value, onChange, model, violations = [] }) {
     fault: violations.find((one) => isWithin(path.map(snake).join("."), one))?.description,
     onChange: (changed) => onChange(withValue(value, path, changed) ?? {}),
   });
+  const standardOf = (name) => {
+    const value = model?.defaultSamplingParams?.[name]; // of 32 bits: 0.6 is 0.6000000238418579
+    return value === undefined ? "default" : parseFloat(value.toPrecision(6));
+  };
   const fieldOf = (name) =>
     html`<${Field}
       key=${name}
       name=${snake(name)}
       about=${about[DESCRIBED_AS[name] ?? snake(name)]}
-      standard=${model?.defaultSamplingParams?.[name]}
+      standard=${standardOf(name)}
       ...${bound(GROUPS.Thinking.includes(name) ? "thinking" : "samplingParams", name)}
     />`;
   const groups = Object.entries(GROUPS).map(
@@ -90,33 +94,32 @@ export function Parameters({ value, onChange, model, violations = [] }) {
 
 /** A name, a control, what the server says of it, and what is wrong with it. */
 function Labelled({ name, about, fault, children }) {
-  return html`<label class="chat-field">
-    <span>${name}</span>${children} ${about && html`<small class="chat-about">${about}</small>`}
+  return html`<div class="chat-field">
+    <label><span>${name}</span>${children}</label>
+    ${about && html`<small id="chat-about-${name}" class="chat-about">${about}</small>`}
     ${fault && html`<small class="chat-fault" role="alert">${fault}</small>`}
-  </label>`;
+  </div>`;
 }
 
 /** A control of the type that the server names, within the range that it names: "in (0, 1]". */
-function Field({ about = {}, standard = "default", value, onChange, ...labels }) {
+function Field({ about = {}, standard, value, onChange, ...labels }) {
   const { description = "", anyOf = [] } = about;
   const [{ type }] = anyOf.filter((one) => one.type === "array").concat(anyOf, { type: "string" });
   const [, min, max] = RANGE.exec(description) ?? [];
-  const change = (changed) =>
-    onChange(changed?.length === 0 || changed === false ? undefined : changed);
-  const props = { value: value ?? "", onInput: ({ target }) => change(target.value) };
-  const lines = ({ target }) => change(target.value.split("\n").filter(Boolean));
-  const onCheck = ({ target }) => change(target.checked);
+  const set = (changed) => onChange(changed.length === 0 ? undefined : changed);
+  const props = {
+    "aria-describedby": `chat-about-${labels.name}`,
+    placeholder: type === "array" ? "one on each line" : standard,
+    value: type === "array" ? value?.join?.("\n") : (value ?? ""),
+    onInput: ({ target }) => set(target.value),
+  };
+  const onLines = ({ target }) => set(target.value.split("\n").filter(Boolean));
+  const onCheck = ({ target }) => onChange(target.checked || undefined);
   const controls = {
-    array: () =>
-      html`<textarea
-        placeholder="one on each line"
-        value=${value?.join?.("\n")}
-        onChange=${lines}
-      />`,
-    boolean: () => html`<input type="checkbox" checked=${value} onChange=${onCheck} />`,
-    string: () => html`<input placeholder=${standard} ...${props} />`,
-    number: (step = "any") =>
-      html`<input type="number" placeholder=${standard} ...${{ step, min, max, ...props }} />`,
+    array: () => html`<textarea ...${props} onInput=${null} onChange=${onLines} />`,
+    boolean: () => html`<input type="checkbox" ...${props} checked=${value} onInput=${onCheck} />`,
+    string: () => html`<input ...${props} />`,
+    number: (step = "any") => html`<input type="number" ...${{ step, min, max, ...props }} />`,
     integer: () => controls.number(1),
   };
   return html`<${Labelled} about=${description} ...${labels}>${controls[type]()}</${Labelled}>`;

@@ -25,7 +25,8 @@ export function Tokens({ id, logprobs }) {
     event.preventDefault();
     setAt(Math.max(0, Math.min(logprobs.length - 1, at + step)));
   };
-  return html`<div class="chat-tokens" onMouseLeave=${() => setAt(-1)}>
+  const leave = () => document.activeElement !== list.current && setAt(-1);
+  return html`<div class="chat-tokens" onMouseLeave=${leave}>
     <div
       ref=${list}
       role="listbox"

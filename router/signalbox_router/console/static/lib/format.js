@@ -1,6 +1,6 @@
 /** Numbers, durations, bytes and times as text, in English. */
 
-const whole = new Intl.NumberFormat("en");
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const time = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const day = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
