@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from signalbox_router.main import Router
 from tests.console.chat import ask, box_of
 from tests.console.person import Person, watched
 from tests.console.stack import Services, url_of
-from tests.console.views import VIEWS, View
+from tests.console.views import VIEWS, View, shown
 
 AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
 SERIOUS = {"serious", "critical"}
@@ -22,10 +22,12 @@ def test_no_serious_fault(
     view: View, theme: Any, browser: Browser, router: Router, services: Services
 ) -> None:
     """As axe-core finds them; it is loaded past the page's policy."""
-    with watched(browser, url_of(router), color_scheme=theme, bypass_csp=True) as person:
-        view.show(person, services)
-        person.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = person.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    with (
+        watched(browser, url_of(router), color_scheme=theme, bypass_csp=True) as person,
+        shown(view, person, services, router) as page,
+    ):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     faults = [
         f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}"
         for one in found["violations"]
@@ -55,10 +57,14 @@ FOCUSED = """
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_tab_leads_through_a_view_and_shows_where_it_is(
-    view: View, person: Person, services: Services
+    view: View, person: Person, services: Services, router: Router
 ) -> None:
-    view.show(person, services)
-    page = person.page
+    with shown(view, person, services, router) as page:
+        assert_tab_leads_through(page)
+
+
+def assert_tab_leads_through(page: Page) -> None:
+    """From the first control to the last, each of which is seen and marked."""
     reachable = page.evaluate(NUM_REACHABLE)
     page.evaluate("document.activeElement.blur()")
     stops: list[str] = []

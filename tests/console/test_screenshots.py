@@ -8,7 +8,7 @@ from playwright.sync_api import Browser
 from signalbox_router.main import Router
 from tests.console.person import watched
 from tests.console.stack import Services, url_of
-from tests.console.views import VIEWS, View
+from tests.console.views import VIEWS, View, shown
 
 SIZES = ((1440, 900), (1024, 700), (390, 844))
 
@@ -25,13 +25,14 @@ def test_nothing_is_cut_off(
 ) -> None:
     """No view is wider than the window, at any size."""
     folder = request.config.getoption("screenshots")
-    with watched(browser, url_of(router), color_scheme=theme) as person:
-        view.show(person, services)
+    overflow = "document.documentElement.scrollWidth - innerWidth"
+    with (
+        watched(browser, url_of(router), color_scheme=theme) as person,
+        shown(view, person, services, router) as page,
+    ):
         for width, height in SIZES:
-            person.page.set_viewport_size({"width": width, "height": height})
+            page.set_viewport_size({"width": width, "height": height})
             if folder is not None:
-                path = folder / f"{view.name}-{width}-{theme}.png"
-                person.page.screenshot(path=path)
-            overflow = "document.documentElement.scrollWidth - innerWidth"
-            assert person.page.evaluate(overflow) <= 0, f"{width} px"
+                page.screenshot(path=folder / f"{view.name}-{width}-{theme}.png")
+            assert page.evaluate(overflow) <= 0, f"{width} px"
     services.check_idle()

@@ -1,11 +1,13 @@
 """The console's views with something in them, for all that looks at each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
-from tests.console.chat import ask
+from signalbox_router.main import Router
+from tests.console.chat import ask, open_settings
 from tests.console.person import Person
 from tests.console.stack import Services
 
@@ -47,9 +49,15 @@ def _chat(person: Person, services: Services) -> None:
     expect(message).to_contain_text("Both are stable.")
 
 
+def _settings(person: Person, services: Services) -> None:
+    page = person.open("chat")
+    open_settings(page)
+    expect(page.get_by_label("temperature")).to_be_visible()
+
+
 def _live(person: Person, services: Services) -> None:
     page = person.open("live")
-    expect(page.get_by_role("main")).to_contain_text("127.0.0.1")
+    expect(page.get_by_role("region", name="Requests")).to_contain_text("running")
 
 
 def _empty_why(person: Person, services: Services) -> None:
@@ -58,10 +66,8 @@ def _empty_why(person: Person, services: Services) -> None:
 
 def _why(person: Person, services: Services) -> None:
     page = person.open("chat")
-    with page.expect_request("**/Chat") as asked:
-        ask(page, "Why did this take so long?")
-    del asked
-    page.get_by_role("article").last.get_by_role("link", name="Why").click()
+    message = ask(page, "Why did this take so long?")
+    message.get_by_role("link", name="Why").click()
     expect(page.get_by_role("main")).to_contain_text("first token")
 
 
@@ -70,12 +76,23 @@ class View(NamedTuple):
 
     name: str
     show: Callable[[Person, Services], None]
+    num_requests: int = 0
+    """Requests of others that are being answered."""
 
 
 VIEWS = (
     View("chat-empty", _empty_chat),
     View("chat", _chat),
-    View("live", _live),
+    View("settings", _settings),
+    View("live", _live, num_requests=3),
     View("why-empty", _empty_why),
     View("why", _why),
 )
+
+
+@contextmanager
+def shown(view: View, person: Person, services: Services, router: Router) -> Iterator[Page]:
+    """Shows a view while others are answered; yields its page."""
+    with services.load(router, num_requests=view.num_requests):
+        view.show(person, services)
+        yield person.page
