@@ -1,4 +1,4 @@
-"""Chat's modules without DOM, run in Node."""
+"""The console's modules without DOM, run in Node."""
 
 import os
 import shutil

@@ -41,23 +41,22 @@ export async function call(service, method, message = {}, { signal } = {}) {
   return withKey(async () => {
     const body = JSON.stringify(message);
     const response = await post(service, method, body, "application/json", signal);
-    return readJson(response);
+    return reached(response.json());
   });
 }
 
 /** Yields the answers of a call with a stream of them. Leaving the loop ends the call. */
 export async function* stream(service, method, message = {}, { signal } = {}) {
   const body = enclosed(encoder.encode(JSON.stringify(message)));
-  const first = await withKey(async () => {
+  const [messages, first] = await withKey(async () => {
     const response = await post(service, method, body, "application/connect+json", signal);
-    if (!response.ok) throw await errorOf(response);
     const messages = messagesOf(response.body);
-    return { messages, step: await messages.next() };
+    return [messages, await messages.next()];
   });
   try {
-    for (let { step } = first; !step.done; step = await first.messages.next()) yield step.value;
+    for (let step = first; !step.done; step = await messages.next()) yield step.value;
   } finally {
-    await first.messages.return();
+    await messages.return();
   }
 }
 
@@ -70,10 +69,11 @@ export async function* stream(service, method, message = {}, { signal } = {}) {
 export async function retrying(signal, run, onPause = () => {}) {
   let failures = 0;
   for (;;) {
+    if (signal?.aborted) throw canceled();
     try {
       return await run(() => (failures = 0));
     } catch (error) {
-      if (!(error instanceof RpcError) || !error.isTemporary || signal?.aborted) throw error;
+      if (!error.isTemporary) throw error;
       const longest = Math.min(FIRST_PAUSE_S * 2 ** failures++, LONGEST_PAUSE_S);
       const pauseS = Math.max(error.retryAfterS ?? 0, longest * (0.5 + Math.random() / 2));
       onPause(error, pauseS);
@@ -82,16 +82,11 @@ export async function retrying(signal, run, onPause = () => {}) {
   }
 }
 
+/** Waits; an abort ends it at once. */
 function pause(seconds, signal) {
-  return new Promise((resolve, reject) => {
-    const onAbort = () => {
-      clearTimeout(timer);
-      reject(canceled());
-    };
-    const timer = setTimeout(() => {
-      signal?.removeEventListener("abort", onAbort);
-      resolve();
-    }, seconds * 1000);
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    const onAbort = () => resolve(clearTimeout(timer));
     signal?.addEventListener("abort", onAbort, { once: true });
   });
 }
@@ -114,39 +109,40 @@ async function post(service, method, body, type, signal) {
   const key = getKey();
   if (key) headers.authorization = `Bearer ${key}`;
   const url = new URL(`${service}/${method}`, document.baseURI);
-  return reached(fetch(url, { method: "POST", body, headers, signal, cache: "no-store" }));
+  const response = await reached(fetch(url, { method: "POST", body, headers, signal }));
+  if (!response.ok) throw await errorOf(response);
+  setConnection(CONNECTED);
+  return response;
 }
 
 /** Waits for a step of a call; what a browser throws becomes an RpcError. */
 async function reached(step) {
   try {
-    const result = await step;
-    setConnection(CONNECTED);
-    return result;
+    return await step;
   } catch (error) {
-    if (error.name === "AbortError") throw canceled();
-    setConnection(UNREACHABLE);
-    throw new RpcError("unavailable", "The server does not answer.");
+    throw error.name === "AbortError" ? canceled() : unreachable("The server does not answer.");
   }
+}
+
+function unreachable(message, more) {
+  setConnection(UNREACHABLE);
+  return new RpcError("unavailable", message, more);
 }
 
 function canceled() {
   return new RpcError("canceled", "The call was ended.");
 }
 
-async function readJson(response) {
-  if (!response.ok) throw await errorOf(response);
-  return reached(response.json());
-}
-
+/** Returns the error of an answer whose status is not 200; a proxy's has no JSON. */
 async function errorOf(response) {
   const retryAfterS = Number(response.headers.get("retry-after")) || null;
-  try {
-    return errorFrom(await response.json(), retryAfterS);
-  } catch {
-    const text = `The server, or a proxy before it, answered with HTTP status ${response.status}.`;
-    return new RpcError(response.status >= 500 ? "unavailable" : "unknown", text, { retryAfterS });
+  const body = await response.json().catch(() => null);
+  if (body?.code) {
+    setConnection(CONNECTED);
+    return errorFrom(body, retryAfterS);
   }
+  const text = `The server, or a proxy before it, answered with HTTP status ${response.status}.`;
+  return response.status < 500 ? new RpcError("unknown", text) : unreachable(text, { retryAfterS });
 }
 
 function errorFrom({ code, message, details = [] }, retryAfterS = null) {
@@ -174,7 +170,7 @@ async function* messagesOf(body) {
       const found = envelopeIn(bytes);
       if (!found) {
         const { value, done } = await reached(reader.read());
-        if (done) throw new RpcError("unavailable", "The answer broke off.");
+        if (done) throw unreachable("The answer broke off.");
         bytes = joined(bytes, value);
         continue;
       }

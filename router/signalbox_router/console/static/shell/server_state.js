@@ -17,7 +17,7 @@ export function ServerState() {
     let control = new AbortController();
     const fail = ({ isCanceled, message, isTemporary }) =>
       isCanceled ||
-      setState({ words: isTemporary ? `${message} Trying again.` : message, isBad: true });
+      setState({ words: isTemporary ? `Trying again: ${message}` : message, isBad: true });
     const look = () => {
       control.abort();
       const { signal } = (control = new AbortController());
