@@ -45,7 +45,7 @@ export function KeyDialog() {
     <div class="shell-buttons">
       <button class="primary" value="use">Use</button>
       <button value="cancel">Cancel</button>
-      ${getKey() && html`<button value="forget">Forget the one in use</button>`}
+      ${getKey() && html`<button value="forget">Forget it</button>`}
     </div>
   <//>`;
 }
