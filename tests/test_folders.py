@@ -90,6 +90,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "schedulers",
         "generation",
         "apis",
+        "console",
         "http",
         "main",
     ),

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from signalbox_router.http.page_headers import page_headers
+from signalbox_router.console.page_headers import page_headers
 
 _FOLDER = Path(__file__).with_name("static")
 _ROOT, _INDEX = "/", "/index.html"

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from signalbox_router.http.page_headers import page_headers
+from signalbox_router.console.page_headers import page_headers
 
 PAGE = "/docs"
 ASSETS = "/docs/assets"
