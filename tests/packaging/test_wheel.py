@@ -21,8 +21,8 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE")
 PACKAGES = {name: str(folder.relative_to(ROOT)) for name, folder in FOLDERS.items()} | {
     name: f"old_names/{name}" for name in OLD_NAMES
 }
-SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h", ".json", ".js", ".css", ".html",
-            ".svg", ".md", ".txt"}  # fmt: skip
+SUFFIXES = {".py", ".pyi", ".proto", ".typed", ".cpp", ".jinja", ".h", ".json",
+            ".js", ".css", ".html", ".svg", ".md", ".txt"}  # fmt: skip
 UNTRACKED = {"__pycache__", "_build"}
 
 

@@ -60,7 +60,7 @@ async def test_each_link_and_import_is_relative_and_leads_to_a_file(http: Http) 
         assert answer.status_code == 200, path
         if path.endswith(".js"):
             assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
-            for name in re.findall(r'\b(?:from|import) ?"([^"]+)"', answer.text):
+            for name in re.findall(r'\b(?:from|import) ?"([./][^"]*)"', answer.text):
                 found = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
                 assert found in PATHS, (path, name)
 
