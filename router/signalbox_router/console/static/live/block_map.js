@@ -61,7 +61,7 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
 
 function wordsOf(block, kind, owners, now) {
   const held = owners.slice(0, 3).map(([number, one]) => {
-    const age = duration(Math.max(0, now - Number(one.arrivedAtNs ?? 0) / 1e9));
+    const age = duration(Math.max(0, now - one.arrivedS));
     return `request ${number}: ${counted(one.blocks, "block")}, since ${age}`;
   });
   if (owners.length > 3) held.push(`${owners.length - 3} more requests`);

@@ -4,21 +4,22 @@ import { clock, duration } from "../lib/format.js";
 import { html, useEffect, useReducer, useRef, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { Charts } from "./charts.js";
+import { requestsOf } from "./picture.js";
 import { Requests } from "./requests.js";
 import { Status } from "./status.js";
 import { Watch } from "./watch.js";
 import { WorkerPanel } from "./worker_panel.js";
 
 const FRAME_MS = 100;
+const IDLE_MS = 1000;
 const WINDOWS_S = [2, 10, 60];
 
 export function Live() {
-  const watch = useWatch();
-  const { history, problem } = watch;
   const [view, setView] = useState({ pausedAt: null, axis: null, windowS: 10 });
-  const live = history.axisAt(Date.now() / 1000);
   const isPaused = view.pausedAt !== null;
-  const axis = view.axis ?? live;
+  const watch = useWatch(isPaused);
+  const { history, problem } = watch;
+  const axis = view.axis ?? history.axisAt(Date.now() / 1000);
   const newest = history.recording ? history.now : axis.to;
   const at = isPaused ? Math.max(view.pausedAt, history.oldest) : newest;
   const pauseAt = (time) => {
@@ -32,11 +33,12 @@ export function Live() {
   const names = [...pictures.keys()].sort();
   const to = isPaused ? view.windowTo : at;
   const span = { from: to - view.windowS, to };
-  const panels = names.flatMap((scheduler) =>
-    [...pictures.get(scheduler).workers.values()].map((worker) => ({ scheduler, worker })),
-  );
-  const nowOf = (scheduler) => pictures.get(scheduler).at / 1e9;
-  const onWhy = (scheduler, number) => (location.hash = whyHash(scheduler, number));
+  const panels = names.flatMap((scheduler) => {
+    const { workers, at: atNs } = pictures.get(scheduler);
+    return [...workers.values()].map((worker) => {
+      return { scheduler, worker, now: atNs / 1e9, requests: requestsOf(worker) };
+    });
+  });
   return html`<div class="live" aria-label="Live">
     <${TimeBar}
       ...${{ history, axis, at, isPaused, newest, pauseAt, goOn }}
@@ -50,17 +52,14 @@ export function Live() {
     />
     ${names.length > 0 && html`<${Charts} ...${{ history, axis, at, isPaused }} />`}
     ${panels.map(
-      ({ scheduler, worker }) =>
+      (panel) =>
         html`<${WorkerPanel}
-          key=${`${scheduler} ${worker.number}`}
-          ...${{ history, scheduler, worker, span, at }}
-          isOneOfMany=${names.length > 1}
-          now=${nowOf(scheduler)}
-          onMove=${pauseAt}
-          onWhy=${(number) => onWhy(scheduler, number)}
+          key=${`${panel.scheduler} ${panel.worker.number}`}
+          ...${{ ...panel, history, span, at, isOneOfMany: names.length > 1, onMove: pauseAt }}
+          onWhy=${(number) => (location.hash = whyHash(panel.scheduler, number))}
         />`,
     )}
-    ${panels.length > 0 && html`<${Requests} ...${{ panels, nowOf, whyHash }} />`}
+    ${panels.length > 0 && html`<${Requests} ...${{ panels, whyHash }} />`}
   </div>`;
 }
 
@@ -76,27 +75,30 @@ function windowEnd({ windowTo, windowS }, moment, at) {
   return moment < to - windowS ? moment + windowS / 2 : to;
 }
 
-/** Returns the watch of this view, which renders at most ten times a second. */
-function useWatch() {
+/** Returns the watch of this view, which is drawn with its news, and each second. */
+function useWatch(isPaused) {
   const [, render] = useReducer((count) => count + 1, 0);
-  const watch = useRef(null);
-  watch.current ??= new Watch(() => {});
+  const mine = useRef(null);
+  mine.current ??= { hasNews: false, watch: new Watch(() => (mine.current.hasNews = true)) };
+  mine.current.isPaused = isPaused;
   useEffect(() => {
     let [last, timer] = [0, 0];
     const draw = (time) => {
       timer = requestAnimationFrame(draw); // none comes while the tab is hidden
-      if (time - last < FRAME_MS) return;
+      const isNew = mine.current.hasNews && !mine.current.isPaused;
+      if (time - last < (isNew ? FRAME_MS : IDLE_MS)) return;
       last = time;
+      mine.current.hasNews = false;
       render();
     };
-    watch.current.start();
+    mine.current.watch.start();
     timer = requestAnimationFrame(draw);
     return () => {
       cancelAnimationFrame(timer);
-      watch.current.stop();
+      mine.current.watch.stop();
     };
   }, []);
-  return watch.current;
+  return mine.current.watch;
 }
 
 function TimeBar({ history, axis, at, isPaused, newest, pauseAt, goOn, windowS, onWindow }) {

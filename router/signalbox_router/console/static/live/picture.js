@@ -61,7 +61,9 @@ function applyToWorker(worker, change) {
   const { sequences } = worker;
   for (const id of int64s(change.goneSeqIds)) sequences.delete(id);
   for (const { seqId, ...one } of change.newSequences ?? []) {
-    sequences.set(Number(seqId), { ...one, requestNumber: Number(one.requestNumber), table: [] });
+    const arrivedS = Number(one.arrivedAtNs ?? 0) / 1e9;
+    const requestNumber = Number(one.requestNumber);
+    sequences.set(Number(seqId), { ...one, arrivedS, requestNumber, table: [] });
   }
   const states = bytesOf(change.states);
   const [numTokens, numComputedTokens] = [change.numTokens, change.numComputedTokens].map(int32s);

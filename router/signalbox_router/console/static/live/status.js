@@ -8,14 +8,14 @@ const NUM_EVENTS = 4;
 
 /** Props: `history`, `pictures`, `at`, `problem` of the stream, `onKey`, `onRetry`. */
 export function Status({ history, pictures, problem, at, onKey, onRetry }) {
-  const lines = [...pictures].sort().map(([name, picture]) => lineOf(name, picture, history));
-  if (!lines.length && !problem)
-    lines.push({ text: "Waiting for the first picture of a scheduler." });
+  const { recording } = history;
+  const lines = [...pictures].sort().map(([name, picture]) => lineOf(name, picture, recording));
+  if (!lines.length && !problem) lines.push("Waiting for the first picture of a scheduler.");
   const events = history.events.filter((one) => one.at <= at).slice(-NUM_EVENTS);
-  const time = (one) => (history.recording ? duration(one.at) : clock(one.at * 1000));
+  const time = (one) => (recording ? duration(one.at) : clock(one.at * 1000));
   return html`<div class="live-status">
     <div role="status">
-      ${lines.map(({ text, isBad }) => html`<p class=${isBad ? "live-bad" : ""}>${text}</p>`)}
+      ${lines.map((text) => html`<p>${text}</p>`)}
       ${
         problem &&
         html`<p class="live-bad">
@@ -24,26 +24,23 @@ export function Status({ history, pictures, problem, at, onKey, onRetry }) {
         </p>`
       }
     </div>
-    ${
-      events.length > 0 &&
-      html`<ol class="live-events" aria-label="What has changed">
-        ${events.map((one) => html`<li><time>${time(one)}</time> ${one.text}</li>`)}
-      </ol>`
-    }
+    <ol class="live-muted" aria-label="What has changed" hidden=${!events.length}>
+      ${events.map((one) => html`<li><time>${time(one)}</time> ${one.text}</li>`)}
+    </ol>
   </div>`;
 }
 
-function lineOf(name, { lost, workers, starting, numWaiting }, { recording }) {
-  if (lost && recording) return { isBad: true, text: `The recording breaks off: ${lost}` };
+function lineOf(name, { lost, workers, starting, numWaiting }, recording) {
   if (lost) {
-    const text = `Scheduler ${name} is lost: ${lost}. The router tries again each second.`;
-    return { isBad: true, text };
+    const text = recording
+      ? `The recording breaks off: ${lost}`
+      : `Scheduler ${name} is lost: ${lost}. The router tries again each second.`;
+    return html`<span class="live-bad">${text}</span>`;
   }
-  const all = [...workers.values()];
-  const draining = all.filter((one) => one.description.isDraining).length;
-  const parts = [all.length ? counted(all.length, "worker") : "no worker has joined"];
+  const draining = [...workers.values()].filter((one) => one.description.isDraining).length;
+  const parts = [workers.size ? counted(workers.size, "worker") : "no worker has joined"];
   if (draining) parts.push(`${draining} draining`);
   for (const phase of starting) parts.push(`one that starts is ${phase}`);
   parts.push(numWaiting ? `${counted(numWaiting, "request")} waiting` : "no request waiting");
-  return { text: `${recording ? "Recording" : "Scheduler"} ${name}: ${parts.join(", ")}.` };
+  return `${recording ? "Recording" : "Scheduler"} ${name}: ${parts.join(", ")}.`;
 }

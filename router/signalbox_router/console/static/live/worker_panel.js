@@ -4,20 +4,18 @@ import { number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { BlockMap } from "./block_map.js";
 import { counted, movesOf, stepsBetween } from "./figures.js";
-import { requestsOf } from "./picture.js";
 import { Moves, Timeline } from "./timeline.js";
 
 const ROLES = { prefill: "computes prompts", decode: "decodes" };
 const STORES = { disk: "a disk", shared: "a shared store", memory: "a simulated store" };
 const MOVES_S = 5;
 
-export function WorkerPanel({ history, scheduler, worker, span, at, now, ...rest }) {
+export function WorkerPanel({ history, scheduler, worker, requests, now, span, at, ...rest }) {
   const { isOneOfMany, onMove, onWhy } = rest;
   const { description } = worker;
   const name = `${scheduler} ${worker.number}`;
   const steps = stepsBetween(history.steps, name, span.from, span.to);
   const moves = movesOf(stepsBetween(history.steps, name, at - MOVES_S, at));
-  const requests = requestsOf(worker);
   const pool = { worker, requests, now, onWhy };
   return html`<section class="live-worker" aria-label=${`Worker ${description.address}`}>
     <header>
