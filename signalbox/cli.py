@@ -79,6 +79,7 @@ _CLIENTS = {
 }
 """Commands that call a running service, or prepare calls."""
 _QUESTIONS = {
+    "open": "open the console, a web page of a router, in the browser",
     "health": "tell by the exit status whether a router, scheduler or worker is serving",
     "doctor": "show what this machine offers, what will be used, and what is wrong",
     "config": "show the settings of a command and their sources, or check a file of settings",
@@ -105,6 +106,7 @@ _MODULES = {
     "list": "signalbox.commands.cached_models.list",
     "rm": "signalbox.commands.cached_models.rm",
     "cache": "signalbox.commands.cache",
+    "open": "signalbox.commands.open",
     "health": "signalbox.commands.health",
     "doctor": "signalbox.commands.inspect.doctor",
     "config": "signalbox.commands.config",

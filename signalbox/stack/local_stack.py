@@ -276,6 +276,8 @@ async def _serve_and_wait(stack: LocalStack) -> None:
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     router = f"{addresses.router} (for --router)"
     logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, router, http)
+    if addresses.console_url:
+        logger.info("console at %s", addresses.console_url)
     reporting = asyncio.create_task(stack.report())
     try:
         await stack.wait()

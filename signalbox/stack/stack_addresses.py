@@ -40,11 +40,18 @@ class StackAddresses:
     @property
     def http_url(self) -> str | None:
         """URL of the HTTP API for clients, if it is on."""
-        if not self._settings.http:
-            return None
+        return f"{self._http_root}/v1" if self._settings.http else None
+
+    @property
+    def console_url(self) -> str | None:
+        """URL of the console for a browser, if it is served."""
+        is_served = self._settings.http and self._settings.serves_console
+        return f"{self._http_root}/" if is_served else None
+
+    @property
+    def _http_root(self) -> str:
         scheme = "https" if self._settings.tls_cert else "http"
-        address = join_address(_reachable(self._settings.host), self.http_port)
-        return f"{scheme}://{address}/v1"
+        return f"{scheme}://{join_address(_reachable(self._settings.host), self.http_port)}"
 
     def metrics_port(self, place: int) -> int | None:
         """Returns the metrics port of a process behind the router: the next ones after the

@@ -1,4 +1,4 @@
-"""Headers of the pages that the router sends to browsers: what such a page may load and do."""
+"""Headers of pages that are sent to browsers: what such a page may load and do."""
 
 
 def page_headers(*, trusted_types: str = "'none'") -> dict[str, str]:

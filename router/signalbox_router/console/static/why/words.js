@@ -85,9 +85,9 @@ export function detailsOf(event) {
     MOVED: () => `the worker ${worker} was ${detail}`,
     SUSPECTED: () => `it was in flight: computes alone for ${counted(numTokens, "token")}`,
     CLEARED: () => `it was not the cause: computes with others, ${step}`,
-    FETCHED: () => transferred(event, "from"),
-    STORED: () => transferred(event, "to"),
-    MIGRATED: () => `to ${worker}, ${transferred(event, "from")} without a token`,
+    FETCHED: () => transferred(event),
+    STORED: () => transferred(event),
+    MIGRATED: () => `to ${worker}, ${transferred(event)} without a token`,
     DEAR_MASKS: () => dear(event, step),
     ENDED: () => (detail === detail.toUpperCase() ? detail.toLowerCase() : detail),
   };
@@ -103,10 +103,12 @@ function resumed({ worker, isSwap, numBlocks, waits = [] }, step) {
   return `by ${worker}, ${step}${swapped}${waits.length ? `; waited for ${waitsOf(waits)}` : ""}`;
 }
 
-function transferred({ numBlocks, numBytes = 0, durationNs, store, source, detail }, way) {
+function transferred(event) {
+  const { numBlocks, numBytes = 0, durationNs, store, source, detail } = event;
   const place = store ? `the ${store === "disk" ? "disk" : `${store} store`}` : source;
   const moved = `${counted(numBlocks, "block")}, ${bytes(Number(numBytes))} in ${duration(secondsOf(durationNs))}`;
-  return moved + (place ? ` ${way} ${place}` : "") + (detail ? `: ${detail}` : "");
+  const way = kindOf(event) === "STORED" ? ` to ${place}` : ` from ${place}`;
+  return moved + (place ? way : "") + (detail ? `: ${detail}` : "");
 }
 
 function dear({ durationNs }, step) {
