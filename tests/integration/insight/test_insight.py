@@ -55,6 +55,7 @@ async def test_explain_tells_the_whole_way_of_requests_that_were_preempted() -> 
     for answer in answers:
         assert answer.state == explain_pb2.REQUEST_STATE_ENDED
         assert answer.worker == step_loop.worker_name
+        assert answer.block_size == 8
         assert kinds(answer)[:3] == ["QUEUED", "SCHEDULED", "PREFILL"]
         assert kinds(answer)[-1] == "ENDED"
         assert answer.events[-1].detail == "LENGTH"

@@ -95,7 +95,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class ExplainResponse(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -144,7 +145,8 @@ class ExplainResponse(_message.Message):
     role: str
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
     request_number: int
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ...) -> None: ...
+    block_size: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class StageUse(_message.Message):
     __slots__ = ("ranks", "stages", "num_steps", "in_flight_ns")

@@ -61,6 +61,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         events=[_event(event, known.arrival) for event in known.events],
         waits=_waits(known.waits),
         role=_role(known.worker, cluster),
+        block_size=_block_size(known.worker, cluster),
         stages=_stage_use(known.stages),
         samples=map(sample, known.samples),
     )
@@ -73,6 +74,12 @@ def _role(worker_name: str, cluster: Cluster) -> str:
     """Returns what a worker computes, if that is only one part of the work."""
     roles = [cluster.roles.of(one) for one in cluster.step_loops if one.worker_name == worker_name]
     return "" if WorkerRole.BOTH in roles else "".join(roles[:1])
+
+
+def _block_size(worker_name: str, cluster: Cluster) -> int:
+    """Returns the tokens of a worker's KV block; 0 if the worker has left."""
+    here = (one for one in cluster.step_loops if one.worker_name == worker_name)
+    return next((one.scheduler.blocks.block_size for one in here), 0)
 
 
 def _stage_use(use: StageUse) -> explain_pb2.StageUse | None:
