@@ -155,22 +155,21 @@ function useCount({ current, path, model, generation }, draft) {
   const [count, setCount] = useState(null);
   useEffect(() => {
     if (generation) return undefined;
-    const { usage } = path.findLast((one) => one.usage?.promptTokens) ?? {};
-    const fallback = usage ? usage.promptTokens + (usage.completionTokens ?? 0) : null;
-    const turns = draft ? [...path, newMessage({ role: "user", text: draft })] : path;
-    const chat = requestFor({ ...current, model: current.model || model?.name }, turns);
-    const length = turns.reduce((sum, { text }) => sum + text.length, 0);
     const controller = new AbortController();
     const ask = async () => {
       const { signal } = controller;
+      const turns = draft ? [...path, newMessage({ role: "user", text: draft })] : path;
+      const length = turns.reduce((sum, { text }) => sum + text.length, 0);
+      if (length > MAX_COUNTED_CHARS) return counted(path);
+      const chat = requestFor({ ...current, model: current.model || model?.name }, turns);
+      if (!chat.messages.length) return 0;
       const request = { model: chat.model, chat };
-      const { tokenIds = [] } = await call(INFERENCE, "Tokenize", request, { signal });
-      setCount(tokenIds.length);
+      const { tokenIds } = await call(INFERENCE, "Tokenize", request, { signal });
+      return tokenIds?.length ?? 0;
     };
-    const timer = setTimeout(() => {
-      if (!chat.messages.length) setCount(0);
-      else if (length > MAX_COUNTED_CHARS) setCount(fallback);
-      else ask().catch((error) => error.isCanceled || setCount(fallback));
+    const timer = setTimeout(async () => {
+      const found = await ask().catch(() => counted(path));
+      if (!controller.signal.aborted) setCount(found);
     }, COUNT_AFTER_MS);
     return () => {
       clearTimeout(timer);
@@ -178,4 +177,10 @@ function useCount({ current, path, model, generation }, draft) {
     };
   }, [draft, current, model?.name, generation]);
   return count;
+}
+
+/** Returns the tokens of the prompt and the text of the last answer; null if there is none. */
+function counted(path) {
+  const { usage } = path.findLast((one) => one.usage?.promptTokens) ?? {};
+  return usage ? usage.promptTokens + (usage.completionTokens ?? 0) : null;
 }

@@ -1,65 +1,94 @@
-/** The messages of a conversation. Those that have not been near what is seen are plain text. */
+/**
+ * The messages of a conversation, in groups. One that has not been near what is seen is plain text:
+ * a browser takes too long for elements of 10,000 messages, and finds words in the text all the same.
+ */
 
 import { openCalls, siblingsOf } from "./conversations.js";
 import { Message } from "./message.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
 
 const NEAR_END_PX = 40;
-const NUM_AT_END = 20;
+const GROUP = 20;
 
 /** Shows one conversation, which is its key. */
 export function Transcript({ session }) {
-  const { current, generation, path } = session;
-  const { scroller, near, isAway, follow, onScroll } = useScroller(session.sought);
+  const { generation, path, sought } = session;
+  const { scroller, near, isAway, follow, handlers } = useScroller(sought);
   useEffect(() => void (generation && follow()), [generation]);
-  const rows = useMemo(() => {
-    const calls = openCalls(path);
-    return path.map(
-      (message, index) =>
-        html`<${Row}
-          key=${message.id}
-          ...${{ session, message, near, calls: message.toolCalls.length ? calls : undefined }}
-          siblings=${siblingsOf(current, message)}
-          isAtEnd=${index >= path.length - NUM_AT_END}
-        />`,
-    );
+  const calls = useMemo(() => openCalls(path), [path]);
+  const groups = useMemo(() => {
+    const count = Math.ceil(path.length / GROUP);
+    return Array.from({ length: count }, (_, index) => {
+      const messages = path.slice(index * GROUP, (index + 1) * GROUP);
+      const isShown = index >= count - 2 || messages.some(({ id }) => id === sought);
+      return html`<${Group} key=${index} ...${{ session, messages, calls, isShown, near }} />`;
+    });
   }, [path, generation]);
-  return html`<div class="chat-scroller" tabindex="0" ref=${scroller} onScroll=${onScroll}>
-    <ol class="chat-messages" aria-label="Messages">
-      ${rows}
-    </ol>
+  return html`<div
+    class="chat-scroller"
+    tabindex="0"
+    role="region"
+    aria-label="Messages"
+    ref=${scroller}
+    ...${handlers}
+  >
+    <div class="chat-messages">${groups}</div>
     ${isAway && html`<button class="chat-end" onClick=${follow}>To the end</button>`}
   </div>`;
 }
 
-/** Begins at a message or the end, and stays at the end while that grows. */
+function Group({ session, messages, calls, isShown, near }) {
+  const element = useRef();
+  const [isNear, setNear] = useState(isShown);
+  useEffect(() => void (isNear || near.current(element.current, () => setNear(true))), []);
+  const text = useMemo(
+    () => isNear || messages.map((message) => message.text).join("\n\n"),
+    [isNear, messages],
+  );
+  if (!isNear) return html`<div class="chat-group chat-text" ref=${element}>${text}</div>`;
+  return html`<div class="chat-group" ref=${element}>
+    ${messages.map(
+      (message) =>
+        html`<${Row}
+          key=${message.id}
+          ...${{ session, message }}
+          calls=${message.toolCalls.length ? calls : undefined}
+          siblings=${siblingsOf(session.current, message)}
+        />`,
+    )}
+  </div>`;
+}
+
+/** Begins at a message or the end, and stays there while elements grow until the user scrolls. */
 function useScroller(sought) {
   const scroller = useRef();
   const near = useRef();
-  const place = useRef({ isFollowing: !sought, top: 0 });
+  const place = useRef({ sought, isFollowing: !sought, top: 0 });
   const [isAway, setAway] = useState(false);
-  const toEnd = () => (scroller.current.scrollTop = scroller.current.scrollHeight);
+  const settle = () => {
+    if (place.current.isFollowing) scroller.current.scrollTop = scroller.current.scrollHeight;
+    else document.getElementById(`chat-${place.current.sought}`)?.scrollIntoView();
+  };
   const follow = () => {
     place.current.isFollowing = true;
-    toEnd();
+    settle();
   };
   const onScroll = ({ target: { scrollTop, scrollHeight, clientHeight } }) => {
     const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
     const isHigher = scrollTop < place.current.top;
-    place.current = {
-      isFollowing: isAtEnd || (place.current.isFollowing && !isHigher),
-      top: scrollTop,
-    };
-    setAway(!place.current.isFollowing);
+    const isFollowing = isAtEnd || (place.current.isFollowing && !isHigher);
+    Object.assign(place.current, { isFollowing, top: scrollTop });
+    setAway(!isFollowing);
   };
+  const leave = () => (place.current.sought = null);
   useLayoutEffect(() => {
     near.current = nearness(scroller.current);
-    document.getElementById(`chat-${sought}`)?.scrollIntoView({ block: "center" });
-    const resized = new ResizeObserver(() => place.current.isFollowing && toEnd());
+    const resized = new ResizeObserver(settle);
     resized.observe(scroller.current.firstChild);
     return () => resized.disconnect();
   }, []);
-  return { scroller, near, isAway, follow, onScroll };
+  const handlers = { onScroll, onWheel: leave, onPointerDown: leave, onKeyDown: leave };
+  return { scroller, near, isAway, follow, handlers };
 }
 
 /** Returns a function that calls another once, when an element comes near what is seen. */
@@ -80,34 +109,32 @@ function nearness(root) {
 }
 
 /** Renders again by itself while its answer is written. */
-function Row({ session, message, siblings, calls, near, isAtEnd }) {
-  const item = useRef();
+function Row({ session, message, siblings, calls }) {
   const generation = session.running.get(message.id);
-  const [isNear, setNear] = useState(isAtEnd);
   const [, show] = useState(null);
-  useEffect(() => void (isNear || near.current(item.current, () => setNear(true))), []);
   useEffect(() => generation?.onChange(show), [generation]);
   const shown = generation?.message ?? message;
-  const isOver = message.role === "assistant" && !generation;
-  const content = useMemo(() => {
-    if (!isNear) return html`<div class="chat-message chat-text">${message.text}</div>`;
-    return html`<${Message}
-        message=${shown}
-        siblings=${siblings}
-        openCalls=${calls}
-        isStreaming=${Boolean(generation)}
-        onEdit=${(one, text) => session.edit(one, text)}
-        onRegenerate=${isOver && ((one) => session.regenerate(one))}
-        onBranch=${(id) => session.choose(id)}
-        onToolResult=${(call, text) => session.addResult(call.id, text)}
-      />
-      ${
-        isOver &&
-        message.error &&
-        html`<button class="chat-again" onClick=${() => session.regenerate(message)}>
-          Try again
-        </button>`
-      }`;
-  }, [shown, generation, siblings, calls, isNear]);
-  return html`<li id="chat-${message.id}" ref=${item}>${content}</li>`;
+  const regenerate =
+    message.role === "assistant" && !generation ? () => session.regenerate(message) : undefined;
+  return useMemo(
+    () =>
+      html`<div id="chat-${message.id}">
+        <${Message}
+          message=${shown}
+          siblings=${siblings}
+          openCalls=${calls}
+          isStreaming=${Boolean(generation)}
+          onEdit=${(one, text) => session.edit(one, text)}
+          onRegenerate=${regenerate}
+          onBranch=${(id) => session.choose(id)}
+          onToolResult=${(call, text) => session.addResult(call.id, text)}
+        />
+        ${
+          regenerate &&
+          message.error &&
+          html`<button class="chat-again" onClick=${regenerate}>Try again</button>`
+        }
+      </div>`,
+    [shown, generation, siblings, calls],
+  );
 }
