@@ -32,8 +32,9 @@ def stage_layers(opened: OpenedModel, parallel: ParallelConfig) -> StageLayers:
         return StageLayers(0, total, total)
     if not opened.spec.has_stages:
         raise ModelError(
-            f"pipeline_parallel_size is {num_stages}, but {opened.spec.architecture} runs through "
-            "code that is not divided into stages; use 1"
+            f"pipeline_parallel_size is {num_stages}, but {opened.spec.architecture} is computed in"
+            " one stage alone; use 1: a smaller model or a stronger quantisation takes less memory,"
+            " and several --workers take more requests"
         )
     if num_stages > total:
         raise ModelError(
