@@ -11,7 +11,7 @@ from signalbox_router.apis.inference.chat_codec import call_arguments
 from signalbox_router.apis.openai.requests.errors import BadRequest, NotServed
 from signalbox_router.apis.responses.item_types import (
     ContentPart,
-    CustomToolCall,
+    CustomCall,
     FunctionCall,
     InputItem,
     InputMessage,
@@ -117,7 +117,7 @@ def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iter
                 if turn.texts and not turn.calls:
                     yield from turn.message()
                 turn.reasoning += _reasoning(item, removed)
-            case FunctionCall() | CustomToolCall():
+            case FunctionCall() | CustomCall():
                 call = _call(item, place)
                 names[call.id] = call.name
                 turn.calls.append(call)
@@ -158,9 +158,9 @@ def _removed(item_id: str) -> dict[str, str]:
     return names | {"action": "removed", "reason": "model_mismatch"}
 
 
-def _call(item: FunctionCall | CustomToolCall, place: str) -> ToolCall:
+def _call(item: FunctionCall | CustomCall, place: str) -> ToolCall:
     name = model_name(item.name, item.namespace)
-    if isinstance(item, CustomToolCall):
+    if isinstance(item, CustomCall):
         return ToolCall(item.call_id, name, {INPUT: item.input})
     return ToolCall(item.call_id, name, call_arguments(item.arguments, f"{place}.arguments"))
 

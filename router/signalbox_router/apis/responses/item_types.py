@@ -97,7 +97,7 @@ class FunctionCall(_Call):
     """Arguments, a JSON object as a string. It may have been cut by max_tokens."""
 
 
-class CustomToolCall(_Call):
+class CustomCall(_Call):
     """A call of a custom tool that an earlier answer had."""
 
     type: Literal["custom_tool_call"]
@@ -148,7 +148,7 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[ReasoningInput, Tag("reasoning")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[CustomToolCall, Tag("custom_tool_call")]
+    | Annotated[CustomCall, Tag("custom_tool_call")]
     | Annotated[ToolOutput, Tag("function_call_output")]
     | Annotated[ToolOutput, Tag("custom_tool_call_output")]
     | Annotated[OtherItem, Tag(_OTHER)],
