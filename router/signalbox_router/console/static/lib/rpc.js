@@ -61,10 +61,8 @@ export async function* stream(service, method, message = {}, { signal } = {}) {
 }
 
 /**
- * Calls `run` until it returns, with growing pauses behind errors that may pass.
- *
- * `run` gets a function to call on success, behind which the pauses are short again. Any other error
- * is thrown, and so is that of an abort.
+ * Calls `run` until it returns, with growing pauses behind errors that may pass; it throws others.
+ * `run` gets a function to call on success, behind which the pauses are short again.
  */
 export async function retrying(signal, run, onPause = () => {}) {
   let failures = 0;
@@ -165,18 +163,22 @@ function enclosed(data) {
 async function* messagesOf(body) {
   const reader = body.getReader();
   let bytes = new Uint8Array();
+  const take = async (length) => {
+    while (bytes.length < length) {
+      const { value, done } = await reached(reader.read());
+      if (done) throw unreachable("The answer broke off.");
+      bytes = joined(bytes, value);
+    }
+    const taken = bytes.subarray(0, length);
+    bytes = bytes.subarray(length);
+    return taken;
+  };
   try {
     for (;;) {
-      const found = envelopeIn(bytes);
-      if (!found) {
-        const { value, done } = await reached(reader.read());
-        if (done) throw unreachable("The answer broke off.");
-        bytes = joined(bytes, value);
-        continue;
-      }
-      bytes = bytes.subarray(HEAD_BYTES + found.data.length);
-      const message = JSON.parse(decoder.decode(found.data));
-      if (found.flags & END_OF_STREAM) {
+      const head = await take(HEAD_BYTES);
+      const length = new DataView(head.buffer, head.byteOffset).getUint32(1);
+      const message = JSON.parse(decoder.decode(await take(length)));
+      if (head[0] & END_OF_STREAM) {
         if (message.error) throw errorFrom(message.error);
         return;
       }
@@ -187,15 +189,7 @@ async function* messagesOf(body) {
   }
 }
 
-function envelopeIn(bytes) {
-  if (bytes.length < HEAD_BYTES) return null;
-  const length = new DataView(bytes.buffer, bytes.byteOffset).getUint32(1);
-  if (bytes.length < HEAD_BYTES + length) return null;
-  return { flags: bytes[0], data: bytes.subarray(HEAD_BYTES, HEAD_BYTES + length) };
-}
-
 function joined(first, second) {
-  if (!first.length) return second;
   const both = new Uint8Array(first.length + second.length);
   both.set(first);
   both.set(second, first.length);
