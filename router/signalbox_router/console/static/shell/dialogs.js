@@ -4,6 +4,8 @@ import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { getKey, setKey, setKeyDialog } from "../lib/key.js";
 import { hasSingleKeys, setSingleKeys, shortcutLists } from "../lib/shortcuts.js";
 
+const NO_KEY = "This server answers calls that have an API key.";
+
 /** A dialog that is open while it is rendered. `onClose` gets the value of the button that closed it. */
 function Dialog({ title, onClose, children }) {
   const dialog = useRef(null);
@@ -33,7 +35,7 @@ export function KeyDialog() {
     asked.answer(Boolean(key) || value === "forget");
   };
   return html`<${Dialog} title="API key" onClose=${onClose}>
-    ${asked.why && html`<p role="alert">${asked.why}</p>`}
+    ${asked.why && html`<p role="alert">${getKey() ? asked.why : NO_KEY}</p>`}
     <label>
       Key
       <input ref=${field} type="password" autocomplete="off" spellcheck=${false} autofocus />
