@@ -9,7 +9,8 @@ import pytest
 
 import signalbox_router
 
-CHAT = Path(signalbox_router.__file__).parent / "console/static/chat"
+STATIC = Path(signalbox_router.__file__).parent / "console/static"
+FOLDERS = {name.upper(): str(STATIC / name) for name in ("chat", "live")}
 HERE = Path(__file__).parent
 FIRST_NODE = (20, 19)
 """The first version that takes a file of `export`s as a module without being told."""
@@ -27,7 +28,7 @@ def node() -> str:
 
 @pytest.mark.parametrize("tests", sorted(HERE.glob("*.test.mjs")), ids=lambda path: path.name)
 def test_modules_in_node(tests: Path) -> None:
-    environment = os.environ | {"CHAT": str(CHAT), "NODE_NO_WARNINGS": "1"}
+    environment = os.environ | FOLDERS | {"NODE_NO_WARNINGS": "1"}
     ran = subprocess.run(
         [node(), "--test", "--test-reporter=tap", tests],
         capture_output=True,

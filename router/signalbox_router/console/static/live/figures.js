@@ -34,10 +34,11 @@ export function seriesOf(history, { from, to }) {
 
 function rowOf(bucket, bucketS) {
   const { generated = 0, prompt = 0, firstTokensS = [], gaps = [] } = bucket ?? {};
+  const told = bucket?.numOmitted ? bucket.numSteps / (bucket.numSteps + bucket.numOmitted) : 1;
   const firsts = firstTokensS.map((seconds) => [seconds, 1]);
   return {
-    generated: generated / bucketS,
-    prompt: prompt / bucketS,
+    generated: generated / told / bucketS,
+    prompt: prompt / told / bucketS,
     ttft50: quantile(firsts, 0.5),
     ttft99: quantile(firsts, 0.99),
     gap50: quantile(gaps, 0.5),
@@ -64,22 +65,15 @@ export function movesOf(steps) {
   return sums;
 }
 
-/** Returns the steps of a worker that were answered in (from, to]; `steps` are oldest first. */
+/** Returns the steps of a worker that were answered in (from, to]. */
 export function stepsBetween(steps, worker, from, to) {
-  let first = steps.length;
-  while (first > 0 && steps[first - 1].at > from - 1) first--; // frames of schedulers interleave
-  const found = [];
-  for (let i = first; i < steps.length; i++) {
-    const step = steps[i];
-    if (step.worker === worker && step.at > from && step.at <= to) found.push(step);
-  }
-  return found;
+  return steps.filter((one) => one.at > from && one.at <= to && one.worker === worker);
 }
 
 /** Says what a step contained. */
 export function wordsOf(step) {
   const { id, seconds, numDecodes, chunks, moved, firstTokensS } = step;
-  const prompt = chunks.reduce((sum, { count }) => sum + count, 0);
+  const prompt = chunks.reduce((sum, count) => sum + count, 0);
   const parts = [`step ${number(id)}, ${duration(seconds)}`];
   if (numDecodes) parts.push(counted(numDecodes, "decode"));
   if (chunks.length) {

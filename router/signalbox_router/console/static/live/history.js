@@ -106,8 +106,8 @@ export class History {
 
   /** Schedulers' clocks begin anywhere; the frame that came fastest says where ours stood then. */
   _timeOf({ scheduler, frame }, clockS) {
-    if (this.recording)
-      return frame ? (Number(frame.atNs) - this.recording.beginsNs) / 1e9 : this.now;
+    if (this.recording && frame) return (Number(frame.atNs) - this.recording.beginsNs) / 1e9;
+    if (this.recording) return this.now;
     if (!frame) {
       this._offsets.delete(scheduler);
       return Math.max(this.now, clockS);
@@ -136,9 +136,6 @@ export class History {
       if (!description) continue;
       if (!known) note(`worker ${description.address} has joined`);
       else if (description.isDraining && !known.isDraining) note(`worker ${known.address} drains`);
-      else if (description.role !== known.role) {
-        note(`worker ${known.address} computes ${description.role} from now on`);
-      }
     }
   }
 
@@ -148,20 +145,19 @@ export class History {
       for (const one of steps ?? []) this._step(one, `${scheduler} ${number}`, offset);
       if (numOmittedSteps) this._bucket(at).numOmitted += numOmittedSteps;
     }
-    const bucket = this._bucket(at);
-    bucket.requests = requestCounts(this.pictures);
+    this._bucket(at).requests = requestCounts(this.pictures);
   }
 
   _step(one, worker, offset) {
     const at = Number(one.answeredAtNs) / 1e9 + offset;
     const { numTokens = 0, numDecodes = 0 } = one;
-    const seqIds = int64s(one.prefillSeqIds);
-    const chunks = int32s(one.prefillNumTokens).map((count, i) => ({ seqId: seqIds[i], count }));
+    const chunks = int32s(one.prefillNumTokens);
     const firstTokensS = int64s(one.firstTokenNs).map((ns) => ns / 1e9);
     const seconds = Number(one.durationNs ?? 0) / 1e9;
     const step = { worker, id: Number(one.stepId), at, seconds, numTokens, numDecodes, chunks };
     this.steps.push({ ...step, firstTokensS, moved: one.numMoved ?? {} });
     const bucket = this._bucket(at);
+    bucket.numSteps++;
     bucket.generated += numDecodes + firstTokensS.length;
     bucket.prompt += numTokens - numDecodes;
     bucket.firstTokensS.push(...firstTokensS);
@@ -176,7 +172,7 @@ export class History {
   _bucket(at) {
     const index = Math.floor(at / this.bucketS);
     if (!this.buckets.has(index)) {
-      const sums = { generated: 0, prompt: 0, numOmitted: 0 };
+      const sums = { generated: 0, prompt: 0, numSteps: 0, numOmitted: 0 };
       this.buckets.set(index, { ...sums, firstTokensS: [], gaps: [], requests: null });
     }
     return this.buckets.get(index);
@@ -198,8 +194,8 @@ export class History {
       this.entries.splice(0, index - this._first);
       this._first = index;
     }
-    dropWhile(this.steps, (one) => one.at < from);
-    dropWhile(this.events, (one) => one.at < from);
+    this.steps = this.steps.filter((one) => one.at >= from);
+    this.events = this.events.filter((one) => one.at >= from);
     for (const index of this.buckets.keys()) {
       if ((index + 1) * this.bucketS < from) this.buckets.delete(index);
     }
@@ -217,22 +213,14 @@ function copies(pictures) {
   return new Map([...pictures].map(([name, one]) => [name, copyOf(one)]));
 }
 
-function dropWhile(list, isOld) {
-  let count = 0;
-  while (count < list.length && isOld(list[count])) count++;
-  if (count) list.splice(0, count);
-}
-
 /** Returns how many requests wait, load, run and are swapped, of all schedulers. */
 export function requestCounts(pictures) {
   const counts = { waiting: 0, loading: 0, running: 0, swapped: 0 };
   for (const { numWaiting, workers } of pictures.values()) {
     counts.waiting += numWaiting;
     for (const { sequences } of workers.values()) {
-      const states = new Map();
-      for (const { requestNumber, state } of sequences.values()) {
-        if (state in counts) states.set(requestNumber, state);
-      }
+      const counted = [...sequences.values()].filter(({ state }) => state in counts);
+      const states = new Map(counted.map((one) => [one.requestNumber, one.state]));
       for (const state of states.values()) counts[state]++;
     }
   }

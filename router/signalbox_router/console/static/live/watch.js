@@ -92,6 +92,7 @@ export class Watch {
       this._onNews();
     };
     const follow = async (onSuccess) => {
+      if (this.history.recording) this.history = new History(); // it begins again
       for await (const message of stream(OPERATIONS, "Watch", {}, { signal })) {
         onSuccess();
         const news = [message, Date.now() / 1000];
