@@ -10,7 +10,7 @@ import pytest
 import signalbox_router
 
 STATIC = Path(signalbox_router.__file__).parent / "console/static"
-FOLDERS = {name.upper(): str(STATIC / name) for name in ("chat", "live")}
+FOLDERS = {name.upper(): str(STATIC / name) for name in ("chat", "live", "why")}
 HERE = Path(__file__).parent
 FIRST_NODE = (20, 19)
 """The first version that takes a file of `export`s as a module without being told."""

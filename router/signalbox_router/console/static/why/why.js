@@ -4,7 +4,8 @@ import { html, useEffect, useReducer, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { OPERATIONS, call, retrying } from "../lib/rpc.js";
 import { Latest } from "./latest.js";
-import { Timeline, traceOf } from "./timeline.js";
+import { traceOf } from "./spans.js";
+import { Timeline } from "./timeline.js";
 import { rowsOf, secondsOf, stateOf, summaryOf } from "./words.js";
 
 const REFRESH_MS = 1000;
