@@ -7,6 +7,7 @@ import { useSession } from "./session.js";
 import { Sidebar, download } from "./sidebar.js";
 import { Transcript } from "./transcript.js";
 import { html, useEffect, useState } from "../lib/html.js";
+import { isSingleKey, useShortcutList } from "../lib/shortcuts.js";
 
 const focus = (id) => document.getElementById(id)?.focus();
 
@@ -32,7 +33,7 @@ export function Chat() {
     focus("chat-field");
   };
   return html`<div class="chat" data-panel=${panel}>
-    <${Sidebar} session=${session} keys=${KEYS} onDone=${toField} />
+    <${Sidebar} session=${session} onDone=${toField} />
     <section class="chat-main" aria-label="Conversation">
       <${Header} session=${session} panel=${panel} toggle=${toggle} />
       <${Transcript} key=${`${id} ${session.sought}`} session=${session} />
@@ -44,6 +45,7 @@ export function Chat() {
 }
 
 function useKeys(session, { setPanel, toggle }) {
+  useShortcutList("Chat", KEYS);
   useEffect(() => {
     const onKeyDown = (event) => {
       const action = actionOf(event, session, { setPanel, toggle });
@@ -58,7 +60,7 @@ function useKeys(session, { setPanel, toggle }) {
 
 /** Returns what a key does, or undefined. */
 function actionOf(event, session, { setPanel, toggle }) {
-  const { key, altKey, shiftKey, target } = event;
+  const { key, altKey, shiftKey } = event;
   const isCommand = event.ctrlKey || event.metaKey;
   if (key === "Escape") return session.generation && (() => session.generation.stop());
   if (isCommand && shiftKey && key.toLowerCase() === "o") return () => session.startNew();
@@ -74,7 +76,7 @@ function actionOf(event, session, { setPanel, toggle }) {
     const next = session.conversations[at + (key === "ArrowUp" ? -1 : 1)];
     return next && (() => session.open(next.id));
   }
-  if (key === "/" && !target.matches("input, textarea, select")) return () => focus("chat-field");
+  if (key === "/" && isSingleKey(event)) return () => focus("chat-field");
   return undefined;
 }
 

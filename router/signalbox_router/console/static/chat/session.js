@@ -3,7 +3,7 @@
 import * as tree from "./conversations.js";
 import { Generation } from "./generation.js";
 import * as store from "./store.js";
-import { UNREACHABLE, onConnection } from "../lib/connection.js";
+import { UNREACHABLE, connection, onConnection } from "../lib/connection.js";
 import { useEffect, useReducer } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
 
@@ -19,7 +19,7 @@ class Session {
   running = new Map();
   /** Served models that generate; null until the server has named them. */
   models = null;
-  /** Why the server names no models; "" if it does. */
+  /** Why the server, which answers, names no models; "" if it does. */
   trouble = "";
   /** `{text, undo}` for the user to read. */
   notice = null;
@@ -30,12 +30,11 @@ class Session {
 
   constructor() {
     store.onOtherTab(() => document.hidden || this.#refresh());
-    onConnection((state) => state === UNREACHABLE && this.#loadModels());
+    onConnection((state) => state === UNREACHABLE && this.loadModels());
     document.addEventListener("visibilitychange", () => {
-      this.#loadModels();
+      this.loadModels();
       if (!document.hidden) this.#refresh();
     });
-    this.#loadModels();
     this.#refresh().then(() => this.conversations.length && this.open(this.conversations[0].id));
   }
 
@@ -72,12 +71,14 @@ class Session {
   }
 
   /** Asks for the models until the server answers; rests while the page is hidden. */
-  async #loadModels() {
+  async loadModels() {
     this.#asking?.abort();
     if (document.hidden) return;
     const { signal } = (this.#asking = new AbortController());
     const ask = () => call(INFERENCE, "ListModels", {}, { signal });
-    const onPause = ({ message: trouble }) => this.#changed({ trouble });
+    // The shell says that the server does not answer.
+    const onPause = ({ message }) =>
+      this.#changed({ trouble: connection() === UNREACHABLE ? "" : message });
     try {
       const { models = [] } = await retrying(signal, ask, onPause);
       const trouble = models.length ? "" : "The server has no model that this key may use.";
@@ -242,6 +243,9 @@ let session = null;
 export function useSession() {
   const [, update] = useReducer((count) => count + 1, 0);
   session ??= new Session();
-  useEffect(() => session.onChange(update), []);
+  useEffect(() => {
+    session.loadModels(); // with the key of now
+    return session.onChange(update);
+  }, []);
   return session;
 }

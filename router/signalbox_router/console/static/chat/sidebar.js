@@ -6,7 +6,7 @@ import { html, useEffect, useState } from "../lib/html.js";
 
 const SEARCH_AFTER_MS = 200;
 
-export function Sidebar({ session, keys, onDone }) {
+export function Sidebar({ session, onDone }) {
   const [query, setQuery] = useState("");
   const found = useSearch(session, query.trim());
   const shown = session.conversations.filter(
@@ -41,16 +41,6 @@ export function Sidebar({ session, keys, onDone }) {
     </ul>
     ${query.trim() && !shown.length && html`<p role="status">Nothing found.</p>`}
     <${Files} session=${session} />
-    <details class="chat-keys">
-      <summary>Keys</summary>
-      <dl>
-        ${keys.map(
-          ([key, label]) =>
-            html`<dt><kbd>${key}</kbd></dt>
-              <dd>${label}</dd>`,
-        )}
-      </dl>
-    </details>
   </nav>`;
 }
 
