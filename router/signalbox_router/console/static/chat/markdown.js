@@ -14,11 +14,14 @@ export function Markdown({ text }) {
   const elements = useRef(new WeakMap());
   if (text !== parsed.current.text) parsed.current = extend(parsed.current, text);
   const shown = parsed.current.blocks.map((block) => {
-    if (!elements.current.has(block)) elements.current.set(block, blockOf(block, { dir: "auto" }));
+    if (!elements.current.has(block)) elements.current.set(block, blockOf(block, { ref: directed }));
     return elements.current.get(block);
   });
   return html`<div class="chat-markdown">${shown}</div>`;
 }
+
+/** Set at the end: an element that is "auto" already is looked through for each child that it gets. */
+const directed = (element) => element && (element.dir = "auto");
 
 /** What is within a block has the direction of its own text by the style sheet. */
 function blockOf(block, props = {}) {
