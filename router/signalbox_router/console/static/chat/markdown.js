@@ -14,7 +14,8 @@ export function Markdown({ text }) {
   const elements = useRef(new WeakMap());
   if (text !== parsed.current.text) parsed.current = extend(parsed.current, text);
   const shown = parsed.current.blocks.map((block) => {
-    if (!elements.current.has(block)) elements.current.set(block, blockOf(block, { ref: directed }));
+    if (!elements.current.has(block))
+      elements.current.set(block, blockOf(block, { ref: directed }));
     return elements.current.get(block);
   });
   return html`<div class="chat-markdown">${shown}</div>`;
