@@ -7,7 +7,7 @@
  * proto3 JSON: `{samplingParams, tools, toolChoice, thinking, ...}`. No function changes its arguments.
  *
  * A message is `{id, parent, role, text, reasoning, toolCalls, toolCallId, logprobs, usage, error,
- * model, timing, createdAt, params, finish}`; `parent` is null for a first one, and `finish` is the
+ * requestId, model, timing, createdAt, params, finish}`; `parent` is null for a first one, and `finish` is the
  * RPC's Finish, or `{reason: "STOPPED"}` if the user stopped the answer.
  */
 

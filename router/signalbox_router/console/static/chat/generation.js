@@ -6,12 +6,13 @@ const SAVE_EVERY_MS = 2000;
 const UNFINISHED = "This answer is not whole: another tab still writes it, or its page was closed.";
 
 /** Returns the message with what a ChatResponse adds, `ms` after the call. */
-export function added(message, { outputs = [], usage }, ms) {
+export function added(message, { requestId, outputs = [], usage }, ms) {
   const delta = outputs.find(({ index = 0 }) => index === 0) ?? {};
   const { text = "", reasoning = "", toolCalls = [], logprobs = [], tokenIds = [] } = delta;
   const numTokens = (message.usage?.completionTokens ?? 0) + tokenIds.length;
   const next = {
     ...message,
+    requestId: requestId ?? message.requestId,
     text: message.text + text,
     reasoning: message.reasoning + reasoning,
     toolCalls: toolCalls.reduce(withCall, message.toolCalls),

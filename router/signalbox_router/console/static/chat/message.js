@@ -68,6 +68,7 @@ export function Message({ message, siblings = [], openCalls = [], isStreaming, .
             "aria-pressed": showsTokens,
           })
         }
+        ${message.requestId && html`<a href="#/why/${encodeURIComponent(message.requestId)}">Why</a>`}
         <small>${factsOf(message).join(" · ")}</small>
       </footer>`
     }
