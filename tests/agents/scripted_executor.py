@@ -20,7 +20,7 @@ from signalbox_worker.runner.loading.byte_tokenizer import SPECIAL_TOKENS, token
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.simulated.hashing import UInt64Array
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
-from signalbox_worker.runner.simulated.simulated_draws import allowed_tokens
+from signalbox_worker.runner.simulated.simulated_draws import allowed_tokens, made_up_logprobs
 from signalbox_worker.runner.simulated.simulated_executor import SimulatedExecutor
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedModel
 
@@ -107,7 +107,14 @@ class ScriptedExecutor(SimulatedExecutor):
         self.num_drawn += len(drawn)
         allowed = allowed_tokens(batch.rows, self.config.vocab_size)
         refused = np.flatnonzero(~allowed[np.arange(len(drawn)), drawn])
-        return BatchOutput(token_ids=drawn, failed=dict.fromkeys(refused.tolist(), NOT_ALLOWED))
+        failed = dict.fromkeys(refused.tolist(), NOT_ALLOWED)
+        size = self.config.vocab_size
+        logprobs = [
+            made_up_logprobs(row, best=int(drawn[row]), token=int(drawn[row]), num=num, size=size)
+            for row, num in enumerate(batch.rows.num_logprobs.tolist())
+            if num >= 0 and row not in failed
+        ]
+        return BatchOutput(token_ids=drawn, logprobs=logprobs, failed=failed)
 
     def _contexts(self, batch: Batch) -> Iterator[UInt64Array]:
         """Yields the tokens that each row follows."""

@@ -30,7 +30,7 @@ def ask(page: Page, question: str) -> Locator:
     before = answers(page).count()
     send(page, question)
     message = answers(page).nth(before)
-    expect(message).to_have_attribute("aria-busy", "false")
+    expect(message.get_by_role("button", name="Regenerate")).to_be_visible()
     return message
 
 

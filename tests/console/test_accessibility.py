@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from signalbox_router.main import Router
 from tests.console.chat import ask, box_of
@@ -96,12 +96,3 @@ def test_text_from_right_to_left_reads_so(person: Person, services: Services) ->
     assert message.get_by_text("סיאול").evaluate(direction) == "rtl"
     assert page.get_by_role("article", name="You").get_by_text(hebrew).evaluate(direction) == "rtl"
     assert message.get_by_text("x = 1").evaluate(direction) == "ltr"
-
-
-def test_a_screen_reader_is_told_of_an_answer_once(person: Person) -> None:
-    """A growing answer is not read letter by letter: it is busy until it is whole."""
-    page = person.open()
-    message = ask(page, "Tell me once")
-    expect(message).to_have_attribute("aria-busy", "false")
-    live = page.locator("[aria-live=polite], [role=status], [role=log]")
-    assert live.count() > 0

@@ -72,7 +72,7 @@ def test_an_answer_makes_no_element_and_no_request(
     question = f"Be hostile {hash(answer)}"
     services.model.answers[question] = f"{answer}\n\nThe end."
     page = person.open()
-    message = ask(person, question)
+    message = ask(page, question)
     expect(message).to_contain_text("The end.")
     assert message.locator(ELEMENTS).count() == 0
     for link in message.get_by_role("link").all():
@@ -85,29 +85,29 @@ def test_an_answer_makes_no_element_and_no_request(
     expect(page).to_have_title(re.compile("Chat"))
 
 
-def test_hidden_and_bidirectional_characters_are_shown(person: Person, services: Services) -> None:
-    """Text that reads otherwise than it is copied must say so; right-to-left text must not."""
-    services.model.answers["Hide something"] = (
-        "```python\nif access != 'none\u202e\u2066# check\u2069': pass\u200b\n```\n"
-        "Tags: \U000e0041\U000e0042. שלום עולם\n\nThe end."
+def test_characters_that_turn_the_direction_stay_in_their_block(
+    person: Person, services: Services
+) -> None:
+    """What follows reads from left to right again, whatever an answer leaves open."""
+    services.model.answers["Turn around"] = (
+        "Before \u202e\u2067 turned\n\n"
+        "```python\nif access != 'none\u202e\u2066# check\u2069': pass\n```\n\n"
+        "- item \u202e\n\nzero\u200bwidth\u2060 and tags \U000e0041.\n\nThe end."
     )
-    person.open()
-    message = ask(person, "Hide something")
-    expect(message).to_contain_text("The end.")
-    for code in ("U+202E", "U+2066", "U+2069", "U+200B", "U+E0041"):
-        expect(message).to_contain_text(code)
-    expect(message).to_contain_text("שלום עולם")
-    assert message.get_by_text("שלום עולם").evaluate("e => getComputedStyle(e).unicodeBidi") in {
-        "plaintext",
-        "isolate",
-    }
+    page = person.open()
+    message = ask(page, "Turn around")
+    for text in ("Before", "item", "zero", "The end."):
+        block = message.get_by_text(text)
+        assert block.evaluate("e => getComputedStyle(e).unicodeBidi") in {"isolate", "plaintext"}
+        assert block.evaluate("e => getComputedStyle(e).direction") == "ltr"
+    assert message.locator("code").evaluate("e => getComputedStyle(e).direction") == "ltr"
 
 
 def test_names_and_titles_are_text_as_well(person: Person, services: Services) -> None:
     """What a person pastes becomes the title of a conversation, and in an export a file's name."""
     page = person.open()
     hostile = "<img src=x onerror=alert(1)>../../../etc/passwd"
-    ask(person, hostile)
+    ask(page, hostile)
     page.reload()
     expect(page.get_by_role("navigation", name="Conversations")).to_contain_text("<img src=x")
     assert page.locator("img").count() == 0

@@ -130,4 +130,4 @@ def test_a_router_that_comes_back_is_watched_again(browser: Browser, services: S
                 wait_until(lambda: num_watchers(again) == 1)
                 expect(status).not_to_contain_text("does not answer")
                 expect(map_of(page)).to_be_visible()
-            person.allows("ERR_")
+            person.allows("ERR_|503")

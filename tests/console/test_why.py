@@ -2,13 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
 import httpx2
 from playwright.sync_api import expect
 
 from signalbox_router.main import Router
+from tests.console.chat import ask as say
 from tests.console.person import Person
 from tests.console.stack import Services, url_of
+from tests.console.test_live import requests_of
 
 QUESTION = {"messages": [{"role": "user", "content": "Why <img src=x onerror=alert(1)>?"}]}
 
@@ -62,3 +65,37 @@ def test_an_unknown_request_is_told_in_words(person: Person) -> None:
     page = person.open("why/nothing")
     expect(page.get_by_role("alert")).to_contain_text("No scheduler knows this request")
     person.allows("404")
+
+
+def test_an_answer_leads_to_its_history(person: Person, tmp_path: Path) -> None:
+    page = person.open()
+    say(page, "Why so late").get_by_role("link", name="Why").click()
+    main = page.get_by_role("main")
+    for event in ("arrived", "first token", "ended"):
+        expect(main).to_contain_text(re.compile(event, re.IGNORECASE))
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=re.compile("Perfetto")).click()
+    path = tmp_path / "trace.json"
+    saved.value.save_as(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    slices = [one for one in events if one["ph"] == "X"]
+    assert slices
+    assert all(one["ts"] >= 0 and one["dur"] >= 0 for one in slices)
+
+
+def test_an_id_is_asked_for(person: Person) -> None:
+    page = person.open("why")
+    page.get_by_label("Request").fill("no-such-request")
+    page.get_by_role("button", name="Explain").click()
+    expect(page.get_by_role("main")).to_contain_text("No scheduler knows this request")
+    person.allows("404")
+
+
+def test_live_leads_to_a_request_that_runs(
+    person: Person, services: Services, router: Router
+) -> None:
+    page = person.open("live")
+    with services.load(router):
+        requests_of(page).first.get_by_role("link").click()
+        expect(page).to_have_title(re.compile("Why"))
+        expect(page.get_by_role("main")).to_contain_text(re.compile("first token", re.IGNORECASE))
