@@ -17,7 +17,7 @@ class PoolChange(NamedTuple):
     cached: Set[int]
     uncached: Set[int]
     held: Mapping[HoldKind, Sequence[int]]
-    """For each kind that has changed, all blocks that are held, ascending."""
+    """All blocks that are held, ascending, of each kind that has changed."""
 
 
 class PoolWatch:

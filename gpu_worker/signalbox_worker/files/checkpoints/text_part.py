@@ -130,7 +130,7 @@ def _without_sections(rotation: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TextTensors:
-    """Where the tensors of a text part stand in a checkpoint."""
+    """Places of the tensors of a text part in a checkpoint."""
 
     prefix: str
 

@@ -83,7 +83,7 @@ class SavedModules:
     head: SavedModule = _NO_HEAD
     """The pooling, or what makes a score of logits."""
     vector_modules: tuple[SavedModule, ...] = ()
-    """Those of the vector that the pooling made; without one, those of each token's vector."""
+    """Modules of the vector that the pooling made; without one, those of each token's vector."""
 
     @property
     def have_pooling(self) -> bool:

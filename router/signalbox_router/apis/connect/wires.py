@@ -29,14 +29,14 @@ _END_OF_STREAM = 2
 
 
 class AnswerHead(NamedTuple):
-    """What precedes the body of an answer."""
+    """Status and headers of an answer."""
 
     status: int
     headers: Mapping[str, str]
 
 
 class Wire:
-    """How one call's request is read and its answer is written.
+    """Reads the request of one call and writes its answer.
 
     Here it is Connect's call with one answer, whose bodies are messages without an envelope.
     """

@@ -88,7 +88,7 @@ class EmbedCall(PoolingCall):
     prompt_text: str | None = None
     """The prompt before each text, instead of one of the model's."""
     task: Literal["embed", "token_embed"] = "embed"
-    """Whether an input has a vector, or each of its tokens."""
+    """`embed` makes a vector of each input, `token_embed` one of each token."""
     dtypes: Sequence[EmbedDtype] = ()
     """Types in which the client wants the elements; the vectors themselves are of float32."""
     dtype_field: str = "embed_dtype"

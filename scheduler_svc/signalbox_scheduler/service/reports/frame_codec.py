@@ -1,4 +1,4 @@
-"""What watchers have been told of a cluster, and frames of what has changed since."""
+"""State of a cluster as watchers know it, and frames of what has changed since."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What watchers have been told of one worker, and frames of what has changed since.
+"""State of one worker as watchers know it, and frames of what has changed since.
 
 The state is compared as it is between two turns of the event loop, so that nothing in the planner
 knows of watchers. The steps in between come as to a `StepObserver`.
@@ -42,7 +42,7 @@ class _Progress(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What was told of one sequence."""
+    """State of one sequence as watchers know it."""
 
     progress: _Progress
     table: list[int]

@@ -30,7 +30,7 @@ _Kind = GGMLQuantizationType
 
 
 class _Grid(NamedTuple):
-    """Where a type with grids has its scales, and by what they are multiplied."""
+    """Scales of a type with grids, and the factor that goes with them."""
 
     scales: Callable[[Bytes], NDArray[Any]]
     """Returns the scales of blocks, each s for 2 s + 1: 16, or 8 of twice as many values."""

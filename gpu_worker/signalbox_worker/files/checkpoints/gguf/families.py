@@ -1,4 +1,4 @@
-"""What the config.json of a family has beside that of Llama, from the fields of a GGUF file.
+"""Fields that the config.json of a family has beside those of Llama, from a GGUF file.
 
 Where a file does not say something, it is what llama.cpp's loader takes for the architecture.
 """

@@ -226,7 +226,7 @@ class Family:
     top_names: Mapping[str, str] = field(default_factory=dict)
     """Names without ends of tensors outside of layers, of a family without Llama's."""
     layers: str = "model.layers"
-    """What names of layers begin with."""
+    """Beginning of the names of layers."""
     is_interleaved: bool = False
     norm_offset: float = 0.0
     expert_block: str = ""

@@ -51,7 +51,7 @@ class GGUFTensor:
     offset: int
     num_bytes: int
     factors: tuple[float, ...] = ()
-    """What values are multiplied with: all, or those of each expert. Empty for none."""
+    """Factors of all values, or of those of each expert; empty for none."""
 
     @property
     def data(self) -> NDArray[np.uint8]:

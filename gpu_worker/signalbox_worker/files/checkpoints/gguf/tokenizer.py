@@ -65,7 +65,7 @@ TABLE = Path(__file__).with_name("pre_tokenizers.json")
 DEFAULT_SPLIT = "default"
 """llama.cpp's pre-tokenizer for files without `tokenizer.ggml.pre`: several splits in sequence."""
 _USUAL_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-"""What the library's ByteLevel cuts by itself, faster than by an expression."""
+"""Expression whose pieces the library's ByteLevel cuts by itself, which is faster."""
 _DIGIT = r"\p{N}"
 _GEMMA4 = "gemma4"
 _KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")

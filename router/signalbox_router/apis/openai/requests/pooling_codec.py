@@ -36,7 +36,7 @@ _TASKS = ("classification", "clustering")
 
 
 class VectorForm(NamedTuple):
-    """How vectors are written in JSON."""
+    """Form of vectors in JSON."""
 
     dtype: EmbedDtype = "float32"
     is_base64: bool = False
