@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.arena import Packed
-from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.group import Group
 from signalbox_kernels.native import Isa
 from signalbox_kernels.op_parameters import (
@@ -31,6 +31,7 @@ from signalbox_kernels.structs import (
     MIX_ADDED,
     MIX_COMMON,
     OF_ROWS,
+    PANEL,
     TO_FLOATS,
     TO_SUM,
     UNNORMED,
@@ -331,6 +332,7 @@ class ProgramBuilder(ProgramParts):
         is_causal: bool = True,
         cap: float | None = None,
         sinks: AnyArray | None = None,
+        biases: AnyArray | None = None,
     ) -> None:
         """Adds attention over the cache.
 
@@ -339,7 +341,14 @@ class ProgramBuilder(ProgramParts):
             is_causal: False if it sees later tokens, too; a step then has whole sequences.
             sinks: [num_heads], scores beside those of the tokens, without values.
             cap: scores become cap * tanh(score / cap).
+            biases: [num_heads, 2 * num_positions - 1], added to the scores of keys from
+                num_positions - 1 places before a query to as many behind it; goes without a cap.
         """
+        places = {}
+        if biases is not None:
+            assert cap is None, "of no model"
+            padded = np.pad(to_float32(biases), ((0, 0), (0, PANEL - 1)))
+            places = {"weight": self.arena.keep(padded), "n": (biases.shape[1] + 1) // 2}
         self._add(
             OpKind.ATTEND,
             mode=int(not is_causal),
@@ -348,6 +357,7 @@ class ProgramBuilder(ProgramParts):
             window=window or 0,
             bias=None if sinks is None else self.arena.keep_floats(sinks),
             cap=cap or 0.0,
+            **places,
             **layer.fields,
         )
 

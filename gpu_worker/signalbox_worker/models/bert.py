@@ -1,12 +1,13 @@
-"""BERT, DistilBERT, RoBERTa: learned positions and token types, and norms after residual sums."""
+"""BERT, DistilBERT, RoBERTa, MPNet: learned positions, and norms after residual sums."""
 
 from dataclasses import fields
 
 from torch import Tensor
 
 from signalbox_worker.models.absolute_positions import AbsoluteConfig, absolute_layer
+from signalbox_worker.models.distance_biases import DistanceBiases
 from signalbox_worker.models.encoder import Encoder
-from signalbox_worker.models.encoder_config import BertConfig, PlainConfig
+from signalbox_worker.models.encoder_config import DISTANCE_BIASES, BertConfig, PlainConfig
 from signalbox_worker.models.layers import (
     ForwardContext,
     LayerNorm,
@@ -33,6 +34,16 @@ class BertEncoder(Encoder):
         self.positions = LearnedPositions(
             config.max_position, size, offset=config.position_offset, placement=placement
         )
+        self.biases: DistanceBiases | None = None
+        if config.num_distance_buckets:
+            self.biases = DistanceBiases(
+                config.num_distance_buckets,
+                config.num_heads,
+                num_positions=max_model_len,
+                placement=placement,
+            )
+        for layer in layers:
+            layer.attention.biases = self.biases
         self.norm = LayerNorm(size, eps=config.norm_eps, placement=placement)
 
     def own_targets(self) -> dict[str, WeightTarget]:
@@ -43,6 +54,8 @@ class BertEncoder(Encoder):
         }
         if self.types is not None:
             targets["embeddings.token_type_embeddings.weight"] = self.types.load_weight
+        if self.biases is not None:
+            targets[DISTANCE_BIASES] = self.biases.load_weight
         return targets
 
     def layer_targets(self, index: int) -> dict[str, WeightTarget]:
@@ -57,6 +70,11 @@ class BertEncoder(Encoder):
             ),
             **layer.feed_forward_norm.weight_targets(f"{name}.output.LayerNorm"),
         }
+
+    def finish(self) -> None:
+        super().finish()
+        if self.biases is not None:
+            self.biases.finish()
 
     def forward(self, token_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         x = self.norm(self.embedded(token_ids, context) + self.positions(positions))

@@ -1,7 +1,7 @@
 """Configuration of encoders (BERT and its kin), whose tokens see those behind them too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from signalbox_worker.config import ModelError
@@ -30,10 +30,14 @@ _OTHER_HEADS = (
     *("pooler.", "cls.", "lm_head.", "classifier.", "head.", "decoder.", "linear."),
     *("pre_classifier.", "vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
 )
+DISTANCE_BIASES = "encoder.relative_attention_bias.weight"
+"""Name of MPNet's table in checkpoints."""
 _USUAL_EPS = 1e-12
 _SIZES = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
 _OF_DISTILBERT = dict(zip(_SIZES, ("dim", "n_heads", "hidden_dim", "n_layers"), strict=True))
 """Names of `_SIZES` in DistilBERT."""
+_MPNET_BUCKETS, _MPNET_OFFSET = 32, 2
+"""Constants of transformers' code: buckets, whatever config.json says, and the first position."""
 _BUFFERS = (".position_ids", ".token_type_ids")
 _THETAS = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 """Names of ModernBERT's bases at the top level."""
@@ -93,6 +97,8 @@ class BertConfig(EncoderConfig):
     """Rows before that of position 0 in the table of positions."""
     prefix: str
     """Beginning of the names of weights, in checkpoints of more than the encoder."""
+    num_distance_buckets: int = 0
+    """Buckets of distances by which attention's scores have a bias; 0 if they have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,24 @@ def distilbert_config(config: FamilyConfig) -> BertConfig:
     )
 
 
-def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: int) -> BertConfig:
+@family("MPNetConfig")
+def mpnet_config(config: FamilyConfig) -> BertConfig:
+    """Reads MPNet (Song et al., 2020): BERT without token types, whose attention has biases by
+    distance."""
+    num_buckets = counted(config, "relative_attention_num_buckets")
+    if num_buckets != _MPNET_BUCKETS:
+        raise _unserved(
+            config, f"relative_attention_num_buckets {num_buckets}", str(_MPNET_BUCKETS)
+        )
+    read = _learned_positions(
+        config, prefix="mpnet", position_offset=_MPNET_OFFSET, has_types=False
+    )
+    return replace(read, num_distance_buckets=num_buckets)
+
+
+def _learned_positions(
+    config: FamilyConfig, *, prefix: str, position_offset: int, has_types: bool = True
+) -> BertConfig:
     kind = config.get("position_embedding_type")
     if kind not in (None, "absolute"):
         raise _unserved(config, f"position_embedding_type {str(kind)[:40]!r}", "absolute")
@@ -168,7 +191,7 @@ def _learned_positions(config: FamilyConfig, *, prefix: str, position_offset: in
     return BertConfig(
         **shapes | {"max_position": max_position},
         activation=config["hidden_act"],
-        num_token_types=counted(config, "type_vocab_size"),
+        num_token_types=counted(config, "type_vocab_size") if has_types else 0,
         position_offset=position_offset,
         prefix=prefix,
     )

@@ -1,12 +1,15 @@
 """The layer of models with a K and a V head for each head: OPT, GPT-2 and encoders."""
 
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
+from signalbox_worker.models.distance_biases import DistanceBiases
 from signalbox_worker.models.encoder_config import PlainConfig
 from signalbox_worker.models.layers import (
     Angles,
+    BiasedAttentionPlan,
     ForwardContext,
     LayerNorm,
     ParallelGroup,
@@ -32,6 +35,7 @@ class SelfAttention:
     ) -> None:
         self._layer = layer - group.stage(config.num_layers).start  # in this stage's cache
         self._head_size = config.head_size
+        self.biases: DistanceBiases | None = None
         self.qkv = QKVParallelLinear(
             hidden_size=config.hidden_size,
             num_heads=config.num_heads,
@@ -56,7 +60,11 @@ class SelfAttention:
         if angles is not None:
             angles.rotate(heads[:, : 2 * num_heads])
         key_value = heads[:, num_heads:].view(-1, 2, num_heads, self._head_size)
-        return self.out(context.attention(heads[:, :num_heads], key_value, layer=self._layer))
+        query, attend = heads[:, :num_heads], context.attention
+        if self.biases is None:
+            return self.out(attend(query, key_value, layer=self._layer))
+        biased, biases = cast(BiasedAttentionPlan, attend), self.biases.of_distances
+        return self.out(biased.attend_with_biases(query, key_value, biases, layer=self._layer))
 
 
 class Absent:

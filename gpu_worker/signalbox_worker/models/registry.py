@@ -29,6 +29,7 @@ from signalbox_worker.models.encoder_config import (
     bert_config,
     distilbert_config,
     modernbert_config,
+    mpnet_config,
     nomic_bert_config,
     roberta_config,
     xlm_roberta_config,
@@ -304,6 +305,7 @@ for _family, _encoder_reader, _module, _model_name in (
     ("DistilBert", distilbert_config, "bert", "BertEncoder"),
     ("Roberta", roberta_config, "bert", "BertEncoder"),
     ("XLMRoberta", xlm_roberta_config, "bert", "BertEncoder"),
+    ("MPNet", mpnet_config, "bert", "BertEncoder"),
     ("ModernBert", modernbert_config, "modernbert", "ModernBertEncoder"),
     ("NomicBert", nomic_bert_config, "nomicbert", "NomicBertEncoder"),
 ):

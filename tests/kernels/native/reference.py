@@ -100,6 +100,7 @@ def paged_attention(
     is_causal: bool = True,
     sinks: AnyArray | None = None,
     cap: float | None = None,
+    biases: AnyArray | None = None,
 ) -> Doubles:
     """Attention of [tokens, heads, head_size] over [blocks, 2, block_size, kv heads, head_size]."""
     block_size, kv_heads, head_size = cache.shape[2:]
@@ -113,6 +114,9 @@ def paged_attention(
         scores = scale * queries @ keys[:, None].swapaxes(2, 3)
         scores = scores if cap is None else cap * np.tanh(scores / cap)
         age = np.arange(context - count, context)[:, None] - np.arange(context)
+        if biases is not None:
+            added = wide(biases)[:, biases.shape[1] // 2 - age]
+            scores = scores + added.reshape(*scores.shape[:2], *age.shape)
         hidden = np.abs(age) >= (window or context)
         scores[..., hidden | (age < 0) if is_causal else hidden] = -np.inf
         beside = np.full(query.shape[1], -np.inf) if sinks is None else wide(sinks)

@@ -73,6 +73,7 @@ class Cached:
     is_causal: bool
     sinks: AnyArray | None
     cap: float | None
+    biases: AnyArray | None
     keys_and_values: KeysAndValues
     pool: AnyArray
     """[num_blocks, block_bytes] uint8, which the program uses."""
@@ -128,6 +129,7 @@ class Cached:
             is_causal=self.is_causal,
             sinks=self.sinks,
             cap=self.cap,
+            biases=self.biases,
         )
         return attended[..., -shape.value_size :]
 
@@ -170,12 +172,18 @@ def make_cached(
     num_passed: int = 0,
     pairs: Pairs = Pairs.HALVES,
     cap: float | None = None,
+    num_positions: int = 0,
     keys_and_values: KeysAndValues = KeysAndValues.PLAIN,
     is_in_units: bool = False,
     scales_queries: bool = False,
     **shape: int,
 ) -> Cached:
-    """Args: is_in_units: as `make_layer` takes it."""
+    """Makes one layer's rotation, cache and attention.
+
+    Args:
+        is_in_units: as `make_layer` takes it.
+        num_positions: positions whose distances have a bias; 0 is no bias.
+    """
     builder, sizes, layer = make_layer(dtype, kv_dtype, shape, is_in_units=is_in_units)
     both = sizes.num_heads + (1 if sizes.value_size else 2 * sizes.num_kv_heads)
     buffers = (
@@ -195,7 +203,8 @@ def make_cached(
     rules = {"norms": norms, "keys_and_values": keys_and_values}
     builder.rotate(buffers[0], buffers[1], layer, rotation, **rules)
     sinks = make_floats(sizes.num_heads, seed=4) * 3 if has_sinks else None
-    seen = {"window": window, "is_causal": is_causal, "cap": cap, "sinks": sinks}
+    biases = make_floats(sizes.num_heads, 2 * num_positions - 1, seed=5) if num_positions else None
+    seen = {"window": window, "is_causal": is_causal, "cap": cap, "sinks": sinks, "biases": biases}
     builder.attend(buffers[1], buffers[2], layer, **seen)
     program = make_program(builder, isa)
     pool = np.full((60, program.shape.block_bytes), 255, dtype=np.uint8)  # NaN everywhere
@@ -266,7 +275,7 @@ LATENTS = [
         {"qk_norm": True, "pairs": Pairs.NEIGHBOURS, "num_passed": 6},
         {"window": 21, "num_passed": 6},
         {"qk_norm": True, "num_passed": 999, "cap": 2.0, "scales_queries": True},
-        {"has_sinks": True, "window": 9, "keys_and_values": OF_KEYS},
+        {"has_sinks": True, "window": 9, "keys_and_values": OF_KEYS, "num_positions": 67},
     ],
     ids=str,
 )
@@ -309,12 +318,23 @@ def test_long_contexts_pass_several_softmax_chunks(isa: Isa, dtype: Dtype, kv_dt
 
 
 @pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
-@pytest.mark.parametrize("window", [None, 1, 21, 290])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {},
+        {"window": 1},
+        {"window": 21},
+        {"window": 290},
+        {"num_positions": 300},
+        {"num_positions": 310, "window": 21, "has_sinks": True},
+    ],
+    ids=str,
+)
 def test_attention_both_ways_equals_the_reference(
-    isa: Isa, dtype: Dtype, kv_dtype: Dtype, window: int | None
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype, variant: dict[str, int]
 ) -> None:
     shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 48}
-    cached = make_cached(dtype, kv_dtype, isa=isa, window=window, is_causal=False, **shape)
+    cached = make_cached(dtype, kv_dtype, isa=isa, is_causal=False, **shape, **variant)
     for i, contexts in enumerate(([300, 1, 17], [1, 1, 1], [9, 270, 31])):
         cached.check_step(*make_step(cached, contexts, contexts, seed=i))
 

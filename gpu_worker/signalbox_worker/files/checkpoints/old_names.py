@@ -1,7 +1,7 @@
 """Tensors of checkpoints by the names that models here take.
 
 Those of code beside the weights get transformers' names of today, as its `conversion_mapping.py`
-has them; those of DistilBERT get BERT's.
+has them; those of DistilBERT and MPNet get BERT's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,13 @@ _OLD = {
         "ffn.lin1": "intermediate.dense",
         "ffn.lin2": "output.dense",
         "output_layer_norm": "output.LayerNorm",
+    },
+    "MPNet": {
+        "attention.attn.q": "attention.self.query",
+        "attention.attn.k": "attention.self.key",
+        "attention.attn.v": "attention.self.value",
+        "attention.attn.o": "attention.output.dense",
+        "attention.LayerNorm": "attention.output.LayerNorm",
     },
     "NomicBert": {
         "encoder.layers": "layers",

@@ -8,6 +8,7 @@ one attends part by part, each with the keys around it. Runs on any device.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,7 +31,8 @@ class _Work:
     queries: slice | Tensor
     keys: slice | Tensor
     mask: Tensor | None
-    """[num_seqs, 1, num_queries or 1, num_keys] bool; None sees all."""
+    """[num_seqs, 1, num_queries or 1, num_keys] bool; or [1, num_heads, num_queries, num_keys] of
+    what is added to scores; None sees all."""
 
     def attend(self, query: Tensor, key_value: Tensor, scale: float) -> Tensor:
         """Returns [num_seqs, length, num_heads, head_size], or without sequences for a slice."""
@@ -54,7 +56,7 @@ class _Plan:
     """One step."""
 
     def __init__(self, shape: AttentionShape, batch: Batch) -> None:
-        self._shape = shape
+        self._shape, self._query_start = shape, batch.query_start
         work = {
             window: list(_plan_work(batch.query_start, window, shape.device))
             for window in dict.fromkeys(shape.sliding_windows)
@@ -66,6 +68,19 @@ class _Plan:
         for work in self._work_of_layer[layer]:
             # A padded place repeats the sequence's last token, and so its result.
             out[work.queries] = work.attend(query, key_value, self._shape.scale)
+        return out.flatten(1)
+
+    def attend_with_biases(
+        self, query: Tensor, key_value: Tensor, biases: Tensor, *, layer: int
+    ) -> Tensor:
+        """Satisfies `BiasedAttentionPlan`; one sequence after the other, as each has biases of its
+        own length."""
+        assert self._shape.sliding_windows[layer] is None, "of no model"
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for start, stop in pairwise(self._query_start.tolist()):
+            rows, added = slice(start, stop), _of_places(biases, stop - start)
+            work = _Work(queries=rows, keys=rows, mask=added[None])
+            out[rows] = work.attend(query, key_value, self._shape.scale)
         return out.flatten(1)
 
 
@@ -88,6 +103,13 @@ class WholeSequenceAttention:
 
     def plan(self, batch: Batch) -> _Plan:
         return _Plan(self._shape, batch)
+
+
+def _of_places(biases: Tensor, length: int) -> Tensor:
+    """Returns the biases of each pair of tokens, [num_heads, length, length]."""
+    most = biases.shape[1] // 2
+    # The keys of a query lie in a row of the table, which begins a place earlier for each next one.
+    return biases.unfold(1, length, 1)[:, most - length + 1 : most + 1].flip(1)
 
 
 def _plan_work(

@@ -12,6 +12,7 @@ from signalbox_worker.models.layers.embedding import (
 from signalbox_worker.models.layers.feed_forward import GatedFeedForward, PlainFeedForward
 from signalbox_worker.models.layers.forward_context import (
     AttentionPlan,
+    BiasedAttentionPlan,
     ForwardContext,
     HeadNorms,
     RotaryAttentionPlan,
@@ -37,6 +38,7 @@ __all__ = [
     "Activation",
     "Angles",
     "AttentionPlan",
+    "BiasedAttentionPlan",
     "ExpertNames",
     "ForwardContext",
     "GatedFeedForward",

@@ -47,6 +47,21 @@ class SinkAttentionPlan(AttentionPlan, Protocol):
         ...
 
 
+class BiasedAttentionPlan(AttentionPlan, Protocol):
+    """Attention whose scores have biases by distance, over all tokens of each sequence."""
+
+    def attend_with_biases(
+        self, query: Tensor, key_value: Tensor, biases: Tensor, *, layer: int
+    ) -> Tensor:
+        """Does as `__call__` does, and adds biases to the scores.
+
+        Args:
+            biases: [num_heads, 2 * num_positions - 1], of keys from num_positions - 1 places before
+                a query to as many behind it.
+        """
+        ...
+
+
 class HeadNorms(NamedTuple):
     """Norms of each head of Q and K, before they are rotated."""
 

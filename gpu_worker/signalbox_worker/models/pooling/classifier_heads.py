@@ -27,6 +27,8 @@ CLASSIFIER = "ForSequenceClassification"
 
 _POOLERS = {"Bert": "bert.pooler.dense", "NomicBert": "nomic_bert.pooler.dense"}
 """Names of the product before a classifier, in families that keep it beside the encoder."""
+_OF_ROBERTA = ("MPNet", "Roberta", "XLMRoberta")
+"""Families that name both products of the head as RoBERTa does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
             names = ("pre_classifier", "classifier")
             relu = config_function("relu", "the classifier")
             return _dense_pair(stored, *names, hidden_size, num_labels, function=relu)
-        if family in ("Roberta", "XLMRoberta"):
+        if family in _OF_ROBERTA:
             names = ("classifier.dense", "classifier.out_proj")
             return _dense_pair(stored, *names, hidden_size, num_labels)
         if family == "ModernBert":
@@ -64,7 +66,7 @@ def classifier_head(config: Mapping[str, Any], hidden_size: int) -> Head:
         return [Dense(read_weight(stored, "score.weight", (num_labels, hidden_size)))]
 
     mode: PoolingMode = "lasttoken"
-    if family in (*_POOLERS, "DistilBert", "Roberta", "XLMRoberta"):
+    if family in (*_POOLERS, "DistilBert", *_OF_ROBERTA):
         mode = "cls"
     elif family == "ModernBert":
         mode = _modernbert_mode(config)

@@ -6,13 +6,15 @@ Its residual, buffer `RESIDUAL`, ends as the encoder's last hidden states, all n
 import numpy as np
 
 from signalbox_kernels.arena import Arena
-from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.native import Isa, best_isa
 from signalbox_kernels.op_parameters import CachedLayer, LayerRotation, Norm
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.structs import PANEL, Epilogue, Index, Row
+from signalbox_worker.models.distance_buckets import distance_buckets
 from signalbox_worker.models.encoder_config import (
+    DISTANCE_BIASES,
     BertConfig,
     EncoderConfig,
     ModernBertConfig,
@@ -53,7 +55,7 @@ def compile_encoder(
         )
     else:
         assert isinstance(config, BertConfig), "encoders without a program are refused before"
-        _BertCompiler(builder, config, weights).add()
+        _BertCompiler(builder, config, weights).add(max_model_len)
     unturned = np.zeros((max_model_len, 2, config.head_size // 2), dtype=np.float32)
     unturned[:, 0] = 1
     return builder.build(unturned, num_threads=num_threads, isa=isa)
@@ -99,12 +101,19 @@ class _EncoderCompiler:
         self.builder.embed(self.residual, table, index=index, adds=adds, first_token=first)
 
     def attention(
-        self, index: int, inputs: list[str], output: str, *, rotary: AnyArray | None = None
+        self,
+        index: int,
+        inputs: list[str],
+        output: str,
+        *,
+        rotary: AnyArray | None = None,
+        biases: AnyArray | None = None,
     ) -> None:
         """Adds attention of what is normed to the residual.
 
         Args:
             inputs: products whose outputs are Q, K and V, one after another.
+            biases: of scores, as `ProgramBuilder.attend` takes them.
         """
         build, windows, column = self.builder, self.config.sliding_windows, 0
         for name in inputs:
@@ -115,7 +124,8 @@ class _EncoderCompiler:
         layer = CachedLayer(index)
         build.rotate(self._qkv, self._query, layer, LayerRotation(table=rotary))
         window = windows[index] if windows else None
-        build.attend(self._query, self._attended, layer, window=window, is_causal=False)
+        seen = {"window": window, "biases": biases}
+        build.attend(self._query, self._attended, layer, is_causal=False, **seen)
         self.add_product(self._attended, output)
 
     def activate(self, name: str, epilogue: Epilogue) -> None:
@@ -136,15 +146,20 @@ class _EncoderCompiler:
 
 
 class _BertCompiler(_EncoderCompiler):
-    """BERT, DistilBERT and RoBERTa: learned positions, and norms behind sums."""
+    """BERT, DistilBERT, RoBERTa and MPNet: learned positions, and norms behind sums."""
 
     def __init__(
         self, builder: ProgramBuilder, config: BertConfig, weights: EncoderWeights
     ) -> None:
         super().__init__(builder, config, weights)
         self._position_offset = config.position_offset
+        self._num_buckets = config.num_distance_buckets
 
-    def add(self) -> None:
+    def add(self, num_positions: int) -> None:
+        biases: AnyArray | None = None
+        if self._num_buckets:
+            table = to_float32(self.weights.matrix(DISTANCE_BIASES))
+            biases = table[distance_buckets(self._num_buckets, num_positions)].T
         embeddings, first = "embeddings.", -self._position_offset
         self.embed(f"{embeddings}word_embeddings.weight", Index.TOKEN_IDS)
         if self.config.num_token_types:
@@ -154,7 +169,7 @@ class _BertCompiler(_EncoderCompiler):
         for index in range(self.config.num_layers):
             layer = f"encoder.layer.{index}."
             inputs = [f"{layer}attention.self.{part}" for part in ("query", "key", "value")]
-            self.attention(index, inputs, f"{layer}attention.output.dense")
+            self.attention(index, inputs, f"{layer}attention.output.dense", biases=biases)
             self.norm_residual(f"{layer}attention.output.LayerNorm")
             self.activate(f"{layer}intermediate.dense", Epilogue.ACTIVATE)
             self.add_product(self.activated, f"{layer}output.dense")

@@ -13,6 +13,7 @@ from signalbox_worker.files.checkpoints.weight_names import (
     distinct_tensors,
 )
 from signalbox_worker.models.encoder_config import (
+    DISTANCE_BIASES,
     BertConfig,
     EncoderConfig,
     ModernBertConfig,
@@ -107,6 +108,8 @@ def _bert(config: EncoderConfig) -> dict[str, Shape]:
     }
     if config.num_token_types:
         shapes[f"{embeddings}token_type_embeddings.weight"] = (config.num_token_types, size)
+    if config.num_distance_buckets:
+        shapes[DISTANCE_BIASES] = (config.num_distance_buckets, config.num_heads)
     shapes |= _vectors(f"{embeddings}LayerNorm", size)
     for index in range(config.num_layers):
         layer = f"encoder.layer.{index}."

@@ -263,13 +263,22 @@ struct Attend {
     return exp(x);
   }
 
+  // Returns what a row's scores of the keys from `token` on have added; null is nothing.
+  const float* biases(int r, int64_t token) const {
+    const auto* table = static_cast<const float*>(phase.op->weight);
+    if (!table) return nullptr;
+    const int64_t most = phase.op->n - 1, stride = 2 * most + sb::kPanel;
+    const int64_t apart = token - (first_position + r / group);
+    return table + (head * group + r % group) * stride + most + apart;
+  }
+
   // Turns the scores of one row into weights; keys [low, high) of the chunk are visible, `count` are
-  // written.
-  void soften(int r, int low, int high, int count) {
+  // written. `by_place` is as `biases` returns it.
+  void soften(int r, int low, int high, int count, const float* by_place) {
     float* s = scores + r * kKeyChunk;
     auto* p = reinterpret_cast<factor_scalar*>(weights + r * chunk_words);
     constexpr float log2_e = 1.44269504088896341f;
-    const float cap = phase.op->cap, factor_of_score = cap > 0.0f ? 1.0f : score_scale;
+    const float cap = phase.op->cap, factor_of_score = cap > 0.0f || by_place ? 1.0f : score_scale;
     const float factor_of_power = is_rough ? factor_of_score * log2_e : factor_of_score;
     const V scale = splat(factor_of_power), none = splat(-INFINITY);
     V best = none;
@@ -277,6 +286,8 @@ struct Attend {
       for (int t = 0; t < count; t += W) store(s + t, load(s + t) * load(k_scales + t));
     if (cap > 0.0f)
       for (int t = 0; t < count; t += W) store(s + t, capped(load(s + t) * score_scale, cap));
+    if (by_place)
+      for (int t = 0; t < count; t += W) store(s + t, load(s + t) * score_scale + load(by_place + t));
     if (low > 0 || high < count) hide(s, low, high, count);
     for (int t = 0; t < count; t += W) best = larger(best, load(s + t));
     const float chunk_top = largest(best) * factor_of_score;
@@ -363,7 +374,7 @@ struct Attend {
         const int64_t low = window ? position - window + 1 : 0;
         const int64_t high = !sees_later ? position + 1 : window ? position + window : count;
         soften(r, static_cast<int>(low > 0 ? low : 0), static_cast<int>(std::min<int64_t>(high, count)),
-               padded);
+               padded, biases(r, chunk));
       }
       products.gather_chunk(chunk, count);
     }

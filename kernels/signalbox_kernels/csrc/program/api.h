@@ -165,11 +165,13 @@ struct SbOp {
   int32_t n;       // of a product: output columns before padding; of SB_EMBED: rows of the table; of SB_ROTATE: first
                    // elements of each head, an even number, which alone are turned. Of RMSNorm: columns from `column`
                    // on, taken from src to dst, if dst is float32 (perhaps src); else the width of src. 0 is the
-                   // hidden size
+                   // hidden size. Of SB_ATTEND with a weight: positions
   float eps;
   const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
-                        // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting.
-                        // A product of routed rows has the weights, and biases, of all experts in a row
+                        // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting;
+                        // for SB_ATTEND what is added to scores without a cap, [heads, 2 * (n - 1) + panel], of keys
+                        // from n - 1 places before a query on, or null. A product of routed rows has the weights, and
+                        // biases, of all experts in a row
   const float* bias;    // padded as the weight's columns; for SB_ATTEND the sink of each head: a score beside
                         // those of its tokens; for SB_ROTATE the factor of Q at each position. Or null
   const float* norm_q;  // [head_size] or null

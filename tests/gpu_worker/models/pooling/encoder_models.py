@@ -45,6 +45,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nomic-bert": ("NomicBertConfig", {"layer_norm_eps": 1e-3}),
     "distilbert": ("DistilBertConfig", {"dim": 48, "hidden_dim": 80, "n_layers": 3, "n_heads": 3}),
+    "mpnet": ("MPNetConfig", {"pad_token_id": 1, "bos_token_id": 0}),
     "embedding-gemma": ("Gemma3TextConfig", _GEMMA),
     "qwen3": ("Qwen3Config", _DECODER),
     "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),

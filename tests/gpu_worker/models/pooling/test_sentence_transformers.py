@@ -38,7 +38,7 @@ TEXTS = make_texts(1, 3, 9, 16, 17, 40, 41, 120, 200)
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
 ENCODERS = (
     *("bert", "roberta", "xlm-roberta", "modernbert", "modernbert-biased", "embedding-gemma"),
-    *("nomic-bert", "distilbert"),
+    *("nomic-bert", "distilbert", "mpnet"),
     "qwen2-both-ways",
 )
 SIZE = 48
