@@ -124,8 +124,8 @@ class _EncoderCompiler:
         layer = CachedLayer(index)
         build.rotate(self._qkv, self._query, layer, LayerRotation(table=rotary))
         window = windows[index] if windows else None
-        seen = {"window": window, "biases": biases}
-        build.attend(self._query, self._attended, layer, is_causal=False, **seen)
+        src, dst = self._query, self._attended
+        build.attend(src, dst, layer, window=window, is_causal=False, biases=biases)
         self.add_product(self._attended, output)
 
     def activate(self, name: str, epilogue: Epilogue) -> None:
