@@ -15,9 +15,17 @@ Similarity = Callable[[Vector, Vector], float]
 
 def similarity_of(model: ServedModel) -> Similarity:
     """Returns the model's function. Raises FailedPrecondition for one that is not served."""
+    texts = model.tokenizer.pooling_texts
     if model.task == "token_embed":
+        if texts.has_unread_marks:
+            raise FailedPrecondition(
+                f"model {model.name!r} scores texts that are marked as query and document, and"
+                " queries that are padded with mask tokens, which is not supported; its vectors"
+                " are served (/pooling with token ids), and so are scores of the same model as"
+                " sentence-transformers or PyLate save it"
+            )
         return maxsim
-    name = model.tokenizer.pooling_texts.similarity
+    name = texts.similarity
     if name not in _FUNCTIONS:
         known = ", ".join(_FUNCTIONS)
         raise FailedPrecondition(

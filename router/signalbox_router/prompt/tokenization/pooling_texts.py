@@ -12,6 +12,10 @@ _NOT_FOR_TEMPLATES = {"padding", "truncation", "max_length", "return_tensors", "
 """Settings beside a template's variables that sentence-transformers takes for itself."""
 
 
+_COLBERT = "HF_ColBERT"
+"""Architecture of ColBERT's own checkpoints, whose code marks each text and pads queries."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTemplate:
     """The prompt of a reranker that reads a query and a document in words of its own."""
@@ -49,6 +53,8 @@ class PoolingTexts:
     """True if texts are put in lower case before they are tokenised."""
     similarity: str = "cosine"
     """Function of two embeddings that scores are, as sentence-transformers names it."""
+    has_unread_marks: bool = False
+    """True if queries and documents have tokens of the model's own that are not added to them."""
     labels: tuple[str, ...] = ()
     """Names of a classifier's outputs; empty if they have none."""
     chat_variables: Mapping[str, Any] | None = None
@@ -68,7 +74,8 @@ def read_pooling_texts(files: Mapping[str, bytes]) -> PoolingTexts:
     modules = json.loads(files.get("modules.json") or b"[]")
     scores_tokens = any(str(one.get("type")).endswith(".LogitScore") for one in modules)
     is_decoder = str((config.get("architectures") or [""])[0]).endswith("ForCausalLM")
-    answers = is_decoder and "modules.json" not in files
+    has_modules = "modules.json" in files
+    is_colberts = _COLBERT in (config.get("architectures") or ())
     return PoolingTexts(
         prompts={
             name: text
@@ -79,9 +86,10 @@ def read_pooling_texts(files: Mapping[str, bytes]) -> PoolingTexts:
         include_prompt=pooling.get("include_prompt", True) is not False,
         do_lower_case=transformer.get("do_lower_case") is True,
         similarity=str(settings.get("similarity_fn_name") or "cosine"),
+        has_unread_marks=is_colberts and not has_modules,
         labels=_labels(config),
         chat_variables=_chat_variables(transformer) if scores_tokens else None,
-        template=QWEN3_RERANKER if answers else None,
+        template=QWEN3_RERANKER if is_decoder and not has_modules else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Embed, Score and Classify, with a scheduler whose vectors say what it was asked."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,19 @@ async def test_a_similarity_of_many_vectors_is_refused_by_name() -> None:
         )
         assert code is StatusCode.FAILED_PRECONDITION and "'maxsim'" in message
         assert len(await embed(stack, "a")) == 1
+
+
+async def test_scores_of_colberts_own_checkpoints_are_refused() -> None:
+    """Their vectors are served; saved with modules, the model's prompts have the marks."""
+    score = pb.ScoreRequest(queries=["q"], documents=["d"])
+    config: dict[str, Any] = {"config.json": {"architectures": ["HF_ColBERT"]}}
+    vectors = partial(make_pooling_stack, LATE, vector_of=of_tokens)
+    async with vectors(texts=config) as stack:
+        code, message = await refusal(stack.client.Score(score))
+        assert code is StatusCode.FAILED_PRECONDITION
+        assert "marked as query and document" in message and "/pooling" in message
+    async with vectors(texts=config | {"modules.json": []}) as stack:
+        assert len((await stack.client.Score(score)).scores) == 1
 
 
 async def test_texts_that_repeat_a_prompt_or_a_query_are_bounded_together() -> None:

@@ -146,6 +146,7 @@ async def test_elements_have_the_type_that_is_asked(asked: dict[str, Any], expec
         ({"input": "a", "prompt_name": "none"}, "prompt_name"),
         ({"input": "a", "prompt_name": "q", "prompt_text": "q"}, "prompt_text"),
         ({"input": "a", "encoding_format": "int4"}, "encoding_format"),
+        ({"input": "a", "encoding_format": "bytes"}, "encoding_format"),
         ({"input": "a", "encoding_format": "int8", "embed_dtype": "float16"}, "encoding_format"),
         ({"input": "a", "embed_dtype": "ubinary"}, "embed_dtype"),
         ({"input": "a", "messages": []}, "messages"),
