@@ -226,8 +226,9 @@ def _tables() -> Iterator[str]:
         "Models through transformers",
         ("architecture", "compared"),
         ((f"`{name}`", _list(compared([name]))) for name in sorted(causal - architectures())),
-        before="Any other causal model of transformers is tried when it is opened. These are"
-        " compared:",
+        before="Any other causal model of transformers is tried without its weights when it is"
+        " opened: it is served if all that its layers ask of attention can be done, and else"
+        " refused with the reason. These are compared:",
     )
     yield _table(
         "Text parts of models that also take images or sound",
