@@ -144,7 +144,7 @@ def _needs(
         from signalbox_worker.runner.loading.dry_run import built_in_pytorch
 
         built = built_in_pytorch(opened, settings.runner_config, why_not)
-    form = _form(built, sizes, natively=why_not is None)
+    form = _form(opened, built, sizes, natively=why_not is None)
     weights = None if sizes is None else sizes.bytes_in(form)
     length, shape = window(settings, opened), opened.shape
     block_size = settings.block_size or USUAL_BLOCK_SIZE
@@ -191,7 +191,8 @@ def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel
 def check_native(settings: EngineSettings, opened: OpenedModel) -> Quantization | None:
     """Returns the form in which a native program holds the weights. Raises ModelError for settings
     and files that it does not take."""
-    quantization = choose_quantization(settings, opened.source, None)
+    is_encoder = isinstance(opened.config, EncoderConfig)  # which expands blocks to floats
+    quantization = None if is_encoder else choose_quantization(settings, opened.source, None)
     _check_tensors(opened)
     check_kv_scheme(opened.source.config, settings.kv_cache_dtype)
     return quantization
@@ -230,12 +231,16 @@ def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> 
     return shape.block_bytes
 
 
-def _form(built: BuiltModel, sizes: WeightSizes | None, *, natively: bool) -> str:
+def _form(
+    opened: OpenedModel, built: BuiltModel, sizes: WeightSizes | None, *, natively: bool
+) -> str:
     """Returns the form of the weights in memory."""
     if built.quantization is not None:
         return built.quantization.name
-    is_as_stored = natively and built.dtype == "float32" and sizes is not None
-    return OWN_TYPES if is_as_stored else built.dtype
+    if not natively or built.dtype != "float32" or sizes is None:
+        return built.dtype
+    expands_blocks = isinstance(opened.config, EncoderConfig) and sizes.has_blocks
+    return built.dtype if expands_blocks else OWN_TYPES
 
 
 def _stored_form(sizes: WeightSizes | None, is_half: bool) -> str:

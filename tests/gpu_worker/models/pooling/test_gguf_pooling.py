@@ -10,6 +10,8 @@ import tokenizers
 import torch
 from transformers import BertTokenizer
 
+from signalbox.settings.serve_settings import ServeSettings
+from signalbox.stack.model_needs import examine_model
 from signalbox_worker.config import ModelError
 from tests.gpu_worker.model_runners import make_runner
 from tests.gpu_worker.models.pooling import encoder_models
@@ -84,7 +86,12 @@ def make_encoder_gguf(path: Path, reference: Any, architecture: str, **fields: A
             for own, old in (_OLD if architecture == "nomic-bert" else {}).items():
                 name = name.replace(own, old)
             name = name.replace("layers.", "encoder.layers.") if name[:7] == "layers." else name
-            writer.add_tensor(str(names.get_name(name, (".weight", ".bias"))), values)
+            kind = fields.get("kind", gguf.GGMLQuantizationType.F32)
+            if values.ndim < 2:
+                kind = gguf.GGMLQuantizationType.F32
+            stored = gguf.quants.quantize(values, kind)
+            own_name = str(names.get_name(name, (".weight", ".bias")))
+            writer.add_tensor(own_name, stored, raw_dtype=kind)
     return path
 
 
@@ -127,6 +134,21 @@ def test_an_encoders_file_makes_the_vectors_of_transformers(family: str, tmp_pat
         runner = make_runner(path, cpu_backend=backend)
         assert runner.model.pooling.activation == "normalize"
         np.testing.assert_allclose(pool(runner, prompts), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_report_counts_the_floats_that_blocks_of_an_encoder_become(
+    dtype: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 96, "intermediate_size": 192, "vocab_size": 1000}
+    reference = encoder_models.make_model("bert", **sizes)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    path = make_encoder_gguf(tmp_path / "x.gguf", reference, "bert", kind=kind)
+    settings = ServeSettings(model=str(path), dtype=dtype, device="cpu")
+    needs = examine_model(settings).needs
+    assert (needs.is_native, needs.stored_form) == (True, "Q8_0")
+    held = make_runner(path, dtype=dtype, cpu_backend="native").executor.program.weights_bytes
+    assert needs.weights_bytes == pytest.approx(held, rel=0.1)  # with vectors, and padding
 
 
 def test_an_encoder_whose_tokens_see_none_behind_them_is_refused(tmp_path: Path) -> None:
