@@ -51,6 +51,19 @@ def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
     )
 
 
+@family("DeepseekV3Config")
+def deepseek_v3_config(config: FamilyConfig) -> MoeConfig:
+    neighbours = flag(config, "rope_interleave")
+    base = _latent_config(config, rotates_neighbours=neighbours, may_have_more_layers=True)
+    return moe_config(
+        base,
+        renormalise=flag(config, "norm_topk_prob"),
+        dense_layers=first_layers(config, base.num_layers),
+        choice=biased_choice(config),
+        **routed_and_shared(config),
+    )
+
+
 @family("Glm4MoeLiteConfig")
 def glm4_moe_lite_config(config: FamilyConfig) -> MoeConfig:
     """Reads GLM-4.7-Flash."""

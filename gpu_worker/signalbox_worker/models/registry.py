@@ -39,7 +39,11 @@ from signalbox_worker.models.gemma4_config import gemma4_config
 from signalbox_worker.models.gemma_config import gemma2_config, gemma3_config, gemma_config
 from signalbox_worker.models.glm_config import glm4_config, glm_config
 from signalbox_worker.models.gpt_oss_config import gpt_oss_config
-from signalbox_worker.models.latent_config import deepseek_v2_config, glm4_moe_lite_config
+from signalbox_worker.models.latent_config import (
+    deepseek_v2_config,
+    deepseek_v3_config,
+    glm4_moe_lite_config,
+)
 from signalbox_worker.models.llama_kin_config import helium_config, seed_oss_config
 from signalbox_worker.models.ministral_config import ministral3_config
 from signalbox_worker.models.mixture_config import (
@@ -240,6 +244,7 @@ for _name, _reader in (
     ("Cohere2ForCausalLM", cohere2_config),
     ("CohereForCausalLM", cohere_config),
     ("DeepseekV2ForCausalLM", deepseek_v2_config),
+    ("DeepseekV3ForCausalLM", deepseek_v3_config),
     ("Exaone4ForCausalLM", exaone4_config),
     ("Glm4ForCausalLM", glm4_config),
     ("Glm4MoeForCausalLM", glm4_moe_config),

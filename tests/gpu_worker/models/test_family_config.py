@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere2ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
     "CohereForCausalLM": SHAPE | {"num_attention_heads": 4},
     "DeepseekV2ForCausalLM": SHAPE | _LATENTS,
+    "DeepseekV3ForCausalLM": SHAPE | _LATENTS | {"n_group": 2, "topk_group": 1},
     "DistilBertForMaskedLM": {"vocab_size": 97, "dim": 64, "hidden_dim": 48, "n_layers": 3}
     | {"n_heads": 8, "max_position_embeddings": 64, "initializer_range": 0.05},
     "Exaone4ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},

@@ -52,7 +52,7 @@ skip_without_native_kernels()
 
 FAMILIES = (
     *("mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "glm4-moe", "gpt-oss"),
-    *("deepseek-v2", "glm4-moe-lite"),
+    *("deepseek-v2", "deepseek-v3", "glm4-moe-lite"),
 )
 
 
@@ -64,7 +64,7 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
         "moe_intermediate_size": rng.choice([12, 36, 68]),
         "num_experts_per_tok": rng.choice([1, 2, 3]),
     }
-    if family in ("deepseek-v2", "glm4-moe-lite"):
+    if family in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite"):
         return fields | latent_fields(family, rng, num_heads=fields["num_attention_heads"])
     if family in ("olmoe", "granite-moe"):
         widen_to_heads(fields)
@@ -125,8 +125,9 @@ def latent_fields(family: str, rng: random.Random, *, num_heads: int) -> dict[st
         "n_group": 4,
         "topk_group": 2,
     }
-    if family == "deepseek-v2":
+    if family != "glm4-moe-lite":
         fields["first_k_dense_replace"] = rng.choice([0, 1])
+    if family == "deepseek-v2":
         fields["topk_method"] = rng.choice(["greedy", "group_limited_greedy"])
     else:
         fields["norm_topk_prob"] = rng.random() < 0.5
