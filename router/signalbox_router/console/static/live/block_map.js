@@ -28,7 +28,7 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
     const block = Math.floor(offsetY / grid.cell) * grid.columns + column;
     return column < grid.columns && block < kinds.length ? block : null;
   };
-  return html`<section class="live-pool" aria-label=${title}>
+  return html`<div>
     <h3>${title} <span class="live-muted">${counted(kinds.length, "block")}</span></h3>
     <ul class="live-legend">
       ${KINDS.map(
@@ -56,7 +56,7 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
       />
     </div>
     <p class="live-readout">${hovered !== null && wordsOf(hovered, kinds[hovered], owners, now)}</p>
-  </section>`;
+  </div>`;
 }
 
 function wordsOf(block, kind, owners, now) {

@@ -28,12 +28,12 @@ export function WorkerPanel({ history, scheduler, worker, requests, now, span, a
         <${BlockMap} ...${pool} name="gpu" title="Device" />
         ${description.numCpuBlocks > 0 && html`<${BlockMap} ...${pool} name="cpu" title="CPU" />`}
       </div>
-      <section aria-label="Steps">
+      <div>
         <h3>Steps <span class="live-muted">${counted(steps.length, "step")}</span></h3>
         <${Timeline} steps=${steps} from=${span.from} to=${span.to} at=${at} onMove=${onMove} />
         <${Moves} moves=${moves} seconds=${MOVES_S} />
         <${Ranks} ranks=${description.ranks} />
-      </section>
+      </div>
     </div>
   </section>`;
 }
