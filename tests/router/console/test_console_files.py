@@ -65,6 +65,25 @@ async def test_each_link_and_import_is_relative_and_leads_to_a_file(http: Http) 
                 assert found in PATHS, (path, name)
 
 
+async def test_each_imported_name_is_exported(http: Http) -> None:
+    """A name that is not there leaves the whole page empty."""
+    for path in PATHS:
+        for names, source in re.findall(
+            r'^import \{([^}]*)\} from "(\.[^"]*)"', (await http.raw.get(path)).text, re.MULTILINE
+        ):
+            found = posixpath.normpath(posixpath.join(posixpath.dirname(path), source))
+            if found.startswith("/vendor/"):
+                continue
+            exported = re.findall(
+                r"^export (?:async )?(?:const|class|function)\*? (\w+)|^export \{([^}]*)\}",
+                (await http.raw.get(found)).text,
+                re.MULTILINE,
+            )
+            known = {name.strip() for pair in exported for name in ",".join(pair).split(",")}
+            wanted = {name.split(" as ")[0].strip() for name in names.split(",")} - {""}
+            assert wanted <= known, (path, source, wanted - known)
+
+
 async def test_every_answer_carries_the_policy(http: Http) -> None:
     known = await http.raw.get("/", headers=BROWSER)
     cached = BROWSER | {"if-none-match": known.headers["etag"]}
