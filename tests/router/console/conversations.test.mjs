@@ -157,6 +157,7 @@ test("a file that is broken or of another program is refused with the reason", (
     ["null", /no conversations of this console/],
     [change((_, file) => (file.version = 2)), /version 2/],
     [change((_, file) => (file.conversations = {})), /no list/],
+    [toFile([]), /an empty one/],
     [change((one) => (one.messages = null)), /Conversation 1 has no messages/],
     [change((one) => (one.messages[1] = null)), /message 2 is not an object/],
     [

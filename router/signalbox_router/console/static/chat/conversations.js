@@ -179,7 +179,8 @@ export function fromFile(text) {
   if (file.version !== VERSION) {
     throw new Error(`The file has version ${file.version}; this console reads version ${VERSION}.`);
   }
-  check(Array.isArray(file.conversations), "The file has no list of conversations.");
+  const isList = Array.isArray(file.conversations) && file.conversations.length > 0;
+  check(isList, "The file has no list of conversations, or an empty one.");
   return file.conversations.map((one, index) => imported(one, `Conversation ${index + 1}`));
 }
 

@@ -35,7 +35,7 @@ class Session {
       this.loadModels();
       if (!document.hidden) this.#refresh();
     });
-    this.#refresh().then(() => this.conversations.length && this.open(this.conversations[0].id));
+    this.#refresh().then(() => this.#openLatest());
   }
 
   onChange(listener) {
@@ -115,6 +115,11 @@ class Session {
   async open(id, sought = null) {
     const found = await this.#guard(() => store.load(id));
     if (found) this.#changed({ current: sought ? tree.choose(found, sought) : found, sought });
+  }
+
+  #openLatest() {
+    const isTyping = this.drafts.get(this.current.id)?.text || this.path.length;
+    if (this.conversations.length && !isTyping) this.open(this.conversations[0].id);
   }
 
   /** Sets fields of the conversation: title, model, system, params or selected. */
