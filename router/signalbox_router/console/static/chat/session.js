@@ -3,7 +3,7 @@
 import * as tree from "./conversations.js";
 import { Generation } from "./generation.js";
 import * as store from "./store.js";
-import { UNREACHABLE, connection, onConnection } from "../lib/connection.js";
+import { UNREACHABLE, onConnection } from "../lib/connection.js";
 import { useEffect, useReducer } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
 
@@ -26,11 +26,15 @@ class Session {
   /** What is typed and not sent, by conversation. */
   drafts = new Map();
   #listeners = new Set();
+  #isUnreachable = false;
   #asking = null;
 
   constructor() {
     store.onOtherTab(() => document.hidden || this.#refresh());
-    onConnection((state) => state === UNREACHABLE && this.loadModels());
+    onConnection((state) => {
+      this.#isUnreachable = state === UNREACHABLE;
+      if (this.#isUnreachable) this.loadModels();
+    });
     document.addEventListener("visibilitychange", () => {
       this.loadModels();
       if (!document.hidden) this.#refresh();
@@ -77,8 +81,7 @@ class Session {
     const { signal } = (this.#asking = new AbortController());
     const ask = () => call(INFERENCE, "ListModels", {}, { signal });
     // The shell says that the server does not answer.
-    const onPause = ({ message }) =>
-      this.#changed({ trouble: connection() === UNREACHABLE ? "" : message });
+    const onPause = ({ message }) => this.#changed({ trouble: this.#isUnreachable ? "" : message });
     try {
       const { models = [] } = await retrying(signal, ask, onPause);
       const trouble = models.length ? "" : "The server has no model that this key may use.";
