@@ -68,7 +68,7 @@ function tableOf({ align, rows }, props) {
 
 function Code({ info, text }) {
   return html`<figure class="chat-code" dir="ltr">
-    <figcaption>${info}<${Copy} text=${text} what="the code" /></figcaption>
+    <figcaption><span>${info}</span><${Copy} text=${text} what="the code" /></figcaption>
     <pre tabindex="0"><code>${text}</code></pre>
   </figure>`;
 }
