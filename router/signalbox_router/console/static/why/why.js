@@ -37,7 +37,7 @@ export function Why({ id }) {
         defaultValue=${id}
         placeholder="id, or its first characters"
         autocomplete="off"
-        spellcheck="false"
+        spellcheck=${false}
         required
       />
       <button>Explain</button>
