@@ -9,17 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.model_needs import check_native, examine_model
-from signalbox_contract.startup import ignore_progress
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.hub.download import find_cached
 from signalbox_worker.models.family_config import UnsoundConfig
 from signalbox_worker.models.registry import model_spec
-from signalbox_worker.runner.loading.model_source import find_model, naming, source_at
-from signalbox_worker.runner.loading.opened_model import open_with_config, window
+from signalbox_worker.runner.loading.model_source import (
+    ModelSource,
+    find_model,
+    naming,
+    source_at,
+)
+from signalbox_worker.runner.loading.opened_model import open_source, window
+from signalbox_worker.runner.loading.tokenizer_files import TOKENIZER, has_tokenizer, no_tokenizer
 from signalbox_worker.runner.native.eligibility import may_have_gpu, why_not_meant
 
 
@@ -33,7 +37,8 @@ def check_opening(settings: ServeSettings) -> None:
         return
     here = settings.model_copy(update={"model": str(path)})
     with naming(settings.model), _silence():
-        if not (_opens_without_pytorch(here) and _check_natively(here)):
+        source = source_at(path, name=path.name, is_dummy=here.load_format == "dummy")
+        if not (_opens_without_pytorch(here, source) and _check_natively(here, source)):
             _check_apart(here)
 
 
@@ -47,30 +52,32 @@ def _silence() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _opens_without_pytorch(settings: ServeSettings) -> bool:
-    """Says whether a family of ours with native programs reads the configuration."""
+def _opens_without_pytorch(settings: ServeSettings, source: ModelSource) -> bool:
+    """Says whether a family of ours with native programs reads the configuration, and no tokenizer
+    has to be converted."""
     if settings.model_impl == "transformers" or settings.plugins or may_have_gpu(settings):
         return False
-    is_dummy = settings.load_format == "dummy"
-    config = source_at(Path(settings.model), name="", is_dummy=is_dummy).config
     try:
-        spec = model_spec(config)
-        is_native = spec.is_llama or not spec.generates
-        return is_native and bool(spec.read_config(config))
+        spec = model_spec(source.config)
+        if spec.generates and not spec.is_llama:
+            return False
+        spec.read_config(source.config)
     except UnsoundConfig:
         raise
     except ModelError:  # transformers may run it
         return False
+    if (folder := source.directory) is not None and not has_tokenizer(folder):
+        raise no_tokenizer(folder)
+    return folder is None or (folder / TOKENIZER).is_file()
 
 
-def _check_natively(settings: ServeSettings) -> bool:
+def _check_natively(settings: ServeSettings, source: ModelSource) -> bool:
     """Returns False for a model that PyTorch runs. Raises ModelError for one that is not served."""
-    opened = open_with_config(settings, ignore_progress)
+    opened = open_source(settings, source)
     if why_not_meant(opened, settings, settings, settings, settings.parallel) is not None:
         return False
     window(settings, opened)
     check_native(settings, opened)
-    opened.tokenizer_files()
     return True
 
 

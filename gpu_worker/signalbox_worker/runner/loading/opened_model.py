@@ -90,6 +90,11 @@ def open_with_config(model_config: ModelConfig, progress: ReportProgress) -> Ope
     """Raises ModelError or FileNotFoundError with what is wrong and the remedy."""
     build.on_compiled = partial(_report_compiled, progress)
     source = open_model(model_config, progress, partial(check_unfetched, model_config))
+    return open_source(model_config, source)
+
+
+def open_source(model_config: ModelConfig, source: ModelSource) -> OpenedModel:
+    """Reads the configuration of what is on the disk. Raises ModelError, as `open_with_config`."""
     plugins = import_plugins(model_config.plugins, source.config)
     spec, config, pools = _family_of(model_config, source)
     with needing_pytorch(THROUGH_PYTORCH):

@@ -30,7 +30,7 @@ from signalbox_worker.runner.loading.special_tokens import (
 
 logger = logging.getLogger(__name__)
 
-_TOKENIZER = "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 _CONVERTIBLE = (
     *("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "tiktoken.model"),
     *("tekken.json", "vocab.json", "vocab.txt"),
@@ -41,13 +41,13 @@ _NO_TOKENIZER = "tokenizer.json describes no tokenizer; fetch it again"
 def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
     """Reads, or converts, the tokenizer of a model directory."""
     if not has_tokenizer(path):
-        raise ModelError(f"{path} has no tokenizer; add its tokenizer.json")
+        raise no_tokenizer(path)
     config = _directory_config(path)
-    if not (path / _TOKENIZER).is_file():
+    if not (path / TOKENIZER).is_file():
         return _converted(
             path, config, f"{path} has no tokenizer.json, which transformers can make"
         )
-    content = (path / _TOKENIZER).read_bytes()
+    content = (path / TOKENIZER).read_bytes()
     tokenizer = _parsed(content)
     if others := _files_of_versions(path, config):
         return _converted(
@@ -65,19 +65,23 @@ def directory_tokenizer_files(path: Path) -> dict[str, bytes]:
             json.dumps(config[flag]),
         )
     if differing is not None:
-        why = f"{path / _TOKENIZER} lacks {differing!r} as other files have it"
+        why = f"{path / TOKENIZER} lacks {differing!r} as other files have it"
         files = _converted(path, config, f"{why}, which transformers merges")
-        _tell_replaced_steps(content, files[_TOKENIZER])
+        _tell_replaced_steps(content, files[TOKENIZER])
         return files
     if contradicted is not None:
-        why = f"{path} has {contradicted} in tokenizer_config.json, and not so in {_TOKENIZER}"
+        why = f"{path} has {contradicted} in tokenizer_config.json, and not so in {TOKENIZER}"
         return _converted(path, config, f"{why}, which transformers resolves")
-    return {_TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
+    return {TOKENIZER: content, "tokenizer_config.json": _config_bytes(config)}
+
+
+def no_tokenizer(path: Path) -> ModelError:
+    return ModelError(f"{path} has no tokenizer; add its tokenizer.json")
 
 
 def has_tokenizer(path: Path) -> bool:
     """Says whether a model directory holds a tokenizer in a format that can be read."""
-    return any((path / name).is_file() for name in (_TOKENIZER, *_CONVERTIBLE))
+    return any((path / name).is_file() for name in (TOKENIZER, *_CONVERTIBLE))
 
 
 def token_id(tokenizer_json: bytes, token: str) -> int | None:
@@ -110,7 +114,7 @@ def _files_of_versions(path: Path, config: Mapping[str, Any]) -> list[str]:
     names = config.get("fast_tokenizer_files") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{path}: fast_tokenizer_files lists no files; fetch it again")
-    return [name for name in names if name != _TOKENIZER and (path / name).is_file()]
+    return [name for name in names if name != TOKENIZER and (path / name).is_file()]
 
 
 def _optional(file: Path) -> Mapping[str, Any]:
@@ -137,7 +141,7 @@ def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, byt
         content = _saved(tokenizer.backend_tokenizer)
     except Exception as error:  # whatever a converter meets, the remedy is the same
         lines = [*str(error).split("\n"), type(error).__name__]
-        if not (path / _TOKENIZER).is_file() and find_spec("sentencepiece") is None:
+        if not (path / TOKENIZER).is_file() and find_spec("sentencepiece") is None:
             lines.insert(0, "if it is SentencePiece's, pip install sentencepiece")
         raise ModelError(
             f"the tokenizer in {path} cannot be converted ({next(filter(None, lines))}); "
@@ -150,7 +154,7 @@ def _converted(path: Path, config: Mapping[str, Any], why: str) -> dict[str, byt
     }
     named = dict.fromkeys(tokenizer.SPECIAL_TOKENS_ATTRIBUTES) | tokenizer.special_tokens_map
     return {
-        _TOKENIZER: content,
+        TOKENIZER: content,
         "tokenizer_config.json": _config_bytes(kept | flags | named),
     }
 
