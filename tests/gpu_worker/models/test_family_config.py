@@ -85,6 +85,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"head_dim": 16, "rope_parameters": YARN | {"factor": 4.0, "llama_4_scaling_beta": 0.3}},
     "MistralForCausalLM": SHAPE,
     "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},
+    "MPNetForMaskedLM": SHAPE | {"pad_token_id": 1},
     "ModernBertForMaskedLM": SHAPE | {"pad_token_id": 0},
     "NomicBertForMaskedLM": SHAPE,
     "Olmo2ForCausalLM": SHAPE | {"num_attention_heads": 4},
