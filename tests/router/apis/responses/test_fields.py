@@ -35,7 +35,7 @@ from signalbox_router.apis.responses import item_types, tool_types, types
         (item_types.ContentPart, sdk.ResponseOutputRefusalParam),
         (item_types.ReasoningInput, sdk.ResponseReasoningItemParam),
         (item_types.FunctionCall, sdk.ResponseFunctionToolCallParam),
-        (item_types.CustomToolCall, sdk.ResponseCustomToolCallParam),
+        (item_types.CustomCall, sdk.ResponseCustomToolCallParam),
         (item_types.ToolOutput, response_input_item_param.FunctionCallOutput),
         (item_types.ToolOutput, sdk.ResponseCustomToolCallOutputParam),
         (tool_types.Function, sdk.FunctionToolParam),
