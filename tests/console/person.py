@@ -25,29 +25,35 @@ class Person:
     context: BrowserContext
     url: str
     page: Page
-    problems: list[str] = field(default_factory=list)
+    _told: list[str] = field(default_factory=list)
     """Errors of the console, violations of its policy, and requests to other hosts."""
+    _allowed: list[str] = field(default_factory=lambda: [r"/favicon\.ico\)$"])
+    """Patterns of errors that are no problem; browsers ask any page's host for an icon."""
 
     def open(self, view: str = "chat") -> Page:
         """Shows a view; returns its page."""
         self.page.goto(f"{self.url}#/{view}")
         return self.page
 
+    @property
+    def problems(self) -> list[str]:
+        return [one for one in self._told if not any(re.search(p, one) for p in self._allowed)]
+
     def allows(self, pattern: str) -> None:
-        """Takes errors that a test may have provoked from the problems."""
-        self.problems[:] = [one for one in self.problems if not re.search(pattern, one)]
+        """Says which errors a test provokes, also behind this call."""
+        self._allowed.append(pattern)
 
-    def _told(self, message: ConsoleMessage) -> None:
+    def hear(self, message: ConsoleMessage) -> None:
         if message.type == "error":
-            self.problems.append(f"{message.text} ({message.location.get('url')})")
+            self._told.append(f"{message.text} ({message.location.get('url')})")
 
-    def _asked(self, request: Request) -> None:
+    def see(self, request: Request) -> None:
         url = urlsplit(request.url)
         if url.scheme not in _OWN_SCHEMES and url.netloc != urlsplit(self.url).netloc:
-            self.problems.append(f"request to another host: {request.url}")
+            self._told.append(f"request to another host: {request.url}")
 
-    def _failed(self, error: Error) -> None:
-        self.problems.append(str(error))
+    def fail(self, error: Error) -> None:
+        self._told.append(str(error))
 
 
 @contextmanager
@@ -62,9 +68,9 @@ def watched(browser: Browser, url: str, **settings: Any) -> Iterator[Person]:
     context.set_default_timeout(EVENT_S * 1000)
     context.add_init_script(_TELLS_VIOLATIONS)
     person = Person(context, url, context.new_page())
-    context.on("console", person._told)
-    context.on("request", person._asked)
-    context.on("weberror", lambda raised: person._failed(raised.error))
+    context.on("console", person.hear)
+    context.on("request", person.see)
+    context.on("weberror", lambda raised: person.fail(raised.error))
     try:
         yield person
     finally:
