@@ -14,7 +14,8 @@ def box_of(page: Page) -> Locator:
 
 
 def send(page: Page, text: str) -> None:
-    """Sends a message."""
+    """Sends a message, once the page knows the model that it is for."""
+    expect(page.get_by_role("combobox", name="Model")).to_be_enabled()
     box_of(page).fill(text)
     box_of(page).press("Enter")
     expect(box_of(page)).to_have_value("")

@@ -192,7 +192,9 @@ class Session {
   async #finish(generation, request) {
     const id = generation.conversation;
     const save = (message) => this.#guard(() => store.change(id, {}, [message]));
-    const message = await generation.run(request, save);
+    const whole = await generation.run(request, save);
+    // Asked before the server had named its models, it was answered by the first of them.
+    const message = { ...whole, model: whole.model || (this.models?.[0]?.name ?? "") };
     await save(message);
     this.running.delete(message.id);
     const { current } = this;
