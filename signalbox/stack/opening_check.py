@@ -66,9 +66,13 @@ def _opens_without_pytorch(settings: ServeSettings, source: ModelSource) -> bool
         raise
     except ModelError:  # transformers may run it
         return False
-    if (folder := source.directory) is not None and not has_tokenizer(folder):
+    if (folder := source.directory) is None:
+        return True
+    if not has_tokenizer(folder):
+        if settings.load_format == "dummy":  # which makes one
+            return True
         raise no_tokenizer(folder)
-    return folder is None or (folder / TOKENIZER).is_file()
+    return (folder / TOKENIZER).is_file()
 
 
 def _check_natively(settings: ServeSettings, source: ModelSource) -> bool:

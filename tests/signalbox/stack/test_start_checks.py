@@ -144,6 +144,15 @@ def test_a_folder_that_no_worker_serves_starts_nothing(
     assert not caplog.records  # a worker logs what opening a model has to say
 
 
+def test_weights_that_are_made_need_no_tokenizer(tmp_path: Path, started: list[str]) -> None:
+    make_llama(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 512}))
+    make_stack(model=str(tmp_path), device="cpu", load_format="dummy").launch()
+    assert "worker 0" in started
+
+
 def test_a_family_that_nothing_computes_is_refused(tmp_path: Path) -> None:
     """Transformers tells, in a process of its own, after which this one has not imported it."""
     config = {"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"}
