@@ -17,6 +17,7 @@ import pytest
 
 from signalbox_kernels.native import ISA_VARIABLE
 from signalbox_rpc.limits.open_files import WANTED_FILES
+from tests.gpu_worker.tiny_models import make_llama
 from tests.ports import free_port
 from tests.signalbox.stacks import COMMAND, Stack, environment, run_here, serve, signalbox
 from tests.waiting import EVENT_S, wait_until
@@ -264,11 +265,11 @@ def test_a_start_that_fails_when_grpc_listens_leaves_one_line() -> None:
             assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_model_that_a_worker_cannot_load_ends_the_stack(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["OursForCausalLM"]}')
-    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    done = signalbox("serve", str(tmp_path), "--grpc-port", "0", "--no-http", "--device", "cpu")
-    assert_one_line_error(done, "signalbox worker", "OursForCausalLM", "not supported")
+def test_a_model_that_a_worker_has_no_memory_for_ends_the_stack(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    flags = ("--grpc-port", "0", "--no-http", "--device", "cpu", "--kv-cache-memory", "1e-7")
+    done = signalbox("serve", str(tmp_path), *flags)
+    assert_one_line_error(done, "signalbox worker", "too little memory for one KV block")
     assert_one_line_error(done, "signalbox serve", "worker 0 exited with status 1; its last lines")
 
 

@@ -13,7 +13,11 @@ from signalbox_scheduler.service.replay.replay_codec import NotARecording
 from tests.signalbox.stacks import Stack, run_here, serve
 from tests.waiting import EVENT_S
 
-WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False}
+WHOLE = {"until": None, "dump": None, "token_ids": False, "check": False} | {
+    "console": False,
+    "speed": None,
+    "port": None,
+}
 
 
 def test_a_running_stack_is_looked_into_and_its_recording_replayed(
