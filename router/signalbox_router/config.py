@@ -199,7 +199,7 @@ class AddressSettings(HostSettings):
 
 
 class ConsoleSettings(ApiSettings, HostSettings, TlsSettings):
-    """Whether a router's HTTP port serves the console, which depends on who reaches the port."""
+    """Setting of the console on a router's HTTP port; its default depends on the port's host."""
 
     GROUP: ClassVar[str] = "API"
 

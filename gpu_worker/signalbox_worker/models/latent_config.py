@@ -4,6 +4,7 @@ Multi-head latent attention (DeepSeek-V2, 2024): K and V of all heads are produc
 but for a part of K that is rotated, which all heads share, too.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,26 +54,25 @@ def deepseek_v2_config(config: FamilyConfig) -> MoeConfig:
 
 @family("DeepseekV3Config")
 def deepseek_v3_config(config: FamilyConfig) -> MoeConfig:
-    neighbours = flag(config, "rope_interleave")
-    base = _latent_config(config, rotates_neighbours=neighbours, may_have_more_layers=True)
-    return moe_config(
-        base,
-        renormalise=flag(config, "norm_topk_prob"),
-        dense_layers=first_layers(config, base.num_layers),
-        choice=biased_choice(config),
-        **routed_and_shared(config),
-    )
+    return _with_biased_choice(config, first_layers)
 
 
 @family("Glm4MoeLiteConfig")
 def glm4_moe_lite_config(config: FamilyConfig) -> MoeConfig:
     """Reads GLM-4.7-Flash."""
+    return _with_biased_choice(config, _dense_layers)
+
+
+def _with_biased_choice(
+    config: FamilyConfig, dense_layers: Callable[[FamilyConfig, int], frozenset[int]]
+) -> MoeConfig:
+    """Args: dense_layers: returns the layers with a plain feed-forward, of so many layers."""
     neighbours = flag(config, "rope_interleave")
     base = _latent_config(config, rotates_neighbours=neighbours, may_have_more_layers=True)
     return moe_config(
         base,
         renormalise=flag(config, "norm_topk_prob"),
-        dense_layers=_dense_layers(config, base.num_layers),
+        dense_layers=dense_layers(config, base.num_layers),
         choice=biased_choice(config),
         **routed_and_shared(config),
     )

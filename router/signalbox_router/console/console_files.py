@@ -20,7 +20,7 @@ _ROOT, _INDEX = "/", "/index.html"
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript",
           ".svg": "image/svg+xml"}  # fmt: skip
 _PREFIX = re.compile(r"(/[\w.~-]+)+", re.ASCII)
-"""What a proxy may say that it adds before our paths."""
+"""Prefix of paths that a proxy may name in X-Forwarded-Prefix."""
 
 
 class _File:

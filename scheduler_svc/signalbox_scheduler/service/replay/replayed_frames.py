@@ -20,7 +20,7 @@ class ReplayedFrames:
         """Seconds of the recorded clock."""
         self._is_complete = False
         self.fault = ""
-        """Why the last frame is not the end of the recording, in one line."""
+        """Reason, in one line, if the last frame is not the end of the recording; else empty."""
 
     def frame(self, index: int) -> Frame | None:
         """Returns one frame; None behind the last."""
