@@ -12,7 +12,7 @@ from signalbox_router.prompt.chat.conversation import INPUT
 _OPENING = re.compile(rf'\s*+\{{\s*+"{INPUT}"\s*+:\s*+"')
 _HIGH, _LOW = r"u[dD][89abAB][0-9a-fA-F]{2}", r"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _CHARS = re.compile(
-    rf'(?:[^"\\]|\\(?:["\\/bfnrt]|{_HIGH}\\{_LOW}|(?!{_HIGH}|{_LOW})u[0-9a-fA-F]{{4}}))*+'
+    rf'(?:[^"\\]++|\\(?:["\\/bfnrt]|{_HIGH}\\{_LOW}|(?!{_HIGH}|{_LOW})u[0-9a-fA-F]{{4}}))*'
 )
 _LONGEST_OPENING = 1024
 """Characters that are searched for the opening with each piece; white space may go on."""

@@ -57,7 +57,7 @@ LONG_ITEM_BYTES = 256 << 10
 _LISTS = frozenset({"messages", "tools", "prompt", "input", "tokens", "allowed_token_ids"})
 _MOST_PROMPTS: Mapping[str, int] = {"prompt": MAX_PROMPTS, "input": MAX_INPUTS}
 """Most prompts in the fields that hold prompts: texts, token ids, or lists of them."""
-_KEY = re.compile(rb'("(?:[^"\\]|\\.){0,200}+")\s*+:\s*+', re.DOTALL)
+_KEY = re.compile(rb'("(?:[^"\\]|\\.){0,200}")\s*+:\s*+', re.DOTALL)
 _SPACE = re.compile(rb"\s*+")
 B = TypeVar("B", bound=Body)
 
