@@ -30,6 +30,11 @@ function historyOf(...messages) {
   return history;
 }
 
+/** Returns the row of the charts that has a time. */
+function rowAt(history, seconds) {
+  return seriesOf(history).find(({ at }) => at === START_S + seconds);
+}
+
 const full = frameAt(100, { isFull: true, numWaiting: 3 });
 
 test("a figure is that of its half second, and nothing is said of times without frames", () => {
@@ -39,15 +44,15 @@ test("a figure is that of its half second, and nothing is said of times without 
     firstTokenNs: int64s([2e9, 4e9]),
   });
   const decode = stepAt(100.7, { numTokens: 8, numDecodes: 8 });
-  const history = historyOf(full, frameAt(101.2, { steps: [prompt, decode] }));
-  const series = seriesOf(history, history.axisAt(0));
-  const row = series.at.indexOf(START_S + 100.5);
-  assert.equal(series.generated[row], (2 + 8) / 0.5);
-  assert.equal(series.prompt[row], 70 / 0.5);
-  assert.deepEqual([series.ttft50[row], series.ttft99[row]], [2, 4]);
-  assert.deepEqual([series.gap50[row], series.gap99[row]], [0.02, 0.02]);
-  assert.equal(series.waiting[row], 3);
-  assert.ok(series.generated.slice(0, row - 1).every((one) => one === null));
+  const history = historyOf(full, frameAt(100.8, { steps: [prompt, decode] }), frameAt(101.2));
+  const row = rowAt(history, 100.5);
+  assert.equal(row.generated, (2 + 8) / 0.5);
+  assert.equal(row.prompt, 70 / 0.5);
+  assert.deepEqual([row.ttft50, row.ttft99], [2, 4]);
+  assert.deepEqual([row.gap50, row.gap99], [0.02, 0.02]);
+  assert.equal(row.waiting, 3);
+  assert.equal(rowAt(history, 100).generated, undefined);
+  assert.equal(rowAt(history, 101).generated, undefined);
 });
 
 test("steps that are left out count as those that are told", () => {
@@ -57,15 +62,37 @@ test("steps that are left out count as those that are told", () => {
     frameAt(100.7, { steps: [step], numOmittedSteps: 3 }),
     frameAt(102),
   );
-  const series = seriesOf(history, history.axisAt(0));
-  assert.equal(series.generated[series.at.indexOf(START_S + 100.5)], (4 * 8) / 0.5);
+  assert.equal(rowAt(history, 100.5).generated, (4 * 8) / 0.5);
 });
 
 test("what was missed before a full picture is not zero", () => {
   const history = historyOf(full, frameAt(101), frameAt(110, { isFull: true }), frameAt(112));
-  const { at, generated } = seriesOf(history, history.axisAt(0));
-  assert.equal(generated[at.indexOf(START_S + 105)], null);
-  assert.equal(generated[at.indexOf(START_S + 111)], 0);
+  assert.equal(rowAt(history, 105).generated, undefined);
+  assert.equal(rowAt(history, 111).generated, 0);
+});
+
+test("a pause keeps what was known, whatever comes", () => {
+  const history = historyOf(full, frameAt(101, { numWaiting: 5 }));
+  const frozen = history.frozen();
+  history.add(frameAt(300, { numWaiting: 9 }), START_S + 300);
+  assert.equal(frozen.picturesAt(frozen.now).get("s:1").numWaiting, 5);
+  assert.equal(frozen.picturesAt(START_S + 100).get("s:1").numWaiting, 3);
+  assert.equal(history.oldest, START_S + 300);
+});
+
+test("a long recording is kept whole, with pictures at intervals", () => {
+  const recording = { beginsAtNs: `${100e9}`, endsAtNs: `${3700e9}` };
+  const history = new History();
+  for (let second = 100; second <= 3700; second++) {
+    history.add(
+      { ...frameAt(second, { isFull: second === 100, numWaiting: second }), recording },
+      0,
+    );
+  }
+  assert.deepEqual([history.oldest, history.now], [0, 3600]);
+  assert.ok(history.slices.flatMap(({ moments }) => moments).length < 2000);
+  const found = history.picturesAt(1800).get("s:1").numWaiting;
+  assert.ok(found <= 1900 && found > 1895, `${found}`);
 });
 
 test("workers and schedulers that come and go are told in words", () => {
@@ -81,14 +108,15 @@ test("workers and schedulers that come and go are told in words", () => {
   history.add({ scheduler: "s:1", lost: "gone" }, START_S + 105);
   assert.equal(history.pictures.get("s:1").workers.size, 0);
   history.add(frameAt(7, { isFull: true }), START_S + 106); // a scheduler with a clock of its own
+  const events = history.slices.flatMap((slice) => slice.events);
   assert.deepEqual(
-    history.events.map(({ at, text }) => [at - START_S, text]),
+    events.map(({ at, text }) => [at - START_S, text]),
     [
       [101, "worker w:2 has joined"],
       [102, "worker w:2 drains"],
       [103, "worker w:2 has left"],
-      [104, "scheduler s:1 is lost: gone"],
-      [106, "scheduler s:1 is back"],
+      [104, "is lost: gone"],
+      [106, "is back"],
     ],
   );
 });
@@ -100,8 +128,8 @@ test("a step is found by its worker and time, and said in words", () => {
     frameAt(100.7, { steps: [{ ...step, numMoved: { blocks_copied: 2 } }] }),
   );
   const [from, to] = [START_S + 100, START_S + 101];
-  assert.equal(stepsBetween(history.steps, "s:1 2", from, to).length, 0);
-  const [found] = stepsBetween(history.steps, "s:1 1", from, to);
+  assert.equal(stepsBetween(history, "s:1 2", from, to).length, 0);
+  const [found] = stepsBetween(history, "s:1 1", from, to);
   assert.equal(
     wordsOf(found),
     "step 1, 20 ms · 2 chunks of prompts with 70 tokens · blocks copied: 2",
@@ -129,5 +157,5 @@ test("a quantile counts weights", () => {
     ),
     9,
   );
-  assert.equal(quantile([], 0.5), null);
+  assert.equal(quantile([], 0.5), undefined);
 });

@@ -102,7 +102,7 @@ async def test_every_answer_carries_the_policy(http: Http) -> None:
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-@pytest.mark.parametrize("path", ["/", "/main.js", "/vendor/uPlot.css"])
+@pytest.mark.parametrize("path", ["/", "/main.js", "/vendor/htm.module.js"])
 @pytest.mark.parametrize("coding", ["gzip", "identity"])
 async def test_a_browser_that_has_a_file_is_told_so(http: Http, path: str, coding: str) -> None:
     asked = BROWSER | {"accept-encoding": coding}

@@ -11,6 +11,11 @@ export function number(value) {
   return (Math.abs(value) < 100 ? tenths : whole).format(value);
 }
 
+/** 1 step, 2 steps. */
+export function counted(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** 0.42 is 42%. */
 export function percent(share) {
   return `${number(share * 100)}%`;

@@ -1,11 +1,10 @@
 /** A pool as a map of its blocks, 100 to 100,000 of them. */
 
-import { duration, number } from "../lib/format.js";
+import { counted, duration, number } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { color } from "../lib/theme.js";
-import { Canvas, FAINT, Key, useWidth } from "./canvas.js";
-import { counted } from "./figures.js";
-import { KINDS, countsOf, kindsOf } from "./picture.js";
+import { Canvas, FAINT, Key } from "./canvas.js";
+import { KINDS, blocksOf, countsOf, kindsOf } from "./picture.js";
 
 /** Colour of each of KINDS. */
 const COLORS = ["--line", "--c3", "--c1", "--c5", "--c2", "--c6", "--c7"];
@@ -16,21 +15,20 @@ const GAP_FROM = 4; // smaller cells touch
 
 /** Props: `worker`, `name` of the pool, `title`, `requests`, `now`, `onWhy(number)`. */
 export function BlockMap({ worker, name, title, requests, now, onWhy }) {
-  const [box, width] = useWidth();
   const [hovered, setHovered] = useState(null);
   const kinds = kindsOf(worker, name);
   const counts = countsOf(kinds);
-  const grid = gridOf(kinds.length, Math.max(width, 1));
   const owners = hovered === null ? [] : ownersOf(requests, name, hovered);
-  const marked = new Set(owners.flatMap(([, request]) => request[name]));
-  const find = ({ offsetX, offsetY }) => {
-    const column = Math.floor(offsetX / grid.cell);
-    const block = Math.floor(offsetY / grid.cell) * grid.columns + column;
-    return column < grid.columns && block < kinds.length ? block : null;
+  const marked = new Set(owners.flatMap(({ blocks }) => [...blocks]));
+  const find = ({ offsetX, offsetY, currentTarget }) => {
+    const { cell, columns } = gridOf(kinds.length, currentTarget.offsetWidth);
+    const column = Math.floor(offsetX / cell);
+    const block = Math.floor(offsetY / cell) * columns + column;
+    return column < columns && block < kinds.length ? block : null;
   };
   return html`<div>
-    <h3>${title} <span class="live-muted">${counted(kinds.length, "block")}</span></h3>
-    <ul class="live-legend">
+    <h3>${title} <span class="muted">${counted(kinds.length, "block")}</span></h3>
+    <ul class="live-row">
       ${KINDS.map(
         (kind, i) =>
           (counts[i] > 0 || i < 2) &&
@@ -39,49 +37,49 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
           </li>`,
       )}
     </ul>
-    <div ref=${box} class="live-canvas">
-      <${Canvas}
-        width=${width}
-        height=${grid.rows * grid.cell}
-        role="img"
-        aria-label=${`${title}: ${KINDS.map((kind, i) => `${counts[i]} ${kind}`).join(", ")}`}
-        draw=${(context) => drawMap(context, kinds, grid, marked)}
-        onPointerMove=${(event) => setHovered(find(event))}
-        onPointerLeave=${() => setHovered(null)}
-        onClick=${(event) => {
-          const [owner] = ownersOf(requests, name, find(event));
-          if (owner) onWhy(owner[0]);
-        }}
-        class=${owners.length ? "live-link" : ""}
-      />
-    </div>
+    <${Canvas}
+      heightOf=${(width) => gridOf(kinds.length, width).height}
+      role="img"
+      aria-label=${`${title}: ${KINDS.map((kind, i) => `${counts[i]} ${kind}`).join(", ")}`}
+      draw=${(context, width) => drawMap(context, kinds, gridOf(kinds.length, width), marked)}
+      onPointerMove=${(event) => setHovered(find(event))}
+      onPointerLeave=${() => setHovered(null)}
+      onClick=${(event) => {
+        const [owner] = ownersOf(requests, name, find(event));
+        if (owner) onWhy(owner.number);
+      }}
+      class=${owners.length ? "live-link" : ""}
+    />
     <p class="live-readout">${hovered !== null && wordsOf(hovered, kinds[hovered], owners, now)}</p>
   </div>`;
 }
 
 function wordsOf(block, kind, owners, now) {
-  const held = owners.slice(0, 3).map(([number, one]) => {
-    const age = duration(Math.max(0, now - one.arrivedS));
-    return `request ${number}: ${counted(one.blocks, "block")}, since ${age}`;
+  const held = owners.slice(0, 3).map(({ number, arrivedS, blocks }) => {
+    const age = duration(Math.max(0, now - arrivedS));
+    return `request ${number}: ${counted(blocks.size, "block")}, since ${age}`;
   });
   if (owners.length > 3) held.push(`${owners.length - 3} more requests`);
   return [`block ${block}: ${KINDS[kind]}`, ...held].join(" · ");
 }
 
-/** Returns the requests that own a block, as pairs of number and request. */
+/** Returns the requests that own a block, each with its number and all its blocks of the pool. */
 function ownersOf(requests, pool, block) {
-  return [...requests].filter(([, request]) => request[pool].includes(block));
+  return [...requests]
+    .map(([number, { arrivedS, ...one }]) => ({ number, arrivedS, blocks: blocksOf(one, pool) }))
+    .filter(({ blocks }) => blocks.has(block));
 }
 
 function gridOf(count, width) {
   let cell = MAX_CELL;
   while (cell > 1 && Math.ceil(count / Math.floor(width / cell)) * cell > MAX_HEIGHT) cell--;
   const columns = Math.max(1, Math.min(count, Math.floor(width / cell)));
-  return { cell, columns, rows: Math.ceil(count / columns) };
+  const rows = Math.ceil(count / columns);
+  return { cell, columns, rows, height: rows * cell };
 }
 
 /** Draws one pixel for each block, and enlarges them; blocks that are not marked fade. */
-function drawMap(context, kinds, { cell, columns, rows }, marked) {
+function drawMap(context, kinds, { cell, columns, rows, height }, marked) {
   if (!kinds.length) return;
   const colors = COLORS.map((name) => rgbOf(color(name)));
   const image = new ImageData(columns, rows);
@@ -93,9 +91,9 @@ function drawMap(context, kinds, { cell, columns, rows }, marked) {
   const small = new OffscreenCanvas(columns, rows);
   small.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
-  context.drawImage(small, 0, 0, columns * cell, rows * cell);
+  context.drawImage(small, 0, 0, columns * cell, height);
   if (cell < GAP_FROM) return;
-  for (let x = 1; x <= columns; x++) context.clearRect(x * cell - 1, 0, 1, rows * cell);
+  for (let x = 1; x <= columns; x++) context.clearRect(x * cell - 1, 0, 1, height);
   for (let y = 1; y <= rows; y++) context.clearRect(0, y * cell - 1, columns * cell, 1);
 }
 

@@ -1,40 +1,34 @@
-/** Canvases that are drawn at each rendering, in pixels of the screen and colours of the theme. */
+/** What is drawn on a canvas, in pixels of the screen and colours of the theme. */
 
 import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 
+export const FONT = '11px system-ui, "Liberation Sans", sans-serif';
 /** Opacity of what is there, but not in use. */
 export const FAINT = 0.4;
 
-/** Returns a reference for an element, and its width as it is now. */
-export function useWidth() {
-  const element = useRef(null);
+/**
+ * A canvas as wide as its box, and as high as `heightOf(width)`, on which `draw(context, width)`
+ * draws in CSS pixels at each rendering. Other properties are the element's.
+ */
+export function Canvas({ heightOf, draw, ...rest }) {
+  const canvas = useRef(null);
   const [width, setWidth] = useState(0);
   useLayoutEffect(() => {
     const observer = new ResizeObserver(([{ contentRect }]) =>
       setWidth(Math.floor(contentRect.width)),
     );
-    observer.observe(element.current);
+    observer.observe(canvas.current);
     return () => observer.disconnect();
   }, []);
-  return [element, width];
-}
-
-/** A canvas on which `draw(context)` draws in CSS pixels. Other properties are the element's. */
-export function Canvas({ width, height, draw, ...rest }) {
-  const element = useRef(null);
+  const height = heightOf(Math.max(1, width));
   useLayoutEffect(() => {
-    const canvas = element.current;
-    const scale = devicePixelRatio;
-    if (canvas.width !== Math.round(width * scale)) canvas.width = Math.round(width * scale);
-    if (canvas.height !== Math.round(height * scale)) canvas.height = Math.round(height * scale);
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
-    const context = canvas.getContext("2d");
-    context.setTransform(scale, 0, 0, scale, 0, 0);
-    context.clearRect(0, 0, width, height);
-    draw(context);
+    const [wide, high] = [width, height].map((one) => Math.round(one * devicePixelRatio));
+    Object.assign(canvas.current, { width: wide, height: high }); // which clears it
+    const context = canvas.current.getContext("2d");
+    context.scale(devicePixelRatio, devicePixelRatio);
+    if (width) draw(context, width);
   });
-  return html`<canvas ref=${element} ...${rest}></canvas>`;
+  return html`<canvas ref=${canvas} style=${{ height: `${height}px` }} ...${rest}></canvas>`;
 }
 
 /** The sign of a colour in a legend. */

@@ -1,44 +1,46 @@
-/** Figures of the charts and of the last seconds, made of a history's sums. No DOM. */
+/** Figures of a history: those of the charts, and what steps contain. No DOM. */
 
-import { duration, number } from "../lib/format.js";
+import { counted, duration, number } from "../lib/format.js";
+import { requestsOf } from "./picture.js";
 
-/** Returns the value that a share of all weights does not exceed; null of none. */
+/** Returns the value that a share of all weights does not exceed; undefined of none. */
 export function quantile(pairs, share) {
   const sorted = [...pairs].sort((one, other) => one[0] - other[0]);
   let left = share * sorted.reduce((sum, [, weight]) => sum + weight, 0);
   for (const [value, weight] of sorted) if ((left -= weight) <= 0) return value;
-  return sorted.at(-1)?.[0] ?? null;
+  return sorted.at(-1)?.[0];
 }
 
-/** Returns columns for the charts: `at`, and one of each figure; null where there is none. */
-export function seriesOf(history, { from, to }) {
-  const { bucketS, buckets } = history;
-  const names = ["at", "generated", "prompt", "ttft50", "ttft99", "gap50", "gap99"];
-  const states = ["running", "swapped", "loading", "waiting"];
-  const columns = Object.fromEntries([...names, ...states].map((name) => [name, []]));
-  let requests = null;
-  const first = Math.floor(from / bucketS);
-  const last = Math.floor(Math.min(to, Math.max(history.now, from)) / bucketS);
-  for (let index = first; index <= last; index++) {
-    const bucket = buckets.get(index);
-    requests = bucket?.requests ?? requests;
-    const isKnown = index < last && index * bucketS >= history.oldest; // the last has only begun
-    const row = isKnown ? (bucket?.row ?? rowOf(bucket, bucketS)) : {};
-    if (bucket && isKnown) bucket.row = row; // nothing is added any more
-    columns.at.push(index * bucketS);
-    for (const name of names.slice(1)) columns[name].push(row[name] ?? null);
-    for (const name of states) columns[name].push(requests?.[name] ?? null);
+/** Returns a row of figures for each slice; the last, and one of which not all is known, has no rates. */
+export function seriesOf({ slices, sliceS }) {
+  return slices.map((slice, i) => {
+    if (slice.row) return slice.row;
+    const row = { at: slice.index * sliceS, ...requestCounts(slice.pictures) };
+    if (i === slices.length - 1) return row;
+    return (slice.row = slice.isKnown ? { ...row, ...ratesOf(slice, sliceS) } : row);
+  });
+}
+
+/** Returns how many requests wait, load, run and are swapped, of all schedulers. */
+function requestCounts(pictures) {
+  const counts = { waiting: 0, loading: 0, running: 0, swapped: 0 };
+  for (const { numWaiting, workers } of pictures.values()) {
+    counts.waiting += numWaiting;
+    for (const worker of workers.values()) {
+      for (const { state } of requestsOf(worker).values()) if (state in counts) counts[state]++;
+    }
   }
-  return columns;
+  return counts;
 }
 
-function rowOf(bucket, bucketS) {
-  const { generated = 0, prompt = 0, firstTokensS = [], gaps = [] } = bucket ?? {};
-  const told = bucket?.numOmitted ? bucket.numSteps / (bucket.numSteps + bucket.numOmitted) : 1;
-  const firsts = firstTokensS.map((seconds) => [seconds, 1]);
+function ratesOf({ steps, numOmitted }, sliceS) {
+  const toldS = sliceS * (steps.length / (steps.length + numOmitted || 1) || 1);
+  const firsts = steps.flatMap(({ firstTokensS }) => firstTokensS.map((one) => [one, 1]));
+  const gaps = steps.filter((one) => one.numDecodes).map((one) => [one.seconds, one.numDecodes]);
+  const numDecodes = sum(gaps.map(([, count]) => count));
   return {
-    generated: generated / told / bucketS,
-    prompt: prompt / told / bucketS,
+    generated: (numDecodes + firsts.length) / toldS,
+    prompt: (sum(steps.map((one) => one.numTokens)) - numDecodes) / toldS,
     ttft50: quantile(firsts, 0.5),
     ttft99: quantile(firsts, 0.99),
     gap50: quantile(gaps, 0.5),
@@ -46,38 +48,30 @@ function rowOf(bucket, bucketS) {
   };
 }
 
-/** Where blocks come from and go to, by what steps count. */
-export const MOVES = {
-  blocks_swapped_out: ["device", "CPU"],
-  blocks_swapped_in: ["CPU", "device"],
-  blocks_copied: ["device", "device"],
-  blocks_fetched: ["store or worker", "CPU"],
-  blocks_stored: ["CPU", "store"],
-  blocks_exported: ["CPU", "worker"],
-};
-
 /** Returns how many blocks steps have moved, by what they count. */
 export function movesOf(steps) {
   const sums = {};
-  for (const { moved } of steps) {
-    for (const [name, count] of Object.entries(moved)) sums[name] = (sums[name] ?? 0) + count;
+  for (const [name, count] of steps.flatMap(({ moved }) => Object.entries(moved))) {
+    sums[name] = (sums[name] ?? 0) + count;
   }
   return sums;
 }
 
 /** Returns the steps of a worker that were answered in (from, to]. */
-export function stepsBetween(steps, worker, from, to) {
-  return steps.filter((one) => one.at > from && one.at <= to && one.worker === worker);
+export function stepsBetween({ slices, sliceS }, worker, from, to) {
+  return slices
+    .filter(({ index }) => index >= Math.floor(from / sliceS))
+    .flatMap(({ steps }) => steps)
+    .filter((one) => one.at > from && one.at <= to && one.worker === worker);
 }
 
 /** Says what a step contained. */
-export function wordsOf(step) {
-  const { id, seconds, numDecodes, chunks, moved, firstTokensS } = step;
-  const prompt = chunks.reduce((sum, count) => sum + count, 0);
+export function wordsOf({ id, seconds, numDecodes, chunks, moved, firstTokensS }) {
   const parts = [`step ${number(id)}, ${duration(seconds)}`];
   if (numDecodes) parts.push(counted(numDecodes, "decode"));
   if (chunks.length) {
-    parts.push(`${counted(chunks.length, "chunk")} of prompts with ${counted(prompt, "token")}`);
+    const tokens = counted(sum(chunks), "token");
+    parts.push(`${counted(chunks.length, "chunk")} of prompts with ${tokens}`);
   }
   if (firstTokensS.length) parts.push(counted(firstTokensS.length, "first token"));
   for (const [name, count] of Object.entries(moved)) {
@@ -86,6 +80,6 @@ export function wordsOf(step) {
   return parts.join(" · ");
 }
 
-export function counted(count, noun) {
-  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+export function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
 }

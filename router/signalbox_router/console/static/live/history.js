@@ -1,43 +1,27 @@
 /**
- * The frames of the last minute, or of a whole recording, and what was the case at any time in it.
- * No DOM.
+ * What came in the last minute, or of a whole recording, in slices of half a second. No DOM.
  *
- * Copies of the pictures are kept now and then, and the frames between them, so that a picture of
- * the past is a copy and a few frames. Times are seconds: since 1970, or since a recording began.
+ * Times are seconds: since 1970, or since a recording began.
  */
 
-import { applyFrame, copyOf, emptyPicture, int32s, int64s } from "./picture.js";
+import { EMPTY, afterFrame, int32s, int64s } from "./picture.js";
 
 export const SPAN_S = 60;
-/** Buckets between two copies. */
-const COPY_EVERY = 5;
-/** Seconds that a paused view keeps what it shows. */
-const HOLD_S = 600;
-const NUM_BUCKETS = 120;
+const NUM_SLICES = 120;
+/** Most pictures of a slice; a scheduler makes five in half a second. */
+const NUM_MOMENTS = 10;
 
 export class History {
-  constructor() {
-    this.recording = null;
-    /** By scheduler, as of the last frame. */
-    this.pictures = new Map();
-    /** Messages with the time of each, oldest first. */
-    this.entries = [];
-    this.steps = [];
-    this.events = [];
-    /** Sums for charts, by number of the bucket. */
-    this.buckets = new Map();
-    this.bucketS = SPAN_S / NUM_BUCKETS;
-    /** Time from which a paused view needs everything. */
-    this.heldFrom = Infinity;
-    this._first = 0; // number of the first entry; they count up
-    this._copies = [];
-    this._offsets = new Map();
-    this._cursor = null;
-  }
-
-  get now() {
-    return this.entries.at(-1)?.at ?? 0;
-  }
+  recording = null;
+  /** By scheduler, as of the last message. */
+  pictures = new Map();
+  /** Time of the last message. */
+  now = 0;
+  /** The oldest first: steps, events, moments (pictures and their times), and pictures at the end. */
+  slices = [];
+  sliceS = SPAN_S / NUM_SLICES;
+  /** By scheduler: what to add to its clock. */
+  offsets = new Map();
 
   /** The time axis at a time of the clock: where it begins and ends. */
   axisAt(clockS) {
@@ -48,181 +32,124 @@ export class History {
 
   /** The oldest time that can be shown. */
   get oldest() {
-    return this._copies[0]?.at ?? 0;
+    return this.slices.find(({ moments }) => moments.length)?.moments[0].at ?? 0;
   }
 
   /** Takes a message of `Watch`, at a time in seconds since 1970. */
   add(message, clockS) {
-    if (message.recording) this._begin(message);
-    const at = this._timeOf(message, clockS);
-    if (message.frame?.isFull && this.entries.length) this._miss(at);
-    this._note(message, at);
-    apply(this.pictures, message);
-    this.entries.push({ at, message });
-    this._count(message, at);
-    if (at - (this._copies.at(-1)?.at ?? -Infinity) >= COPY_EVERY * this.bucketS) this._copy(at);
-    this._forget();
+    const { scheduler, frame, recording } = message;
+    if (recording) this.#begin(recording);
+    const before = this.pictures.get(scheduler);
+    if (!before && frame && !frame.isFull) return; // its beginning went to another tab
+    this.now = this.#timeOf(message, clockS);
+    const after = frame ? afterFrame(before, frame) : this.#lost(before, message);
+    const slice = this.#slice(this.now, !frame?.isFull);
+    const texts = frame?.isFull && !before?.lost ? [] : changesOf(before, after);
+    slice.events.push(...texts.map((text) => ({ at: this.now, scheduler, text })));
+    for (const { number, steps = [], numOmittedSteps = 0 } of frame?.workers ?? []) {
+      const offset = this.now - after.at;
+      slice.steps.push(...steps.map((one) => stepOf(one, `${scheduler} ${number}`, offset)));
+      slice.numOmitted += numOmittedSteps;
+    }
+    this.pictures = new Map(this.pictures).set(scheduler, after);
+    this.#keep(slice);
   }
 
   /** Returns the schedulers' pictures at a time. */
   picturesAt(at) {
-    if (at >= this.now) return this.pictures;
-    const before = this._copies.findLast((one) => one.at <= at) ?? this._copies[0];
-    let cursor = this._cursor;
-    if (!cursor || cursor.at > at || cursor.index < before.index) {
-      cursor = { index: before.index, pictures: copies(before.pictures) };
-    }
-    while (this.entries[cursor.index - this._first]?.at <= at) {
-      apply(cursor.pictures, this.entries[cursor.index++ - this._first].message);
-    }
-    this._cursor = { ...cursor, at };
-    return cursor.pictures;
+    const slice = this.slices.findLast(({ moments }) => moments[0]?.at <= at);
+    return slice?.moments.findLast((one) => one.at <= at).pictures ?? new Map();
   }
 
-  /** Returns all that another history needs to go on from here. */
-  dump() {
-    const [{ at, pictures, index }] = this._copies;
-    const entries = this.entries.slice(index - this._first);
-    return { at, pictures, entries, offsets: this._offsets };
+  /** Returns this as it is now, whatever comes. */
+  frozen() {
+    return Object.assign(new History(), this, { slices: [...this.slices] });
   }
 
-  /** Takes the place of an empty history: what `dump` has returned. */
-  static from({ at, pictures, entries, offsets }) {
-    const history = new History();
-    history.pictures = copies(pictures);
-    history._copy(at);
-    for (const { at: clockS, message } of entries) history.add(message, clockS);
-    history._offsets = offsets;
-    return history;
+  /** Returns what another tab needs to go on from here. */
+  get known() {
+    const { recording, sliceS, pictures, now, offsets } = this;
+    return { recording, sliceS, pictures, now, offsets };
   }
 
-  _begin({ recording }) {
-    if (this.recording) return;
-    const beginsNs = Number(recording.beginsAtNs);
-    const endsS = Math.max(1, (Number(recording.endsAtNs) - beginsNs) / 1e9);
-    this.recording = { beginsNs, endsS };
-    this.bucketS = Math.max(0.5, endsS / NUM_BUCKETS);
+  /** Goes on from what another tab knows. */
+  goOnFrom(known) {
+    Object.assign(this, known);
+    this.#keep(this.#slice(this.now, false));
+  }
+
+  #begin({ beginsAtNs, endsAtNs }) {
+    const [beginsS, endsS] = [beginsAtNs, endsAtNs].map((ns) => Number(ns) / 1e9);
+    this.recording = { beginsS, endsS: Math.max(1, endsS - beginsS) };
+    this.sliceS = Math.max(SPAN_S, this.recording.endsS) / NUM_SLICES;
   }
 
   /** Schedulers' clocks begin anywhere; the frame that came fastest says where ours stood then. */
-  _timeOf({ scheduler, frame }, clockS) {
-    if (this.recording && frame) return (Number(frame.atNs) - this.recording.beginsNs) / 1e9;
-    if (this.recording) return this.now;
-    if (!frame) {
-      this._offsets.delete(scheduler);
-      return Math.max(this.now, clockS);
-    }
-    const offset = clockS - Number(frame.atNs) / 1e9;
-    const known = this._offsets.get(scheduler) ?? Infinity;
-    this._offsets.set(scheduler, Math.min(known, offset));
-    return Math.max(this.now, Number(frame.atNs) / 1e9 + this._offsets.get(scheduler));
+  #timeOf({ scheduler, frame }, clockS) {
+    if (!frame) this.offsets.delete(scheduler);
+    if (!frame) return this.recording ? this.now : Math.max(this.now, clockS);
+    const atS = Number(frame.atNs) / 1e9;
+    const known = this.offsets.get(scheduler) ?? Infinity;
+    const offset = this.recording ? -this.recording.beginsS : Math.min(known, clockS - atS);
+    this.offsets.set(scheduler, offset);
+    return Math.max(this.now, atS + offset);
   }
 
-  /** Notes what happens to schedulers and workers, in words. */
-  _note({ scheduler, frame, lost }, at) {
-    const note = (text) => this.events.push({ at, text });
-    const picture = this.pictures.get(scheduler);
-    if (!frame) {
-      const what = this.recording ? "the recording breaks off" : `scheduler ${scheduler} is lost`;
-      if (!picture?.lost) note(`${what}: ${lost}`);
-      return;
-    }
-    if (picture?.lost) note(`scheduler ${scheduler} is back`);
-    if (!picture || frame.isFull) return;
-    const addressOf = (number) => picture.workers.get(number)?.description.address;
-    for (const number of frame.leftWorkers ?? []) note(`worker ${addressOf(number)} has left`);
-    for (const { number, description } of frame.workers ?? []) {
-      const known = picture.workers.get(number)?.description;
-      if (!description) continue;
-      if (!known) note(`worker ${description.address} has joined`);
-      else if (description.isDraining && !known.isDraining) note(`worker ${known.address} drains`);
-    }
+  #lost(before, { lost, recording }) {
+    return { ...(recording ? before : EMPTY), lost };
   }
 
-  _count({ scheduler, frame }, at) {
-    const offset = frame ? at - Number(frame.atNs) / 1e9 : 0;
-    for (const { number, steps, numOmittedSteps } of frame?.workers ?? []) {
-      for (const one of steps ?? []) this._step(one, `${scheduler} ${number}`, offset);
-      if (numOmittedSteps) this._bucket(at).numOmitted += numOmittedSteps;
+  /** Returns the slice of a time, which may be the next one; drops those before the span. */
+  #slice(at, isKnown) {
+    const index = Math.floor(at / this.sliceS);
+    const last = this.slices.at(-1)?.index ?? index - 1;
+    for (let next = Math.max(last + 1, index - NUM_SLICES); next <= index; next++) {
+      const parts = { moments: [], steps: [], numOmitted: 0, events: [], pictures: this.pictures };
+      this.slices.push({ index: next, isKnown, ...parts });
     }
-    this._bucket(at).requests = requestCounts(this.pictures);
+    while (this.slices[0].index < index - NUM_SLICES) this.slices.shift();
+    this.slices.at(-1).isKnown &&= isKnown;
+    return this.slices.at(-1);
   }
 
-  _step(one, worker, offset) {
-    const at = Number(one.answeredAtNs) / 1e9 + offset;
-    const { numTokens = 0, numDecodes = 0 } = one;
-    const chunks = int32s(one.prefillNumTokens);
-    const firstTokensS = int64s(one.firstTokenNs).map((ns) => ns / 1e9);
-    const seconds = Number(one.durationNs ?? 0) / 1e9;
-    const step = { worker, id: Number(one.stepId), at, seconds, numTokens, numDecodes, chunks };
-    this.steps.push({ ...step, firstTokensS, moved: one.numMoved ?? {} });
-    const bucket = this._bucket(at);
-    bucket.numSteps++;
-    bucket.generated += numDecodes + firstTokensS.length;
-    bucket.prompt += numTokens - numDecodes;
-    bucket.firstTokensS.push(...firstTokensS);
-    if (numDecodes) bucket.gaps.push([seconds, numDecodes]);
-  }
-
-  /** Notes that what was between the last entry and a full picture is not known. */
-  _miss(at) {
-    for (let time = this.now; time < at; time += this.bucketS) this._bucket(time).row = {};
-  }
-
-  _bucket(at) {
-    const index = Math.floor(at / this.bucketS);
-    if (!this.buckets.has(index)) {
-      const sums = { generated: 0, prompt: 0, numSteps: 0, numOmitted: 0 };
-      this.buckets.set(index, { ...sums, firstTokensS: [], gaps: [], requests: null });
-    }
-    return this.buckets.get(index);
-  }
-
-  _copy(at) {
-    const index = this._first + this.entries.length;
-    this._copies.push({ at, index, pictures: copies(this.pictures) });
-  }
-
-  /** Drops what is older than the span, from one copy to the next. */
-  _forget() {
-    if (this.recording) return;
-    const held = Math.max(this.heldFrom, this.now - HOLD_S);
-    const from = Math.min(this.now - SPAN_S, held);
-    while (this._copies.length > 1 && this._copies[1].at <= from) {
-      this._copies.shift();
-      const { index } = this._copies[0];
-      this.entries.splice(0, index - this._first);
-      this._first = index;
-    }
-    this.steps = this.steps.filter((one) => one.at >= from);
-    this.events = this.events.filter((one) => one.at >= from);
-    for (const index of this.buckets.keys()) {
-      if ((index + 1) * this.bucketS < from) this.buckets.delete(index);
-    }
+  /** Keeps the pictures of now; of two that are close to the one before, the later. */
+  #keep(slice) {
+    const [before, last] = slice.moments.slice(-2);
+    if (last && last.at - before.at < this.sliceS / NUM_MOMENTS) slice.moments.pop();
+    slice.moments.push({ at: this.now, pictures: this.pictures });
+    slice.pictures = this.pictures;
   }
 }
 
-function apply(pictures, { scheduler, frame, lost = "", recording }) {
-  const picture = pictures.get(scheduler) ?? emptyPicture();
-  pictures.set(scheduler, picture);
-  if (frame) applyFrame(picture, frame);
-  else Object.assign(picture, recording ? {} : emptyPicture(), { lost });
+function stepOf(step, worker, offset) {
+  const { stepId, answeredAtNs, durationNs = 0, numTokens = 0, numDecodes = 0 } = step;
+  return {
+    worker,
+    id: Number(stepId),
+    at: Number(answeredAtNs) / 1e9 + offset,
+    seconds: Number(durationNs) / 1e9,
+    numTokens,
+    numDecodes,
+    chunks: int32s(step.prefillNumTokens),
+    firstTokensS: int64s(step.firstTokenNs).map((ns) => ns / 1e9),
+    moved: step.numMoved ?? {},
+  };
 }
 
-function copies(pictures) {
-  return new Map([...pictures].map(([name, one]) => [name, copyOf(one)]));
-}
-
-/** Returns how many requests wait, load, run and are swapped, of all schedulers. */
-export function requestCounts(pictures) {
-  const counts = { waiting: 0, loading: 0, running: 0, swapped: 0 };
-  for (const { numWaiting, workers } of pictures.values()) {
-    counts.waiting += numWaiting;
-    for (const { sequences } of workers.values()) {
-      const counted = [...sequences.values()].filter(({ state }) => state in counts);
-      const states = new Map(counted.map((one) => [one.requestNumber, one.state]));
-      for (const state of states.values()) counts[state]++;
+/** Says what has happened to a scheduler and its workers between two pictures. */
+function changesOf(before, after) {
+  if (after.lost) return before?.lost ? [] : [`is lost: ${after.lost}`];
+  if (before?.lost) return ["is back"];
+  const texts = [];
+  for (const [number, { description }] of before.workers) {
+    if (!after.workers.has(number)) texts.push(`worker ${description.address} has left`);
+  }
+  for (const [number, { description }] of after.workers) {
+    const known = before.workers.get(number)?.description;
+    if (!known) texts.push(`worker ${description.address} has joined`);
+    else if (description.isDraining && !known.isDraining) {
+      texts.push(`worker ${description.address} drains`);
     }
   }
-  return counts;
+  return texts;
 }

@@ -1,7 +1,7 @@
 /** The Live view: what the schedulers decide, now or at a moment of the last minute. */
 
 import { clock, duration } from "../lib/format.js";
-import { html, useEffect, useReducer, useRef, useState } from "../lib/html.js";
+import { html, useEffect, useReducer, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { Charts } from "./charts.js";
 import { requestsOf } from "./picture.js";
@@ -10,52 +10,46 @@ import { Status } from "./status.js";
 import { Watch } from "./watch.js";
 import { WorkerPanel } from "./worker_panel.js";
 
-const FRAME_MS = 100;
-const IDLE_MS = 1000;
-const WINDOWS_S = [2, 10, 60];
+const DRAW_MS = 250;
+/** Seconds of steps that are shown. */
+const WINDOW_S = 10;
 
 export function Live() {
-  const [view, setView] = useState({ pausedAt: null, axis: null, windowS: 10 });
-  const isPaused = view.pausedAt !== null;
-  const watch = useWatch(isPaused);
-  const { history, problem } = watch;
-  const axis = view.axis ?? history.axisAt(Date.now() / 1000);
+  const [pause, setPause] = useState(null); // what was known then, and the moment that is shown
+  const watch = useWatch(pause !== null);
+  const history = pause?.history ?? watch.history;
+  const axis = pause?.axis ?? history.axisAt(Date.now() / 1000);
   const newest = history.recording ? history.now : axis.to;
-  const at = isPaused ? Math.max(view.pausedAt, history.oldest) : newest;
+  const at = pause?.at ?? newest;
   const pauseAt = (time) => {
-    const moment = Math.min(Math.max(time, axis.from), newest);
-    setView((old) => ({ ...old, pausedAt: moment, axis, windowTo: windowEnd(old, moment, at) }));
+    const moment = Math.min(Math.max(time, axis.from, history.oldest), newest);
+    setPause({ history: pause ? history : history.frozen(), axis, at: moment });
   };
-  const goOn = () => setView(({ windowS }) => ({ pausedAt: null, axis: null, windowS }));
-  history.heldFrom = isPaused ? axis.from : Infinity;
-
-  const pictures = history.picturesAt(at);
-  const names = [...pictures.keys()].sort();
-  const to = isPaused ? view.windowTo : at;
-  const span = { from: to - view.windowS, to };
-  const panels = names.flatMap((scheduler) => {
-    const { workers, at: atNs } = pictures.get(scheduler);
-    return [...workers.values()].map((worker) => {
-      return { scheduler, worker, now: atNs / 1e9, requests: requestsOf(worker) };
-    });
-  });
+  // The window slides with the time; in a pause it goes by whole windows, so that a step stays in place.
+  const to = pause ? newest - Math.floor((newest - at) / WINDOW_S) * WINDOW_S : at;
+  const span = { from: to - WINDOW_S, to };
+  const panels = [...history.picturesAt(at)].sort().flatMap(([scheduler, { workers, at: now }]) =>
+    [...workers.values()].map((worker) => {
+      return { scheduler, worker, now, requests: requestsOf(worker) };
+    }),
+  );
+  const time = history.recording ? duration : (seconds) => clock(seconds * 1000);
   return html`<div class="live" aria-label="Live">
     <${TimeBar}
-      ...${{ history, axis, at, isPaused, newest, pauseAt, goOn }}
-      windowS=${view.windowS}
-      onWindow=${(windowS) => setView((old) => ({ ...old, windowS, windowTo: at }))}
+      ...${{ axis, at, newest, time, pauseAt, isPaused: pause !== null }}
+      goOn=${() => setPause(null)}
     />
     <${Status}
-      ...${{ history, pictures, problem, at }}
+      ...${{ history, at, time, problem: watch.problem }}
       onKey=${async () => (await askForKey("")) && watch.restart()}
       onRetry=${() => watch.restart()}
     />
-    ${names.length > 0 && html`<${Charts} ...${{ history, axis, at, isPaused }} />`}
+    <${Charts} ...${{ history, axis, at, time }} />
     ${panels.map(
       (panel) =>
         html`<${WorkerPanel}
           key=${`${panel.scheduler} ${panel.worker.number}`}
-          ...${{ ...panel, history, span, at, isOneOfMany: names.length > 1, onMove: pauseAt }}
+          ...${{ ...panel, history, span, at, onMove: pauseAt }}
           onWhy=${(number) => (location.hash = whyHash(panel.scheduler, number))}
         />`,
     )}
@@ -68,43 +62,31 @@ function whyHash(scheduler, number) {
   return `#/why/${number}@${encodeURIComponent(scheduler)}`;
 }
 
-/** Moves the window of the steps only as far as the moment needs it. */
-function windowEnd({ windowTo, windowS }, moment, at) {
-  const to = windowTo ?? at;
-  if (moment > to) return moment;
-  return moment < to - windowS ? moment + windowS / 2 : to;
-}
-
-/** Returns the watch of this view, which is drawn with its news, and each second. */
+/** Returns the watch of this view, which is drawn with its news, and each second; never in a pause. */
 function useWatch(isPaused) {
-  const [, render] = useReducer((count) => count + 1, 0);
-  const mine = useRef(null);
-  mine.current ??= { hasNews: false, watch: new Watch(() => (mine.current.hasNews = true)) };
-  mine.current.isPaused = isPaused;
+  const [watch] = useState(() => new Watch());
+  const [, draw] = useReducer((count) => count + 1, 0);
   useEffect(() => {
-    let [last, timer] = [0, 0];
-    const draw = (time) => {
-      timer = requestAnimationFrame(draw); // none comes while the tab is hidden
-      const isNew = mine.current.hasNews && !mine.current.isPaused;
-      if (time - last < (isNew ? FRAME_MS : IDLE_MS)) return;
-      last = time;
-      mine.current.hasNews = false;
-      render();
-    };
-    mine.current.watch.start();
-    timer = requestAnimationFrame(draw);
-    return () => {
-      cancelAnimationFrame(timer);
-      mine.current.watch.stop();
-    };
+    watch.start();
+    return () => watch.end();
   }, []);
-  return mine.current.watch;
+  useEffect(() => {
+    if (isPaused) return undefined;
+    let drawnAt = 0;
+    const timer = setInterval(() => {
+      if (document.hidden || !(watch.hasNews || Date.now() - drawnAt > 1000)) return;
+      drawnAt = Date.now();
+      watch.hasNews = false;
+      draw();
+    }, DRAW_MS);
+    return () => clearInterval(timer);
+  }, [isPaused]);
+  return watch;
 }
 
-function TimeBar({ history, axis, at, isPaused, newest, pauseAt, goOn, windowS, onWindow }) {
-  const time = history.recording ? `${duration(at)} of ${duration(axis.to)}` : clock(at * 1000);
-  const said = isPaused ? `${time}, paused` : time;
-  return html`<div class="live-bar" role="group" aria-label="Time">
+function TimeBar({ axis, at, newest, time, pauseAt, isPaused, goOn }) {
+  const said = isPaused ? `${time(at)}, paused` : time(at);
+  return html`<div class="live-row live-bar" role="group" aria-label="Time">
     <button onClick=${() => (isPaused ? goOn() : pauseAt(newest))} aria-pressed=${isPaused}>
       ${isPaused ? "Go on" : "Pause"}
     </button>
@@ -119,13 +101,5 @@ function TimeBar({ history, axis, at, isPaused, newest, pauseAt, goOn, windowS, 
       onInput=${({ target }) => pauseAt(Number(target.value))}
     />
     <span class="live-time">${said}</span>
-    <label>
-      Steps of
-      <select onChange=${({ target }) => onWindow(Number(target.value))}>
-        ${WINDOWS_S.map(
-          (one) => html`<option value=${one} selected=${one === windowS}>${duration(one)}</option>`,
-        )}
-      </select>
-    </label>
   </div>`;
 }

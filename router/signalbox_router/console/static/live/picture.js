@@ -1,64 +1,48 @@
 /**
  * What frames of `Watch` say of a scheduler. No DOM.
  *
- * A picture is plain data: sequences and columns are replaced, never changed, so that a copy is
- * cheap. Numbers of blocks index the pools.
+ * A picture never changes: a frame makes another one, which shares with it what is the same, so that
+ * those of the last minute can all be kept. Numbers of blocks index the pools.
  */
 
 const STATES = ["", "waiting", "running", "swapped", "ended", "loading"];
 /** Kinds of blocks, in the order of legends. Further kinds of owners fit in as further rows. */
 export const KINDS = ["free", "cached", "used", "shared", "swapped", "reserved", "in transfer"];
 const [, CACHED, USED, SHARED, SWAPPED, RESERVED, IN_TRANSFER] = KINDS.keys();
-const KIND_OF_HOLD = {
-  HOLD_KIND_PLAN: RESERVED,
-  HOLD_KIND_PREFIX: RESERVED,
-  HOLD_KIND_FETCH: IN_TRANSFER,
-  HOLD_KIND_STORE: IN_TRANSFER,
-  HOLD_KIND_EXPORT: IN_TRANSFER,
-  HOLD_KIND_MIGRATION: IN_TRANSFER,
-};
+/** What holds blocks that move nowhere. */
+const RESERVING = ["HOLD_KIND_PLAN", "HOLD_KIND_PREFIX"];
 
-export function emptyPicture() {
-  return { at: 0, lost: "", numWaiting: 0, starting: [], workers: new Map() };
-}
+export const EMPTY = { at: 0, lost: "", numWaiting: 0, starting: [], workers: new Map() };
 
-/** Returns a picture that stays as it is while the other is changed. */
-export function copyOf(picture) {
-  return { ...picture, workers: new Map([...picture.workers].map(([n, one]) => [n, copied(one)])) };
-}
-
-function copied(worker) {
-  const pools = [worker.gpu, worker.cpu].map(({ cached, held }) => ({
-    cached: cached.slice(),
-    held: new Map(held),
-  }));
-  return { ...worker, sequences: new Map(worker.sequences), gpu: pools[0], cpu: pools[1] };
-}
-
-/** Changes a picture as a frame says. */
-export function applyFrame(picture, frame) {
-  if (frame.isFull) Object.assign(picture, emptyPicture());
-  picture.lost = "";
-  picture.at = Number(frame.atNs);
-  picture.numWaiting = frame.numWaiting ?? picture.numWaiting;
-  if (frame.starting) picture.starting = frame.starting.phases ?? [];
-  for (const number of frame.leftWorkers ?? []) picture.workers.delete(number);
+/** Returns the picture after a frame. */
+export function afterFrame(picture, frame) {
+  const before = frame.isFull ? EMPTY : picture;
+  const { numWaiting = before.numWaiting, starting } = frame;
+  const workers = new Map(before.workers);
+  for (const number of frame.leftWorkers ?? []) workers.delete(number);
   for (const change of frame.workers ?? []) {
-    if (!picture.workers.has(change.number)) {
-      picture.workers.set(change.number, newWorker(change.number, change.description));
-    }
-    applyToWorker(picture.workers.get(change.number), change);
+    workers.set(
+      change.number,
+      workerAfter(workers.get(change.number) ?? newWorker(change), change),
+    );
   }
+  const phases = starting ? (starting.phases ?? []) : before.starting;
+  return { at: Number(frame.atNs) / 1e9, lost: "", numWaiting, starting: phases, workers };
 }
 
-function newWorker(number, { numGpuBlocks = 0, numCpuBlocks = 0 }) {
+function newWorker({ number, description: { numGpuBlocks = 0, numCpuBlocks = 0 } }) {
   const pool = (size) => ({ cached: new Uint8Array(size), held: new Map() });
   return { number, sequences: new Map(), gpu: pool(numGpuBlocks), cpu: pool(numCpuBlocks) };
 }
 
-function applyToWorker(worker, change) {
-  if (change.description) worker.description = change.description;
-  const { sequences } = worker;
+function workerAfter(worker, change) {
+  const { description = worker.description } = change;
+  const [gpu, cpu] = [poolAfter(worker.gpu, change.gpu), poolAfter(worker.cpu, change.cpu)];
+  return { ...worker, description, gpu, cpu, sequences: sequencesAfter(worker.sequences, change) };
+}
+
+function sequencesAfter(before, change) {
+  const sequences = new Map(before);
   for (const id of int64s(change.goneSeqIds)) sequences.delete(id);
   for (const { seqId, ...one } of change.newSequences ?? []) {
     const arrivedS = Number(one.arrivedAtNs ?? 0) / 1e9;
@@ -71,48 +55,43 @@ function applyToWorker(worker, change) {
     const progress = { numTokens: numTokens[i], numComputedTokens: numComputedTokens[i] };
     sequences.set(id, { ...sequences.get(id), state: STATES[states[i]], ...progress });
   });
-  applyTables(sequences, change);
-  for (const name of ["gpu", "cpu"]) if (change[name]) applyToPool(worker[name], change[name]);
-}
-
-function applyTables(sequences, change) {
-  const [kept, counts, blocks] = [
-    change.tableNumKept,
-    change.tableNumBlocks,
-    change.tableBlocks,
-  ].map(int32s);
+  const { tableNumKept, tableNumBlocks, tableBlocks } = change;
+  const [kept, counts, blocks] = [tableNumKept, tableNumBlocks, tableBlocks].map(int32s);
   let start = 0;
   int64s(change.tableSeqIds).forEach((id, i) => {
     const sequence = sequences.get(id);
     const added = blocks.slice(start, (start += counts[i]));
-    sequences.set(id, { ...sequence, table: [...sequence.table.slice(0, kept[i]), ...added] });
+    sequences.set(id, { ...sequence, table: sequence.table.slice(0, kept[i]).concat(added) });
   });
+  return sequences;
 }
 
-function applyToPool(pool, change) {
-  for (const block of int32s(change.cached)) pool.cached[block] = 1;
-  for (const block of int32s(change.uncached)) pool.cached[block] = 0;
+function poolAfter(pool, change) {
+  if (!change) return pool;
+  const [cached, held] = [pool.cached.slice(), new Map(pool.held)];
+  for (const block of int32s(change.cached)) cached[block] = 1;
+  for (const block of int32s(change.uncached)) cached[block] = 0;
   for (const { kind, blocks } of change.held ?? []) {
-    if (blocks) pool.held.set(kind, int32s(blocks));
-    else pool.held.delete(kind);
+    if (blocks) held.set(kind, int32s(blocks));
+    else held.delete(kind);
   }
+  return { cached, held };
 }
 
 /** Returns the kind of each block of a pool, "gpu" or "cpu", as indices of KINDS. */
 export function kindsOf(worker, name) {
   const { cached, held } = worker[name];
-  const kinds = new Uint8Array(cached.length);
-  cached.forEach((is, block) => is && (kinds[block] = CACHED));
-  for (const { state, table } of worker.sequences.values()) {
-    if ((state === "swapped") !== (name === "cpu")) continue;
-    const first = name === "cpu" ? SWAPPED : USED;
-    for (const block of table) kinds[block] = kinds[block] >= USED ? SHARED : first;
+  const kinds = cached.map((is) => is * CACHED);
+  const first = name === "cpu" ? SWAPPED : USED;
+  for (const sequence of worker.sequences.values()) {
+    if (poolOf(sequence) !== name) continue;
+    for (const block of sequence.table) kinds[block] = kinds[block] >= USED ? SHARED : first;
   }
   for (const [kind, blocks] of held) {
+    const isReserving = RESERVING.includes(kind);
     for (const block of blocks) {
-      if (kinds[block] < USED || KIND_OF_HOLD[kind] === IN_TRANSFER) {
-        kinds[block] = KIND_OF_HOLD[kind];
-      }
+      if (!isReserving) kinds[block] = IN_TRANSFER;
+      else if (kinds[block] < USED) kinds[block] = RESERVED;
     }
   }
   return kinds;
@@ -125,25 +104,31 @@ export function countsOf(kinds) {
   return counts;
 }
 
-/** Returns requests of a worker by number: their sequences, state, tokens, and blocks in a pool. */
+/** Returns requests of a worker by number: state, tokens and sequences. */
 export function requestsOf(worker) {
   const requests = new Map();
-  for (const { requestNumber, ...one } of worker.sequences.values()) {
-    const known = requests.get(requestNumber) ?? { ...one, numOutput: 0, gpu: [], cpu: [] };
-    known.numOutput += Math.max(0, one.numTokens - one.numPromptTokens);
-    known[one.state === "swapped" ? "cpu" : "gpu"].push(...one.table);
-    if (one.state !== "ended") known.state = one.state;
+  for (const sequence of worker.sequences.values()) {
+    const { requestNumber, state, numTokens, numPromptTokens } = sequence;
+    const known = requests.get(requestNumber) ?? { ...sequence, numOutput: 0, sequences: [] };
+    known.numOutput += Math.max(0, numTokens - numPromptTokens);
+    if (state !== "ended") known.state = state;
+    known.sequences.push(sequence);
     requests.set(requestNumber, known);
   }
-  for (const one of requests.values()) one.blocks = new Set([...one.gpu, ...one.cpu]).size;
   return requests;
 }
 
-function bytesOf(text) {
-  const binary = atob(text ?? "");
-  const bytes = new Uint8Array(binary.length);
-  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
-  return bytes;
+/** Returns the blocks of a request in a pool. */
+export function blocksOf({ sequences }, name) {
+  return new Set(sequences.filter((one) => poolOf(one) === name).flatMap(({ table }) => table));
+}
+
+function poolOf({ state }) {
+  return state === "swapped" ? "cpu" : "gpu";
+}
+
+function bytesOf(text = "") {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
 /** Reads a column of int32. */

@@ -1,8 +1,8 @@
 /** Requests on the workers, the oldest first, with links to what happened to each. */
 
-import { duration, number } from "../lib/format.js";
+import { counted, duration, number } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
-import { counted } from "./figures.js";
+import { blocksOf } from "./picture.js";
 
 const NUM_SHOWN = 10;
 const COLUMNS = ["request", "state", "worker", "prompt", "output", "blocks", "since"];
@@ -14,16 +14,16 @@ export function Requests({ panels, whyHash }) {
     .flatMap((panel) => [...panel.requests].map(([id, one]) => ({ id, one, ...panel })))
     .sort((one, other) => one.id - other.id);
   const more = isWhole ? "Show the oldest" : `Show all ${rows.length}`;
-  return html`<section class="live-requests" aria-label="Requests">
-    <h2>Requests <span class="live-muted">${counted(rows.length, "request")} on workers</span></h2>
-    <table class="live-table" hidden=${!rows.length}>
+  return html`<section class="panel" aria-label="Requests">
+    <h2>Requests <span class="muted">${counted(rows.length, "request")} on workers</span></h2>
+    <table class="table" hidden=${!rows.length}>
       <thead>
         <tr>
           ${COLUMNS.map((one) => html`<th>${one}</th>`)}
         </tr>
       </thead>
       <tbody>
-        ${(isWhole ? rows : rows.slice(0, NUM_SHOWN)).map(
+        ${rows.slice(0, isWhole ? rows.length : NUM_SHOWN).map(
           (row) =>
             html`<tr>
               <td><a href=${whyHash(row.scheduler, row.id)}>${row.id}</a></td>
@@ -37,8 +37,9 @@ export function Requests({ panels, whyHash }) {
 }
 
 function textsOf({ one, worker, now }) {
-  const age = Math.max(0, now - one.arrivedS);
+  const age = duration(Math.max(0, now - one.arrivedS));
   const output = `${number(one.numOutput)} of ${number(one.maxTokens)}`;
+  const numBlocks = blocksOf(one, "gpu").size + blocksOf(one, "cpu").size;
   const { address } = worker.description;
-  return [one.state, address, number(one.numPromptTokens), output, one.blocks, duration(age)];
+  return [one.state, address, number(one.numPromptTokens), output, numBlocks, age];
 }

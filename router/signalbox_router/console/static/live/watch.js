@@ -1,7 +1,7 @@
 /**
  * Follows the schedulers: one stream for all visible tabs, none while all are hidden.
  *
- * The tab that holds a lock streams, and passes on what comes; the others ask it for what it has. A
+ * The tab that holds a lock streams, and passes on what comes; the others ask it for what it knows. A
  * tab that is hidden gives the lock away. Where there are no locks, as on a page by plain HTTP of
  * another host, each visible tab has a stream of its own. (A shared worker would need a script URL,
  * which the page's policy lets nothing make.)
@@ -12,99 +12,87 @@ import { OPERATIONS, RpcError, retrying, stream } from "../lib/rpc.js";
 import { History } from "./history.js";
 
 export class Watch {
-  /** Calls `onNews` when anything has changed. */
-  constructor(onNews) {
-    this.history = new History();
-    /** Why there is nothing new, in words; empty if there is. */
-    this.problem = "";
-    this._onNews = onNews;
-    this._ending = null;
-    this._follow = () => (document.hidden ? this._rest() : this._begin());
-  }
+  history = new History();
+  /** Why there is nothing new, in words; empty if there is. */
+  problem = "";
+  /** Set back by the view that draws the news. */
+  hasNews = false;
+  #ending = null;
+  #follow = () => {
+    if (!document.hidden) this.#begin();
+    else if (!this.history.recording) this.#rest(); // a recording would begin again
+  };
 
   start() {
-    document.addEventListener("visibilitychange", this._follow);
-    this._follow();
+    document.addEventListener("visibilitychange", this.#follow);
+    this.#follow();
   }
 
-  stop() {
-    document.removeEventListener("visibilitychange", this._follow);
-    this._end();
+  end() {
+    document.removeEventListener("visibilitychange", this.#follow);
+    this.#rest();
   }
 
   /** Begins again, such as with another key. */
   restart() {
-    this._end();
-    this._follow();
+    this.#rest();
+    this.#follow();
   }
 
-  _rest() {
-    if (!this.history.recording) this._end(); // a recording would begin again
+  #rest() {
+    this.#ending?.abort();
+    this.#ending = null;
   }
 
-  _end() {
-    this._ending?.abort();
-    this._ending = null;
-  }
-
-  async _begin() {
-    if (this._ending) return;
-    const { signal } = (this._ending = new AbortController());
+  async #begin() {
+    if (this.#ending) return;
+    const { signal } = (this.#ending = new AbortController());
     const name = `signalbox.watch ${new URL(document.baseURI).pathname} ${await digest(getKey())}`;
     if (signal.aborted) return;
-    const tabs = navigator.locks ? new BroadcastChannel(name) : null;
-    if (!tabs) return this._lead(signal, () => {});
+    this.history.pictures = new Map(); // what comes may begin with a difference
+    if (!navigator.locks) return this.#lead(signal);
+    const tabs = new BroadcastChannel(name);
     signal.addEventListener("abort", () => tabs.close());
-    const role = { leads: false, knows: false };
-    tabs.onmessage = ({ data }) => this._hear(data, role, tabs);
+    let leads = false;
+    tabs.onmessage = ({ data }) => {
+      if (!data.asks) this.#take(data);
+      else if (leads) tabs.postMessage({ known: this.history.known, problem: this.problem });
+    };
     tabs.postMessage({ asks: true });
-    const lead = async () => {
-      role.leads = true;
-      await this._lead(signal, (news) => signal.aborted || tabs.postMessage(news));
+    const lead = () => {
+      leads = true;
+      return this.#lead(signal, (news) => signal.aborted || tabs.postMessage(news));
     };
     await navigator.locks.request(name, { signal }, lead).catch(() => {}); // it ends by the signal
   }
 
-  /** Takes what another tab says. */
-  _hear({ asks, dump, news, problem = "" }, role, tabs) {
-    if (asks && role.leads && this.history.entries.length) {
-      tabs.postMessage({ dump: this.history.dump(), problem: this.problem });
-    }
-    if (asks || role.leads) return;
-    if (dump) {
-      this.history = History.from(dump);
-      role.knows = true;
-    } else if (!role.knows) {
-      tabs.postMessage({ asks: true });
-      return;
-    } else if (news) {
-      this.history.add(...news);
-    }
+  /** Takes what the stream, or another tab, says. */
+  #take({ known, message, clockS, problem = "" }) {
+    if (known) this.history.goOnFrom(known);
+    if (message) this.history.add(message, clockS);
     this.problem = problem;
-    this._onNews();
+    this.hasNews = true;
   }
 
   /** Streams until the signal, an error that stays, or the end of a recording. */
-  async _lead(signal, tell) {
-    const say = (news, problem) => {
-      this.problem = problem;
-      tell({ news, problem });
-      this._onNews();
+  async #lead(signal, tell = () => {}) {
+    const say = (news) => {
+      this.#take(news);
+      tell(news);
     };
     const follow = async (onSuccess) => {
+      this.history.pictures = new Map();
       if (this.history.recording) this.history = new History(); // it begins again
       for await (const message of stream(OPERATIONS, "Watch", {}, { signal })) {
         onSuccess();
-        const news = [message, Date.now() / 1000];
-        this.history.add(...news);
-        say(news, "");
+        say({ message, clockS: Date.now() / 1000 });
       }
       if (!this.history.recording) throw new RpcError("unavailable", "The stream has ended.");
     };
     try {
-      await retrying(signal, follow, ({ message }) => say(null, message));
-    } catch (error) {
-      if (!signal.aborted) say(null, error.message);
+      await retrying(signal, follow, ({ message: problem }) => say({ problem }));
+    } catch ({ message: problem }) {
+      if (!signal.aborted) say({ problem });
     }
   }
 }

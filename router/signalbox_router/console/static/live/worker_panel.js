@@ -1,38 +1,57 @@
 /** One worker: its blocks, what moves among its tiers, and its steps. */
 
-import { number } from "../lib/format.js";
+import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { BlockMap } from "./block_map.js";
-import { counted, movesOf, stepsBetween } from "./figures.js";
-import { Moves, Timeline } from "./timeline.js";
+import { movesOf, stepsBetween } from "./figures.js";
+import { Timeline } from "./timeline.js";
 
 const ROLES = { prefill: "computes prompts", decode: "decodes" };
 const STORES = { disk: "a disk", shared: "a shared store", memory: "a simulated store" };
+/** From where blocks go to where, by what steps count. */
+const MOVES = {
+  blocks_swapped_out: "device → CPU",
+  blocks_swapped_in: "CPU → device",
+  blocks_copied: "device → device",
+  blocks_fetched: "store or worker → CPU",
+  blocks_stored: "CPU → store",
+  blocks_exported: "CPU → worker",
+};
 const MOVES_S = 5;
 
-export function WorkerPanel({ history, scheduler, worker, requests, now, span, at, ...rest }) {
-  const { isOneOfMany, onMove, onWhy } = rest;
+/** Props: `history`, `worker` of a `scheduler`, its `requests`, `now` by its clock, `span` of steps, `at`. */
+export function WorkerPanel({
+  history,
+  scheduler,
+  worker,
+  requests,
+  now,
+  span,
+  at,
+  onMove,
+  onWhy,
+}) {
   const { description } = worker;
+  const { address, isDraining, numCpuBlocks, ranks } = description;
   const name = `${scheduler} ${worker.number}`;
-  const steps = stepsBetween(history.steps, name, span.from, span.to);
-  const moves = movesOf(stepsBetween(history.steps, name, at - MOVES_S, at));
+  const steps = stepsBetween(history, name, span.from, span.to);
   const pool = { worker, requests, now, onWhy };
-  return html`<section class="live-worker" aria-label=${`Worker ${description.address}`}>
-    <header>
-      <h2>Worker ${description.address}</h2>
-      ${description.isDraining && html`<b class="live-badge">drains</b>`}
-      <span class="live-muted">${factsOf(description, requests, isOneOfMany && scheduler)}</span>
+  return html`<section class="panel" aria-label=${`Worker ${address}`}>
+    <header class="live-row">
+      <h2>Worker ${address}</h2>
+      ${isDraining && html`<b class="badge">drains</b>`}
+      <span class="muted">${factsOf(description, requests, scheduler)}</span>
     </header>
     <div class="live-halves">
       <div>
         <${BlockMap} ...${pool} name="gpu" title="Device" />
-        ${description.numCpuBlocks > 0 && html`<${BlockMap} ...${pool} name="cpu" title="CPU" />`}
+        ${numCpuBlocks > 0 && html`<${BlockMap} ...${pool} name="cpu" title="CPU" />`}
       </div>
       <div>
-        <h3>Steps <span class="live-muted">${counted(steps.length, "step")}</span></h3>
-        <${Timeline} steps=${steps} from=${span.from} to=${span.to} at=${at} onMove=${onMove} />
-        <${Moves} moves=${moves} seconds=${MOVES_S} />
-        <${Ranks} ranks=${description.ranks} />
+        <h3>Steps <span class="muted">${counted(steps.length, "step")}</span></h3>
+        <${Timeline} ...${{ steps, ...span, at, onMove }} />
+        <${Moves} steps=${stepsBetween(history, name, at - MOVES_S, at)} />
+        <${Ranks} ranks=${ranks} />
       </div>
     </div>
   </section>`;
@@ -47,8 +66,21 @@ function factsOf({ role, blockSize, store }, requests, scheduler) {
   }
   if (ROLES[role]) facts.push(ROLES[role]);
   if (store) facts.push(`keeps blocks on ${STORES[store] ?? store}`);
-  if (scheduler) facts.push(`of scheduler ${scheduler}`);
-  return facts.join(" · ");
+  return [...facts, `of scheduler ${scheduler}`].join(" · ");
+}
+
+/** Blocks that moved between tiers in the last seconds. */
+function Moves({ steps }) {
+  const rows = Object.entries(movesOf(steps));
+  if (!rows.length) return html`<p class="muted">No block moves between tiers.</p>`;
+  return html`<ul class="live-row">
+    ${rows.map(
+      ([name, count]) =>
+        html`<li>
+          ${MOVES[name] ?? name.replaceAll("_", " ")} <b>${number(count / MOVES_S)} blocks/s</b>
+        </li>`,
+    )}
+  </ul>`;
 }
 
 /** The ranks of a worker that has several, by pipeline stage. */
