@@ -1,6 +1,8 @@
 """Nothing that a model writes becomes an element of its own choosing, a request or a program."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
@@ -110,4 +112,30 @@ def test_names_and_titles_are_text_as_well(person: Person, services: Services) -
     ask(page, hostile)
     page.reload()
     expect(page.get_by_role("navigation", name="Conversations")).to_contain_text("<img src=x")
+    assert page.locator("img").count() == 0
+
+
+def test_a_hostile_file_leaves_the_chat_usable(person: Person, tmp_path: Path) -> None:
+    """The newest conversation is opened with the page: one that breaks it would do so for ever."""
+    question = {"id": "a", "parent": None, "role": "user", "text": "Asked", "createdAt": 1}
+    answer = {
+        **question,
+        "id": "b",
+        "parent": "a",
+        "role": "assistant",
+        "text": "Answered",
+        "finish": {"reason": "__defineGetter__"},
+        "usage": {"promptTokens": {}},
+        "error": "<img src=x>",
+        "timing": {"firstTokenMs": "x"},
+    }
+    conversation = {"title": "<img src=x>", "messages": [question, answer], "updatedAt": 1e300}
+    file = {"format": "signalbox.conversations", "version": 1, "conversations": [conversation]}
+    path = tmp_path / "hostile.json"
+    path.write_text(json.dumps(file))
+    page = person.open()
+    page.get_by_label("Import").set_input_files(path)
+    expect(page.get_by_text("Answered")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("Answered")).to_be_visible()
     assert page.locator("img").count() == 0

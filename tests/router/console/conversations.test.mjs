@@ -172,7 +172,16 @@ test("a file that is broken or of another program is refused with the reason", (
     [change((one) => (one.messages[1].id = one.messages[0].id)), /no id of its own/],
     [change((one) => (one.messages[1].toolCalls = [{ id: 1 }])), /broken tool call/],
     [change((one) => (one.messages[1].logprobs = [null])), /broken log probabilities/],
+    [
+      change((one) => (one.messages[1].logprobs = [{ sampled: {}, top: 5 }])),
+      /broken log probabilities/,
+    ],
+    [
+      change((one) => (one.messages[1].logprobs = [{ sampled: { text: 5 } }])),
+      /broken log probabilities/,
+    ],
     [change((one) => (one.messages[1].createdAt = "now")), /no time/],
+    [change((one) => (one.messages[1].createdAt = 1e300)), /no time/],
   ];
   for (const [text, reason] of refused) assert.throws(() => fromFile(text), reason);
 });
@@ -189,6 +198,15 @@ test("fields of a file that have another type or are unknown are left out", () =
     [first.error, first.usage, first.model, first.other],
     [undefined, undefined, "m", undefined],
   );
+});
+
+test("settings and times of a file that the page could not show are left out", () => {
+  const file = JSON.parse(toFile([greeting()]));
+  const params = { tools: [null], toolChoice: { mode: 5 }, samplingParams: { seed: 1 } };
+  Object.assign(file.conversations[0], { params, updatedAt: 1e300 });
+  const [read] = fromFile(JSON.stringify(file));
+  assert.deepEqual(read.params, { samplingParams: { seed: 1 } });
+  assert.ok(new Date(read.updatedAt).toISOString());
 });
 
 test("an excerpt shows what surrounds the words, in any case", () => {

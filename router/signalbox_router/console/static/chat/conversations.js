@@ -191,6 +191,8 @@ function check(isRight, complaint) {
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isText = (value) => typeof value === "string";
 const textOf = (value) => (isText(value) ? value : "");
+const isTime = (value) => typeof value === "number" && !Number.isNaN(new Date(value).getTime());
+const isToken = (one) => isObject(one) && isText(one.text ?? "");
 
 function imported(found, name) {
   check(isObject(found) && Array.isArray(found.messages), `${name} has no messages.`);
@@ -207,12 +209,18 @@ function imported(found, name) {
     ...newConversation({ model: textOf(model) }),
     title: textOf(title),
     system: textOf(system),
-    params: isObject(params) ? params : {},
-    ...(Number.isFinite(createdAt) && { createdAt }),
-    ...(Number.isFinite(updatedAt) && { updatedAt }),
+    params: isObject(params) ? importedParams(params) : {},
+    ...(isTime(createdAt) && { createdAt }),
+    ...(isTime(updatedAt) && { updatedAt }),
     selected: Object.fromEntries(known.map((pair) => pair.map((id) => ids.get(id)))),
     messages,
   };
+}
+
+function importedParams({ tools, toolChoice, ...others }) {
+  const areTools = Array.isArray(tools) && tools.every((one) => isText(one?.name));
+  const isChoice = isObject(toolChoice) && Object.values(toolChoice).every(isText);
+  return { ...others, ...(areTools && { tools }), ...(isChoice && { toolChoice }) };
 }
 
 /** A parent must come before its children, so no file makes a circle. */
@@ -223,10 +231,13 @@ function importedMessage(found, ids, name) {
   check(parent === null || (parent && ids.has(parent)), `${name} answers no message before it.`);
   check(Object.hasOwn(ROLES, role), `${name} has the role ${JSON.stringify(role)}.`);
   check(isText(text), `${name} has no text.`);
-  check(Number.isFinite(createdAt), `${name} has no time.`);
+  check(isTime(createdAt), `${name} has no time.`);
   const isCall = (call) => isObject(call) && [call.id, call.name, call.arguments].every(isText);
   check(Array.isArray(toolCalls) && toolCalls.every(isCall), `${name} has a broken tool call.`);
-  const areTokens = Array.isArray(logprobs) && logprobs.every((one) => isObject(one?.sampled));
+  const isPosition = ({ sampled, top = [] }) =>
+    Array.isArray(top) && [sampled, ...top].every(isToken);
+  const areTokens =
+    Array.isArray(logprobs) && logprobs.every((one) => isObject(one) && isPosition(one));
   check(areTokens, `${name} has broken log probabilities.`);
   ids.set(id, newId());
   const renamed = { id: ids.get(id), parent: parent && ids.get(parent) };

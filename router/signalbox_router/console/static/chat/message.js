@@ -7,6 +7,7 @@ import { Tokens } from "./tokens.js";
 
 const AUTHORS = { system: "System", user: "You", tool: "Result of a tool" };
 const ENDS = {
+  __proto__: null, // a file may name any reason
   FINISH_REASON_LENGTH: () => "cut at max_tokens or the window's end",
   FINISH_REASON_STOP_STRING: ({ stop }) => `ended at the stop string ${JSON.stringify(stop)}`,
   FINISH_REASON_STOP_TOKEN: ({ stopTokenId }) => `ended at the stop token ${stopTokenId ?? 0}`,
