@@ -21,7 +21,8 @@ TRITON ?= 3.6.0
 COMPILE_TESTS := tests/kernels/triton/test_compile.py tests/kernels/triton/test_keys.py tests/gpu_worker/runner/test_warm_up.py
 NATIVE := tests/kernels/native tests/gpu_worker/runner/native
 KERNEL_TESTS = $(shell grep -rl --include='test_*.py' triton_device tests)
-CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed,$(wildcard tests/third_party/environments/*.txt))
+CLIENT_ENVIRONMENTS := $(patsubst tests/third_party/environments/%.txt,$(OTHERS)/%/.installed, \
+	$(filter-out %/console.txt,$(wildcard tests/third_party/environments/*.txt)))
 
 .DEFAULT_GOAL := help
 .PHONY: help install kernels model demo test test-system test-docs test-fast test-alone test-faults test-gpu test-triton test-ray test-chaos test-clients test-console test-agents test-templates check lint types protos protos-fresh sync-client docs wheels test-wheels clients client-ts clean
@@ -40,9 +41,9 @@ demo: $(SERVES) $(MODEL) ## installs what serving on a CPU needs, starts router,
 	@$(BIN)/signalbox demo $(MODEL) --dtype int16
 
 # The kernels of all sets of this machine are built before, since a test's time is limited. Groups
-# start in the order of the folders, not the ones with most tests first.
+# start in the order of the folders, not the ones with most tests first. What took longest is listed.
 TEST = $(BIN)/python -c 'from tests.native_kernels import available_isas; available_isas()' 2>/dev/null || true; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 15
 
 test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in one with JOBS=0
 	@echo "Running the native tests, where PyTorch and transformers cannot be imported"
@@ -52,7 +53,7 @@ test: $(INSTALLED) $(MODEL) ## the suite, on the CPU; in two processes, or in on
 
 test-system: $(INSTALLED) $(MODEL) ## the tests that serve the demo model, or start, attack and kill services as processes
 	@echo "Running the tests of the system"
-	@$(TEST) -m "system and not alone"
+	@$(TEST) -m "system and not alone" --ignore tests/packaging/test_platform_wheels.py
 
 test-docs: $(INSTALLED) $(MODEL) ## runs the commands and programs of README.md and docs/
 	@echo "Running the pages"
@@ -80,7 +81,7 @@ test-triton: $(INSTALLED) ## compiles the GPU kernels with another Triton and it
 
 test-ray: $(INSTALLED) ## workers on Ray clusters, which this machine runs
 	@$(BIN)/python -m pip install --quiet "ray>=2.60"
-	@$(BIN)/python -m pytest tests/integration/placement/test_*ray*.py
+	@$(BIN)/python -m pytest --durations 15 tests/integration/placement/test_*ray*.py
 
 test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load; CHAOS="--soak 30" seeks leaks
 	@CHAOS_ABORTS=10000 $(BIN)/python -m pytest tests/chaos
@@ -138,7 +139,7 @@ wheels: $(WHEELS_VENV)/.installed ## dist/: an sdist, and wheels with the compil
 	@$(WHEELS_VENV)/bin/python scripts/build_wheels.py
 
 test-wheels: $(INSTALLED) $(MODEL) wheels ## wheels with compiled kernels, where no compiler is; in a bare system if root has debootstrap
-	@$(BIN)/python -m pytest -m system tests/packaging/test_platform_wheels.py
+	@$(BIN)/python -m pytest --durations 15 -m system tests/packaging/test_platform_wheels.py
 
 clients: client-ts ## the examples in Node, Go and C++, whose toolchains clients/README.md names
 	cd clients/node && npm install --no-audit --no-fund

@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,9 +151,11 @@ def run_all() -> dict[Client, str]:
     reasons: dict[Client, str] = {}
     with _serving() as variables:
         for client in CLIENTS:
+            started = time.monotonic()
             reasons[client] = run(client, variables)
             outcome = "failed" if reasons[client] else "passed"
-            print(f"{client.package} {client.version()}: {outcome}", flush=True)
+            took = f"{time.monotonic() - started:.0f} s"
+            print(f"{client.package} {client.version()}: {outcome} in {took}", flush=True)
             if reasons[client]:
                 print(reasons[client], flush=True)
     return reasons
