@@ -12,6 +12,7 @@ from anyio.from_thread import BlockingPortal
 from playwright.sync_api import Browser, Locator, expect
 
 from signalbox_router.main import Router
+from tests.console.chat import ask
 from tests.console.person import Person, watched
 from tests.console.proxy import prefixing_proxy
 from tests.console.stack import Services, url_of
@@ -51,6 +52,27 @@ def test_a_theme_is_kept_and_the_systems_followed(browser: Browser, router: Rout
         expect(root).to_have_attribute("data-theme", "dark")
         page.reload()
         expect(root).to_have_attribute("data-theme", "dark")
+
+
+BLOCKED = """
+const deny = () => { throw new DOMException("denied", "SecurityError"); };
+for (const name of ["localStorage", "sessionStorage"])
+  Object.defineProperty(window, name, { get: deny });
+IDBFactory.prototype.open = deny;
+LockManager.prototype.request = async () => deny();
+"""
+"""What Chromium refuses to a page if its user blocks all cookies."""
+
+
+def test_a_browser_that_keeps_nothing_shows_each_view(person: Person, services: Services) -> None:
+    person.context.add_init_script(BLOCKED)
+    page = person.open()
+    expect(page.get_by_text("The browser does not keep conversations: denied")).to_be_visible()
+    expect(ask(page, "Forget this")).to_contain_text("You said: Forget this")
+    page.get_by_label("Theme").select_option("dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.goto(f"{person.url}#/live")
+    expect(page.get_by_role("main")).to_contain_text("1 worker")
 
 
 def test_a_proxy_may_add_a_prefix(

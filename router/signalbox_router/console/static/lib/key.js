@@ -1,5 +1,7 @@
 /** The API key: kept for this tab alone, and asked for by the shell's dialog. */
 
+import { ofTab } from "./storage.js";
+
 const NAME = "signalbox.key";
 
 let showDialog = async () => false;
@@ -7,13 +9,13 @@ let asking = null;
 let declined = false;
 
 export function getKey() {
-  return sessionStorage.getItem(NAME) ?? "";
+  return ofTab.getItem(NAME) ?? "";
 }
 
 export function setKey(key) {
   declined = false;
-  if (key) sessionStorage.setItem(NAME, key);
-  else sessionStorage.removeItem(NAME);
+  if (key) ofTab.setItem(NAME, key);
+  else ofTab.removeItem(NAME);
 }
 
 /** Sets the function that shows the dialog: it takes the reason, and returns whether a key was given. */

@@ -1,6 +1,7 @@
 /** Keyboard shortcuts: those of the shell, and the list of all that `?` shows. */
 
 import { useEffect } from "./html.js";
+import { ofBrowser } from "./storage.js";
 
 const NAME = "signalbox.singleKeys";
 const lists = new Map();
@@ -20,11 +21,11 @@ export function useShortcutList(title, rows) {
 
 /** False if the user has turned off shortcuts that are one character, as speech may type them. */
 export function hasSingleKeys() {
-  return localStorage.getItem(NAME) !== "off";
+  return ofBrowser.getItem(NAME) !== "off";
 }
 
 export function setSingleKeys(isOn) {
-  localStorage.setItem(NAME, isOn ? "on" : "off");
+  ofBrowser.setItem(NAME, isOn ? "on" : "off");
 }
 
 /** Returns whether a key is the user's command, and no part of a text or of another command. */

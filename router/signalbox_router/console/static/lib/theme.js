@@ -1,5 +1,7 @@
 /** Light, dark, or as the system: the choice is kept, and `data-theme` is the theme shown. */
 
+import { ofBrowser } from "./storage.js";
+
 const NAME = "signalbox.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
@@ -10,12 +12,12 @@ export const THEME_CHANGED = "themechange";
 export const THEMES = { system: "System", light: "Light", dark: "Dark" };
 
 export function chosenTheme() {
-  const kept = localStorage.getItem(NAME);
+  const kept = ofBrowser.getItem(NAME);
   return kept in THEMES ? kept : "system";
 }
 
 export function chooseTheme(choice) {
-  localStorage.setItem(NAME, choice);
+  ofBrowser.setItem(NAME, choice);
   show();
 }
 

@@ -63,7 +63,8 @@ export class Watch {
       leads = true;
       return this.#lead(signal, (news) => signal.aborted || tabs.postMessage(news));
     };
-    await navigator.locks.request(name, { signal }, lead).catch(() => {}); // it ends by the signal
+    // It ends by the signal, or at once where a browser that blocks cookies refuses locks as well.
+    await navigator.locks.request(name, { signal }, lead).catch(() => signal.aborted || lead());
   }
 
   /** Takes what the stream, or another tab, says. */
