@@ -105,6 +105,20 @@ def test_characters_that_turn_the_direction_stay_in_their_block(
     assert message.locator("code").evaluate("e => getComputedStyle(e).direction") == "ltr"
 
 
+def test_code_shows_what_would_change_how_it_reads(person: Person, services: Services) -> None:
+    """Characters that turn the direction are seen by their numbers, and copied as they are."""
+    code = "if access != 'none\u202e\u2066': # check\u2069\u2066"
+    services.model.answers["Show the check"] = f"```python\n{code}\n```\n"
+    person.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = person.open()
+    message = ask(page, "Show the check")
+    shown = "if access != 'noneU+202EU+2066': # checkU+2069U+2066"
+    expect(message.locator("code")).to_have_text(shown)
+    message.get_by_role("button", name="Copy the code").click()
+    expect(message.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == code
+
+
 def test_names_and_titles_are_text_as_well(person: Person, services: Services) -> None:
     """What a person pastes becomes the title of a conversation, and in an export a file's name."""
     page = person.open()

@@ -12,13 +12,9 @@ import { ServerState } from "./shell/server_state.js";
 import { Why } from "./why/why.js";
 
 const VIEWS = { chat: ["Chat", Chat], live: ["Live", Live], why: ["Why", Why] };
+const TITLES = Object.values(VIEWS).map(([title]) => title);
 const KEYS = [
-  [
-    "1 2 3",
-    Object.values(VIEWS)
-      .map(([title]) => title)
-      .join(", "),
-  ],
+  ["1 2 3", TITLES.join(", ")],
   ["?", "this list"],
 ];
 

@@ -66,10 +66,16 @@ function tableOf({ align, rows }, props) {
   </div>`;
 }
 
+/** Shows characters that turn the direction by their numbers: they make code read as what it is not. */
+const withCodes = (text) =>
+  text.split(TURNS).map((part, i) => (i % 2 ? html`<mark>U+${numberOf(part)}</mark>` : part));
+const TURNS = /([\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])/;
+const numberOf = (one) => one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+
 function Code({ info, text }) {
   return html`<figure class="chat-code" dir="ltr">
     <figcaption><span>${info}</span><${Copy} text=${text} what="the code" /></figcaption>
-    <pre tabindex="0"><code>${text}</code></pre>
+    <pre tabindex="0"><code>${withCodes(text)}</code></pre>
   </figure>`;
 }
 
