@@ -80,6 +80,18 @@ test("a pause keeps what was known, whatever comes", () => {
   assert.equal(history.oldest, START_S + 300);
 });
 
+test("a clock that is set, or a machine that sleeps, leaves no view without news", () => {
+  const history = historyOf(full, frameAt(101, { numWaiting: 4 }));
+  const awake = START_S + 5_000; // the scheduler's clock has not counted the sleep
+  history.add(frameAt(102, { numWaiting: 5 }), awake);
+  assert.equal(history.now, awake);
+  const back = START_S - 5_000;
+  history.add(frameAt(103, { numWaiting: 6 }), back);
+  history.add(frameAt(104, { numWaiting: 7 }), back + 1);
+  assert.deepEqual([history.oldest, history.now], [back, back + 1]);
+  assert.equal(history.picturesAt(back).get("s:1").numWaiting, 6);
+});
+
 test("a long recording is kept whole, with pictures at intervals", () => {
   const recording = { beginsAtNs: `${100e9}`, endsAtNs: `${3700e9}` };
   const history = new History();

@@ -10,6 +10,8 @@ export const SPAN_S = 60;
 const NUM_SLICES = 120;
 /** Most pictures of a slice; a scheduler makes five in half a second. */
 const NUM_MOMENTS = 10;
+/** A clock that is off by more was set, or one of them has not counted a machine's sleep. */
+const JUMP_S = 10;
 
 export class History {
   recording = null;
@@ -39,6 +41,7 @@ export class History {
   add(message, clockS) {
     const { scheduler, frame, recording } = message;
     if (recording) this.#begin(recording);
+    else if (this.now - clockS > JUMP_S) Object.assign(this, { slices: [], now: 0 });
     const before = this.pictures.get(scheduler);
     if (!before && frame && !frame.isFull) return; // its beginning went to another tab
     this.now = this.#timeOf(message, clockS);
@@ -89,8 +92,10 @@ export class History {
     if (!frame) this.offsets.delete(scheduler);
     if (!frame) return this.recording ? this.now : Math.max(this.now, clockS);
     const atS = Number(frame.atNs) / 1e9;
+    const fresh = clockS - atS;
     const known = this.offsets.get(scheduler) ?? Infinity;
-    const offset = this.recording ? -this.recording.beginsS : Math.min(known, clockS - atS);
+    const own = fresh > known + JUMP_S ? fresh : Math.min(known, fresh);
+    const offset = this.recording ? -this.recording.beginsS : own;
     this.offsets.set(scheduler, offset);
     return Math.max(this.now, atS + offset);
   }
