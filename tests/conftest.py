@@ -14,6 +14,7 @@ SYSTEM = (
     *("signalbox/commands/cached_models/", "signalbox/commands/", "signalbox/stack/"),
 )
 """Folders whose tests start services or commands as processes, or benchmarks of them."""
+MAX_ID_LENGTH = 200
 
 # Property tests draw the same examples in each run, so that a change breaks them and chance does
 # not. HYPOTHESIS_PROFILE=default draws new ones.
@@ -45,6 +46,13 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell starts its background jobs with SIGINT ignored, and so would be what the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Cuts the names of long values: some have megabytes, and go with each report of a run."""
+    if isinstance(val, str | bytes) and len(val) > MAX_ID_LENGTH:
+        return f"{val[:MAX_ID_LENGTH]!r}..."
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
