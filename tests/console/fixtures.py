@@ -14,7 +14,12 @@ from tests.waiting import EVENT_S
 __all__ = ["browser", "person", "portal", "router", "services"]
 
 CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = ["--no-sandbox", "--no-proxy-server", "--disable-dev-shm-usage"]
+OTHER_NAME = "llm.example"
+"""Name of this machine, as all that end so are; browsers do not take it for the loopback."""
+ARGUMENTS = [
+    *("--no-sandbox", "--no-proxy-server", "--disable-dev-shm-usage"),
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
+]
 
 
 @pytest.fixture(scope="session")
