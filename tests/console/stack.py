@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 from anyio.from_thread import BlockingPortal
 
+from signalbox_contract.model import Adapter
 from signalbox_router.main import Router
 from signalbox_scheduler.config import SchedulerConfig
 from tests.agents.families import CHATML
@@ -25,6 +26,7 @@ from tests.integration.stack import (
 from tests.waiting import EVENT_S, wait_until
 
 MODEL = "scripted"
+ADAPTER = "heron"
 STEP_NS = 2_000_000
 """Time of a token, so that a long answer is still being written when a test looks."""
 WINDOW = 16_384
@@ -72,6 +74,7 @@ class Services:
             "max_model_len": WINDOW,
             "num_gpu_blocks": NUM_BLOCKS,
             "step_ns": STEP_NS,
+            "adapters": (Adapter(name=ADAPTER, sha256="a1" * 32),),
         }
         runner = make_scripted_runner(CHATML, self.model, **{**given, **settings})
         self.executors.append(runner.executor)

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 from tests.console.chat import answers, ask, open_settings, send, sent
 from tests.console.person import Person
-from tests.console.stack import Services
+from tests.console.stack import ADAPTER, MODEL, Services
 
 THOUGHT = "The person wants a number."
 TOOL = {
@@ -38,6 +38,21 @@ def test_parameters_reach_the_server(person: Person, services: Services) -> None
     page.reload()
     request = sent(page, "With the same parameters")
     assert request["samplingParams"]["topK"] == asked["topK"]
+
+
+def test_an_adapter_is_chosen(person: Person, services: Services) -> None:
+    page = person.open()
+    models = page.get_by_role("combobox", name="Model")
+    models.select_option(f"{MODEL} + {ADAPTER}")
+    with page.expect_request("**/Chat") as asked:
+        send(page, "With an adapter")
+    assert f'"model":"{ADAPTER}"' in (asked.value.post_data or "")
+    expect(page.get_by_role("article", name=ADAPTER)).to_contain_text("You said: With an adapter")
+    page.reload()
+    expect(models).to_have_value(ADAPTER)
+    models.select_option(MODEL)
+    assert sent(page, "Without it")["model"] == MODEL
+    expect(answers(page)).to_contain_text("You said: Without it")
 
 
 def test_what_the_server_refuses_is_shown_at_its_field(person: Person) -> None:
