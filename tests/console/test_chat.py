@@ -132,6 +132,22 @@ def test_conversations_are_exported_and_imported(person: Person, tmp_path: Path)
     expect(page.get_by_role("status").get_by_text("not JSON")).to_be_visible()
 
 
+def test_what_the_storage_has_no_room_for_is_said_to_be_lost(person: Person) -> None:
+    """The answer is there all the same; once there is room, all is kept again."""
+    browser = person.context.new_cdp_session(person.page)
+    origin = {"origin": person.url.rstrip("/")}
+    browser.send("Storage.overrideQuotaForOrigin", {**origin, "quotaSize": 1})
+    page = person.open()
+    expect(ask(page, "Not kept")).to_contain_text("You said: Not kept")
+    expect(page.get_by_role("status").get_by_text("storage is full")).to_be_visible()
+    browser.send("Storage.overrideQuotaForOrigin", origin)
+    page.reload()
+    expect(page.get_by_text("Not kept")).to_have_count(0)
+    ask(page, "Kept again")
+    page.reload()
+    expect(answers(page).last).to_contain_text("You said: Kept again")
+
+
 GIVE = """
 (box, [kind, name, text]) => {
   const data = new DataTransfer();
