@@ -1,5 +1,7 @@
 """A real model in the chat, on this machine's processor."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,17 @@ from signalbox.stack.demo import QUESTION
 from tests.console.chat import open_settings, send
 from tests.console.person import watched
 from tests.signalbox.stacks import serve
-from tests.transformers_demo import DEMO
+from tests.test_imports import ROOT
+
+DEMO = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+OUR_PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
+"""The environment of playwright does not have our packages."""
 
 
 @pytest.mark.skipif(not DEMO.exists(), reason="needs the demo model (make model)")
 def test_the_demo_model_answers(browser: Browser, tmp_path: Path) -> None:
     with (
-        serve(tmp_path / "log", str(DEMO), "--kv-cache-memory", "0.1") as stack,
+        serve(tmp_path / "log", str(DEMO), "--kv-cache-memory", "0.1", variables=OUR_PATH) as stack,
         watched(browser, stack.http_url().removesuffix("v1")) as person,
     ):
         page = person.open()
