@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,25 +14,10 @@ from signalbox.client.connection import Connection, connection
 from signalbox.client.scheduler_client import SchedulerClient, add_address_flag, plain
 from signalbox.client.tables import make_table, right, show
 from signalbox.commands.inspect.stage_use import stage_loads, stage_table
-from signalbox_contract.wording import counted
 from signalbox_protos.scheduler.v1 import explain_pb2 as pb
 
-_REASONS = {
-    pb.WAIT_REASON_NEXT_STEP: "the next step",
-    pb.WAIT_REASON_NO_WORKER: "a worker that takes it",
-    pb.WAIT_REASON_TOKENS: "the token budget",
-    pb.WAIT_REASON_SEQUENCES: "a place among the sequences",
-    pb.WAIT_REASON_BLOCKS: "KV blocks",
-    pb.WAIT_REASON_SWAPPED_FIRST: "swapped requests to go first",
-    pb.WAIT_REASON_GRAMMAR: "its structured output to be compiled",
-    pb.WAIT_REASON_SUSPECT: "a suspect to compute alone",
-    pb.WAIT_REASON_LOADING: "its prefix to be fetched",
-}
 _COLOURS = {"queue": "#e0a526", "prefill": "#2a9bb8", "decode": "#4d9b52", "preempted": "#d1495b"}
 _BAR_WIDTH = 36
-
-_Interval = tuple[int, int]
-"""Start and end, in nanoseconds since the request arrived."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -81,14 +65,16 @@ def _prompts(parts: Sequence[pb.ExplainResponse]) -> Table:
 
 
 def render(answer: pb.ExplainResponse) -> RenderableType:
-    """Returns the summary, a bar for each phase, and a line for each event."""
-    parts: list[RenderableType] = [_summary(answer), "", _phases(answer), "", _events(answer)]
+    """Returns the summary, a bar for each lane, and a line for each event."""
+    text = answer.text
+    parts: list[RenderableType] = [_summary(answer), *map(Text, text.summary), ""]
+    parts += [_lanes(answer), ""]
+    table = make_table(right("at"), "event", "")
+    for line in text.lines:
+        table.add_row(_seconds(line.at_ns), line.event, Text(line.details))
+    parts.append(table)
     if answer.HasField("stages"):
         parts += ["\nthe stages of its worker, since that took it:", _stages(answer.stages)]
-    if answer.waits:
-        parts.append(f"\nwaits behind {answer.num_ahead}, for {_waits(answer.waits)}")
-    if answer.num_dropped_events:
-        parts.append(f"\n{answer.num_dropped_events} events between are not kept")
     return Group(*parts)
 
 
@@ -100,28 +86,20 @@ def _summary(answer: pb.ExplainResponse) -> Text:
     text.append(f" ({answer.role})" if answer.role else "")
     if answer.code:
         text.append(f"\n{answer.message}", style="red")
-    cached = f" ({answer.num_cached_tokens} cached)" if answer.num_cached_tokens else ""
-    branches = f" in {answer.num_sequences} sequences" if answer.num_sequences > 1 else ""
-    text.append(
-        f"\nprompt {counted(answer.num_prompt_tokens, 'token')}{cached},"
-        f" output {counted(answer.num_output_tokens, 'token')}{branches},"
-        f" preempted {_times(answer.num_preemptions)}"
-    )
-    for sample in answer.samples:
-        text.append(f"\n{sample.meaning.rstrip('.')}: {sample.gauge or sample.counter:,.0f}")
     return text
 
 
-def _phases(answer: pb.ExplainResponse) -> Table:
-    ends = (answer.queued_ns, answer.queued_ns + answer.prefill_ns, answer.age_ns)
-    spans = zip(("queue", "prefill", "decode"), (0, *ends), ends, strict=False)
-    rows = [(name, [(start, end)], end - start) for name, start, end in spans]
-    rows.append(("preempted", _preemptions(answer), answer.preempted_ns))
+def _lanes(answer: pb.ExplainResponse) -> Table:
+    """Returns a bar for each lane that has spans."""
+    lanes: dict[str, list[pb.HistorySpan]] = {lane: [] for lane in _COLOURS}
+    for span in answer.text.spans:
+        lanes.setdefault(span.lane, []).append(span)
     table = Table.grid(padding=(0, 2))
-    for name, intervals, total_ns in rows:
-        if total_ns:
+    for lane, spans in lanes.items():
+        total_ns = sum(span.ends_at_ns - span.begins_at_ns for span in spans)
+        if spans:
             length = Text(_seconds(total_ns), justify="right")
-            table.add_row(name, _bar(intervals, answer.age_ns, _COLOURS[name]), length)
+            table.add_row(lane, _bar(spans, answer.age_ns, _COLOURS.get(lane, "")), length)
     return table
 
 
@@ -129,133 +107,15 @@ def _stages(use: pb.StageUse) -> Table:
     return stage_table(stage_loads(pb.StageUse(), use))
 
 
-def _bar(intervals: Iterable[_Interval], whole_ns: int, colour: str) -> Text:
-    """Returns a bar with each interval in proportion, at least one cell wide."""
+def _bar(spans: Iterable[pb.HistorySpan], whole_ns: int, colour: str) -> Text:
+    """Returns a bar with each span in proportion, at least one cell wide."""
     cells = [" "] * _BAR_WIDTH
-    for start_ns, end_ns in intervals:
-        first = min(_BAR_WIDTH - 1, start_ns * _BAR_WIDTH // max(1, whole_ns))
-        last = max(first + 1, round(end_ns * _BAR_WIDTH / max(1, whole_ns)))
+    for span in spans:
+        first = min(_BAR_WIDTH - 1, span.begins_at_ns * _BAR_WIDTH // max(1, whole_ns))
+        last = max(first + 1, round(span.ends_at_ns * _BAR_WIDTH / max(1, whole_ns)))
         cells[first:last] = "█" * (min(last, _BAR_WIDTH) - first)
     return Text("".join(cells), style=colour)
 
 
-def _preemptions(answer: pb.ExplainResponse) -> list[_Interval]:
-    """Returns the intervals without progress: from each PREEMPTED to the RESUMED after it."""
-    intervals, out_since = [], None
-    for event in answer.events:
-        if event.kind == pb.EVENT_KIND_PREEMPTED:
-            out_since = event.at_ns
-        elif event.kind == pb.EVENT_KIND_RESUMED and out_since is not None:
-            intervals.append((out_since, event.at_ns))
-            out_since = None
-    if out_since is not None:
-        intervals.append((out_since, answer.age_ns))
-    return intervals
-
-
-def _events(answer: pb.ExplainResponse) -> Table:
-    table = make_table(right("at"), "event", "")
-    for kind, run_of_events in groupby(answer.events, key=lambda event: event.kind):
-        events = list(run_of_events)
-        if kind == pb.EVENT_KIND_PREFILL and len(events) > 1:
-            table.add_row(_seconds(events[0].at_ns), "prefill", _chunks(events))
-            continue
-        for event in events:
-            name = pb.EventKind.Name(kind).removeprefix("EVENT_KIND_").replace("_", " ").lower()
-            table.add_row(_seconds(event.at_ns), name, _details(event))
-    return table
-
-
-def _chunks(events: list[pb.Event]) -> str:
-    num_tokens = sum(event.num_tokens for event in events)
-    steps = f"steps {events[0].step_id} to {events[-1].step_id}"
-    return f"{counted(num_tokens, 'token')} in {len(events)} chunks{_cached(events[0])}, {steps}"
-
-
-def _cached(event: pb.Event) -> str:
-    return f" behind {event.num_cached_tokens} cached ones" if event.num_cached_tokens else ""
-
-
-def _details(event: pb.Event) -> str:
-    match event.kind:
-        case pb.EVENT_KIND_QUEUED:
-            return f"behind {event.num_ahead}" if event.num_ahead else "first in the queue"
-        case pb.EVENT_KIND_SCHEDULED | pb.EVENT_KIND_RESUMED:
-            return _resumed(event)
-        case pb.EVENT_KIND_PREFILL:
-            tokens = counted(event.num_tokens, "token")
-            return f"{tokens}{_cached(event)}, step {event.step_id}"
-        case pb.EVENT_KIND_PREEMPTED:
-            return _preempted(event)
-        case pb.EVENT_KIND_FORKED:
-            return f"{event.num_sequences} sequences"
-        case pb.EVENT_KIND_SEQUENCE_FINISHED:
-            return f"sequence {event.branch}: {event.detail.lower()}"
-        case pb.EVENT_KIND_MOVED:
-            return f"the worker {event.worker} was {event.detail}"
-        case pb.EVENT_KIND_SUSPECTED:
-            return f"it was in flight: computes alone for {counted(event.num_tokens, 'token')}"
-        case pb.EVENT_KIND_CLEARED:
-            return f"it was not the cause: computes with others, step {event.step_id}"
-        case pb.EVENT_KIND_FETCHED | pb.EVENT_KIND_STORED:
-            return _moved(event)
-        case pb.EVENT_KIND_MIGRATED:
-            return f"to {event.worker}, {_moved(event)} without a token"
-        case pb.EVENT_KIND_DEAR_MASKS:
-            return _dear(event)
-        case pb.EVENT_KIND_ENDED:
-            return event.detail.lower() if event.detail.isupper() else event.detail
-        case _:
-            return _fields(event)
-
-
-def _fields(event: pb.Event) -> str:
-    """Returns what is set of an event that has no words of its own here."""
-    named = {field.name: value for field, value in event.ListFields()}
-    names = named.keys() - {"kind", "at_ns", "worker", "waits"}
-    return ", ".join(f"{name.replace('_', ' ')} {named[name]}" for name in sorted(names))
-
-
-def _resumed(event: pb.Event) -> str:
-    text = f"by {event.worker}, step {event.step_id}"
-    if event.is_swap:
-        text += f", {counted(event.num_blocks, 'block')} swapped in"
-    return text + (f"; waited for {_waits(event.waits)}" if event.waits else "")
-
-
-def _dear(event: pb.Event) -> str:
-    what = "the masks of its payer's requests take long"
-    if event.duration_ns:
-        what = f"the mask of a token takes {event.duration_ns / 1e6:.1f} ms"
-    return f"{what}: sits steps out while others run, step {event.step_id}"
-
-
-def _moved(event: pb.Event) -> str:
-    blocks = counted(event.num_blocks, "block")
-    text = f"{blocks}, {event.num_bytes:,} bytes in {_seconds(event.duration_ns)}"
-    if event.store:
-        store = "disk" if event.store == "disk" else f"{event.store} store"
-        text += f" {'to' if event.kind == pb.EVENT_KIND_STORED else 'from'} the {store}"
-    elif event.source:
-        text += f" from {event.source}"
-    return f"{text}: {event.detail}" if event.detail else text
-
-
-def _preempted(event: pb.Event) -> str:
-    how = "swapped out" if event.is_swap else "given up, to be recomputed"
-    blocks = counted(event.num_blocks, "block")
-    return f"{blocks} {how}, for {event.other_request_id}, step {event.step_id}"
-
-
-def _waits(waits: Iterable[pb.Wait]) -> str:
-    return ", ".join(
-        f"{_REASONS.get(wait.reason, '?')} {_seconds(wait.duration_ns)}" for wait in waits
-    )
-
-
 def _seconds(nanoseconds: int) -> str:
     return f"{nanoseconds / 1e9:.3f} s"
-
-
-def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(count, f"{count} times")

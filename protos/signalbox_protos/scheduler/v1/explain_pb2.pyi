@@ -95,7 +95,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size", "text")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,7 @@ class ExplainResponse(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -146,7 +147,40 @@ class ExplainResponse(_message.Message):
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
     request_number: int
     block_size: int
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    text: HistoryText
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ..., text: _Optional[_Union[HistoryText, _Mapping]] = ...) -> None: ...
+
+class HistoryText(_message.Message):
+    __slots__ = ("summary", "lines", "spans")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    summary: _containers.RepeatedScalarFieldContainer[str]
+    lines: _containers.RepeatedCompositeFieldContainer[HistoryLine]
+    spans: _containers.RepeatedCompositeFieldContainer[HistorySpan]
+    def __init__(self, summary: _Optional[_Iterable[str]] = ..., lines: _Optional[_Iterable[_Union[HistoryLine, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[HistorySpan, _Mapping]]] = ...) -> None: ...
+
+class HistoryLine(_message.Message):
+    __slots__ = ("at_ns", "event", "details")
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    at_ns: int
+    event: str
+    details: str
+    def __init__(self, at_ns: _Optional[int] = ..., event: _Optional[str] = ..., details: _Optional[str] = ...) -> None: ...
+
+class HistorySpan(_message.Message):
+    __slots__ = ("lane", "begins_at_ns", "ends_at_ns", "details")
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    lane: str
+    begins_at_ns: int
+    ends_at_ns: int
+    details: str
+    def __init__(self, lane: _Optional[str] = ..., begins_at_ns: _Optional[int] = ..., ends_at_ns: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...
 
 class StageUse(_message.Message):
     __slots__ = ("ranks", "stages", "num_steps", "in_flight_ns")

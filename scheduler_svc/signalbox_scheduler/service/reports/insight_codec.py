@@ -10,6 +10,8 @@ from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2, stats_pb2
 from signalbox_rpc.metrics.histogram import Histogram
 from signalbox_rpc.metrics.sample import PER_NS, Sample
 from signalbox_scheduler.insight.explain import Explanation
+from signalbox_scheduler.insight.history_spans import spans_of
+from signalbox_scheduler.insight.history_words import lines_of, summary_of
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.requests.stage_use import StageUse
 from signalbox_scheduler.requests.timeline import TimelineEvent
@@ -46,7 +48,31 @@ def explain(
             f"no request {request_id!r} is live, or among the last {history} that ended;"
             " each scheduler knows its own requests"
         )
-    return explanation(known, cluster)
+    message = explanation(known, cluster)
+    message.text.CopyFrom(_text(known, block_size=message.block_size))
+    return message
+
+
+def _text(known: Explanation, *, block_size: int) -> explain_pb2.HistoryText:
+    def since_arrival(at: float) -> int:
+        return nanoseconds(at - known.arrival)
+
+    return explain_pb2.HistoryText(
+        summary=summary_of(known, block_size=block_size),
+        lines=[
+            explain_pb2.HistoryLine(at_ns=since_arrival(at), event=event, details=details)
+            for at, event, details in lines_of(known.events)
+        ],
+        spans=[
+            explain_pb2.HistorySpan(
+                lane=lane,
+                begins_at_ns=since_arrival(begin),
+                ends_at_ns=since_arrival(end),
+                details=details,
+            )
+            for lane, begin, end, details in spans_of(known.events, as_of=known.as_of)
+        ],
+    )
 
 
 def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:

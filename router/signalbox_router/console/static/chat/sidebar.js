@@ -1,7 +1,7 @@
 /** The list of conversations, with search, import and export. */
 
 import { excerpt } from "./conversations.js";
-import { date } from "../lib/format.js";
+import { date, saveJson } from "../lib/format.js";
 import { html, useEffect, useState } from "../lib/html.js";
 
 const SEARCH_AFTER_MS = 200;
@@ -81,7 +81,5 @@ function Files({ session }) {
 export async function download(session, ids, name) {
   const text = await session.exportFile(ids);
   if (text === undefined) return;
-  const href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  Object.assign(document.createElement("a"), { href, download: `${name}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+  saveJson(`${name}.json`, text);
 }

@@ -1,4 +1,4 @@
-/** Numbers, durations, bytes and times as text, in English. */
+/** Numbers, durations, bytes and times as text, in English; and texts as files. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -46,4 +46,11 @@ export function clock(when) {
 /** Day and time. */
 export function date(when) {
   return day.format(when);
+}
+
+/** Gives the user a file of JSON. */
+export function saveJson(name, text) {
+  const href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  Object.assign(document.createElement("a"), { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }

@@ -1,12 +1,10 @@
-/** The Why view: what happened to one request, and where its time went. */
+/** The Why view: what happened to one request, and where its time went, in the server's words. */
 
+import { saveJson } from "../lib/format.js";
 import { html, useEffect, useReducer, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { OPERATIONS, call, retrying } from "../lib/rpc.js";
-import { Latest } from "./latest.js";
-import { traceOf } from "./spans.js";
-import { Timeline } from "./timeline.js";
-import { rowsOf, secondsOf, stateOf, summaryOf } from "./words.js";
+import { Timeline, secondsOf, traceOf } from "./timeline.js";
 
 const REFRESH_MS = 1000;
 const OF_SCHEDULER = /^(\d+)@(.+)$/;
@@ -17,7 +15,6 @@ const PROBLEMS = {
   unavailable: "A scheduler or the router does not answer. This page asks again.",
   permission_denied: NEEDS_OPERATOR,
   unauthenticated: NEEDS_OPERATOR,
-  invalid_argument: "This cannot be the id of a request.",
 };
 
 /** Props: `id` of a request, or NUMBER@SCHEDULER as frames of Watch name it, or empty. */
@@ -42,7 +39,13 @@ export function Why({ id }) {
       />
       <button>Explain</button>
     </form>
-    ${id ? html`<${Explanation} key=${id} id=${id} />` : html`<${Latest} />`}
+    ${
+      id
+        ? html`<${Explanation} key=${id} id=${id} />`
+        : html`<p class="muted">
+            Each answer has its request's id. <a href="#/live">Live</a> lists the requests that run.
+          </p>`
+    }
   </div>`;
 }
 
@@ -61,30 +64,19 @@ function useExplanation(id) {
   useEffect(() => {
     const ending = new AbortController();
     const { signal } = ending;
-    let timer = null;
+    const fail = (error) => signal.aborted || setState((old) => ({ ...old, error }));
     const ask = async () => {
-      timer = null;
-      if (document.hidden) return;
-      try {
+      if (signal.aborted) return;
+      if (!document.hidden) {
         const run = () => call(OPERATIONS, "Explain", messageOf(id), { signal });
-        const answer = await retrying(signal, run, (error) =>
-          setState((old) => ({ ...old, error })),
-        );
+        const answer = await retrying(signal, run, fail);
         setState({ answer });
-        if (stateOf(answer.explanation) !== "ended") timer = setTimeout(ask, REFRESH_MS);
-        else document.removeEventListener("visibilitychange", follow);
-      } catch (error) {
-        if (!signal.aborted) setState((old) => ({ ...old, error }));
+        if (answer.explanation.state === "REQUEST_STATE_ENDED") return;
       }
+      setTimeout(() => ask().catch(fail), REFRESH_MS);
     };
-    const follow = () => timer === null && ask();
-    document.addEventListener("visibilitychange", follow);
-    ask();
-    return () => {
-      ending.abort();
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", follow);
-    };
+    ask().catch(fail);
+    return () => ending.abort();
   }, [id, attempt]);
   return { ...state, again };
 }
@@ -96,58 +88,51 @@ function messageOf(id) {
 
 function Problem({ error, again }) {
   const isKey = PROBLEMS[error.code] === NEEDS_OPERATOR;
+  const giveKey = async () => (await askForKey("")) && again();
   return html`<div class="why-problem" role="alert">
     <p>${PROBLEMS[error.code] ?? "The history cannot be shown."}</p>
-    <p class="why-muted">${error.message}</p>
-    ${isKey && html`<button onClick=${async () => (await askForKey("")) && again()}>Give a key</button>`}
+    <p class="muted">${error.message}</p>
+    ${isKey && html`<button onClick=${giveKey}>Give a key</button>`}
     ${!isKey && !error.isTemporary && html`<button onClick=${again}>Ask again</button>`}
   </div>`;
 }
 
 function Explained({ scheduler, explanation }) {
-  const { requestId, worker, role, ageNs, code, message } = explanation;
-  const state = stateOf(explanation);
+  const { requestId, worker, role, ageNs, code, message, text = {} } = explanation;
+  const state = explanation.state.replace("REQUEST_STATE_", "").toLowerCase();
   const place = worker ? `, on ${worker}${role ? ` (${role})` : ""}` : "";
   const since = `${state === "ended" ? "after" : "for"} ${secondsOf(ageNs).toFixed(3)} s`;
+  const trace = () => traceOf(`request ${requestId} at ${scheduler}`, text);
   return html`<article>
     <h1 class="why-id">${requestId}</h1>
     <p aria-live="polite"><strong>${state}</strong> ${since}${place}</p>
-    ${code && html`<p class="why-failure">${message}</p>`}
-    <${Timeline} explanation=${explanation} />
-    ${summaryOf(explanation).map((line) => html`<p>${line}</p>`)}
-    <${Events} events=${explanation.events ?? []} />
-    <button onClick=${() => save(`${requestId}.trace.json`, traceOf(scheduler, explanation))}>
+    ${code && html`<p class="bad">${message}</p>`}
+    <${Timeline} text=${text} end=${Math.max(secondsOf(ageNs), 1e-6)} />
+    ${text.summary?.map((line) => html`<p>${line}</p>`)}
+    <${Events} lines=${text.lines} />
+    <button onClick=${() => saveJson(`${requestId}.trace.json`, JSON.stringify(trace()))}>
       Save for Perfetto
     </button>
-    <span class="why-muted"> a file that ui.perfetto.dev and chrome://tracing open</span>
+    <span class="muted"> a file that ui.perfetto.dev and chrome://tracing open</span>
   </article>`;
 }
 
-function Events({ events }) {
-  return html`<table class="why-table">
-    <caption class="visually-hidden">
-      What happened, in seconds since the request arrived
-    </caption>
+function Events({ lines = [] }) {
+  return html`<table class="table why-events" aria-label="What happened, since the request arrived">
     <thead>
       <tr>
         ${["at", "event", "details"].map((name) => html`<th scope="col">${name}</th>`)}
       </tr>
     </thead>
     <tbody>
-      ${rowsOf(events).map(
-        (row) =>
+      ${lines.map(
+        ({ atNs, event, details }) =>
           html`<tr>
-            ${row.map((text) => html`<td>${text}</td>`)}
+            <td>${`${secondsOf(atNs).toFixed(3)} s`}</td>
+            <td>${event}</td>
+            <td>${details}</td>
           </tr>`,
       )}
     </tbody>
   </table>`;
-}
-
-function save(name, content) {
-  const href = URL.createObjectURL(
-    new Blob([JSON.stringify(content)], { type: "application/json" }),
-  );
-  Object.assign(document.createElement("a"), { href, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(href));
 }

@@ -1,0 +1,174 @@
+"""What the scheduler says of a request's history, in words and as spans."""
+
+import pytest
+
+from signalbox_rpc.metrics.sample import Sample
+from signalbox_scheduler.insight.explain import Explanation, RequestState
+from signalbox_scheduler.insight.history_spans import spans_of
+from signalbox_scheduler.insight.history_words import details_of, lines_of, summary_of
+from signalbox_scheduler.requests.stage_use import NO_STAGES
+from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
+from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
+
+K = EventKind
+MOVED = {"num_blocks": 4, "num_bytes": 4000, "seconds": 0.002}
+BEGINNING = (
+    TimelineEvent(K.QUEUED, 0),
+    TimelineEvent(K.SCHEDULED, 1),
+    TimelineEvent(K.PREFILL, 1, step_id=1, num_tokens=8),
+    TimelineEvent(K.PREFILL, 2, step_id=2, num_tokens=4),
+    TimelineEvent(K.FIRST_TOKEN, 3),
+)
+
+
+def make_explanation(**fields: object) -> Explanation:
+    given = {
+        "request_id": "r",
+        "request_number": 1,
+        "state": RequestState.RUNNING,
+        "worker": "host:8",
+        "arrival": 0.0,
+        "as_of": 10.0,
+        **dict.fromkeys(("num_prompt_tokens", "num_cached_tokens", "num_output_tokens"), 0),
+        **dict.fromkeys(("max_tokens", "num_preemptions", "num_dropped_events"), 0),
+        **dict.fromkeys(("queued_s", "prefill_s", "decode_s", "preempted_s"), 0.0),
+        "num_sequences": 1,
+        "events": (),
+        "samples": (),
+        "stages": NO_STAGES.use(),
+    }
+    return Explanation(**{**given, **fields})  # type: ignore[arg-type]
+
+
+def said_of(block_size: int = 0, **fields: object) -> list[str]:
+    return list(summary_of(make_explanation(**fields), block_size=block_size))
+
+
+def spans(*events: TimelineEvent) -> list[tuple[str, float, float]]:
+    return [(lane, begin, end) for lane, begin, end, _ in spans_of(events, as_of=10.0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"source": "host:7"}, "4 blocks, 4,000 bytes in 0.002 s from host:7"),
+        (
+            {"store": "shared", "detail": "cancelled"},
+            "4 blocks, 4,000 bytes in 0.002 s from the shared store: cancelled",
+        ),
+        ({"kind": K.STORED, "store": "disk"}, "4 blocks, 4,000 bytes in 0.002 s to the disk"),
+    ],
+)
+def test_blocks_that_came_or_were_stored_are_told_with_bytes_time_and_place(
+    fields: dict[str, object], words: str
+) -> None:
+    event = TimelineEvent(K.FETCHED, 9.0)._replace(**MOVED)._replace(**fields)
+    assert details_of(event) == words
+
+
+def test_waits_are_told_by_their_reasons() -> None:
+    waits = (Wait(WaitReason.LOADING, 0.008, 1), Wait(WaitReason.BLOCKS, 0.001, 1))
+    reasons = "its prefix to be fetched 0.008 s, KV blocks 0.001 s"
+    scheduled = TimelineEvent(K.SCHEDULED, 1, worker="host:8", step_id=3, waits=waits)
+    assert details_of(scheduled) == f"by host:8, step 3; waited for {reasons}"
+    assert f"It waits behind 2, for {reasons}." in said_of(waits=waits, num_ahead=2)
+
+
+def test_masks_that_take_long_and_what_has_no_words_are_told() -> None:
+    dear = TimelineEvent(K.DEAR_MASKS, 1, step_id=7, seconds=0.01234)
+    assert details_of(dear).startswith("the mask of a token takes 12.3 ms: sits steps out")
+    assert details_of(dear._replace(seconds=0.0)).startswith("the masks of its payer's requests")
+    assert details_of(TimelineEvent(K.POOLED, 1, num_blocks=3, store="new")) == (
+        "num blocks 3, store new"
+    )
+    assert details_of(TimelineEvent(K.FIRST_TOKEN, 1)) == ""
+
+
+def test_the_summary_has_counts_and_what_parts_have_counted() -> None:
+    samples = (
+        Sample("counter", "a", "Steps that it sat out.", 41, {}),
+        Sample("gauge", "b", "Blocks that a new part has of it.", 1200, {}),
+    )
+    assert said_of(
+        num_prompt_tokens=9, num_cached_tokens=8, num_output_tokens=1, num_preemptions=2,
+        num_sequences=3, samples=samples, num_dropped_events=1,
+    ) == [
+        "Prompt 9 tokens (8 cached), output 1 token in 3 sequences, preempted twice.",
+        "Steps that it sat out: 41.",
+        "Blocks that a new part has of it: 1,200.",
+        "1 event between the first and the last are not kept.",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_cached_tokens", "block_size", "words"),
+    [
+        (100, 96, 16, "Nothing broke its prefix: only the last 4 tokens"),
+        (96, 80, 16, "Nothing broke its prefix: only the last 16 tokens"),
+        (16, 0, 16, "Its prompt fills no block of 16"),
+        (100, 32, 16, "Its prefix broke after 32 tokens. The block with tokens 33 to 48 "),
+        (100, 32, 0, "Its prefix broke after 32 tokens. What follows token 32 "),
+    ],
+)
+def test_the_cause_of_a_broken_prefix_is_told_from_a_prompt_cached_as_far_as_can_be(
+    num_prompt_tokens: int, num_cached_tokens: int, block_size: int, words: str
+) -> None:
+    tokens = {"num_prompt_tokens": num_prompt_tokens, "num_cached_tokens": num_cached_tokens}
+    assert said_of(block_size, events=BEGINNING, **tokens)[1].startswith(words)
+    assert len(said_of(block_size, events=BEGINNING[:1], **tokens)) == 1
+
+
+def test_the_chunks_of_a_prefill_are_one_line() -> None:
+    at, event, details = list(lines_of(BEGINNING))[2]
+    assert (at, event) == (1, "prefill")
+    assert details == "12 tokens in 2 chunks, steps 1 to 2"
+
+
+def test_a_request_waits_computes_its_prompt_in_chunks_and_decodes() -> None:
+    beginning = [("queue", 0, 1), ("prefill", 1, 2), ("prefill", 2, 3)]
+    assert spans(*BEGINNING, TimelineEvent(K.ENDED, 10)) == [*beginning, ("decode", 3, 10)]
+    assert spans(BEGINNING[0]) == [("queue", 0, 10)]
+    fetched = TimelineEvent(K.FETCHED, 1, seconds=0.5)
+    assert spans(BEGINNING[0], fetched) == [("queue", 0, 10), ("fetched", 0.5, 1)]
+
+
+def test_what_is_swapped_out_decodes_on_when_it_is_back() -> None:
+    preempted = TimelineEvent(K.PREEMPTED, 5, is_swap=True)
+    assert spans(*BEGINNING, preempted, TimelineEvent(K.RESUMED, 7, is_swap=True))[3:] == [
+        ("decode", 3, 5),
+        ("preempted", 5, 7),
+        ("decode", 7, 10),
+    ]
+
+
+def test_what_is_recomputed_decodes_behind_the_last_chunk_of_successive_steps() -> None:
+    events = (
+        TimelineEvent(K.PREEMPTED, 5),
+        TimelineEvent(K.QUEUED, 5),
+        TimelineEvent(K.RESUMED, 6, step_id=9),
+        TimelineEvent(K.PREFILL, 6, step_id=9),
+        TimelineEvent(K.PREFILL, 7, step_id=10),
+        TimelineEvent(K.PREFILL, 9, step_id=20),
+    )
+    assert spans(*BEGINNING, *events)[4:] == [
+        ("preempted", 5, 6),
+        ("prefill", 6, 7),
+        ("prefill", 7, 7),
+        ("decode", 7, 9),
+        ("prefill", 9, 9),
+        ("decode", 9, 10),
+    ]
+
+
+def test_a_request_whose_worker_is_lost_waits_in_the_queue_until_another_one_takes_it() -> None:
+    events = (
+        TimelineEvent(K.MOVED, 5, worker="host:8", detail="lost"),
+        TimelineEvent(K.QUEUED, 5),
+        TimelineEvent(K.RESUMED, 8),
+    )
+    assert spans(*BEGINNING, *events)[3:] == [
+        ("decode", 3, 5),
+        ("moved", 5, 5),
+        ("queue", 5, 8),
+        ("prefill", 8, 10),
+    ]
