@@ -12,9 +12,8 @@ import { ServerState } from "./shell/server_state.js";
 import { Why } from "./why/why.js";
 
 const VIEWS = { chat: ["Chat", Chat], live: ["Live", Live], why: ["Why", Why] };
-const TITLES = Object.values(VIEWS).map(([title]) => title);
 const KEYS = [
-  ["1 2 3", TITLES.join(", ")],
+  ["1 2 3", "Chat, Live, Why"],
   ["?", "this list"],
 ];
 
@@ -106,7 +105,7 @@ function Shell() {
           ?
         </button>
       </header>
-      <main class="shell-view" ref=${main} tabindex="-1">
+      <main ref=${main} tabindex="-1">
         <${Boundary} key=${`${name} ${numKeys}`}><${VIEWS[name][1]} id=${id} /><//>
       </main>
     </div>

@@ -6,10 +6,6 @@ export const UNREACHABLE = "unreachable";
 const listeners = new Set();
 let state = CONNECTED;
 
-export function connection() {
-  return state;
-}
-
 export function setConnection(next) {
   if (next === state) return;
   state = next;

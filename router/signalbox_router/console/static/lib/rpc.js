@@ -163,30 +163,27 @@ function enclosed(data) {
 async function* messagesOf(body) {
   const reader = body.getReader();
   let bytes = new Uint8Array();
-  const take = async (length) => {
-    while (bytes.length < length) {
+  try {
+    for (;;) {
       const { value, done } = await reached(reader.read());
       if (done) throw unreachable("The answer broke off.");
       bytes = joined(bytes, value);
-    }
-    const taken = bytes.subarray(0, length);
-    bytes = bytes.subarray(length);
-    return taken;
-  };
-  try {
-    for (;;) {
-      const head = await take(HEAD_BYTES);
-      const length = new DataView(head.buffer, head.byteOffset).getUint32(1);
-      const message = JSON.parse(decoder.decode(await take(length)));
-      if (head[0] & END_OF_STREAM) {
-        if (message.error) throw errorFrom(message.error);
-        return;
+      for (let end; (end = endOfFirst(bytes)) <= bytes.length; bytes = bytes.subarray(end)) {
+        const message = JSON.parse(decoder.decode(bytes.subarray(HEAD_BYTES, end)));
+        if (!(bytes[0] & END_OF_STREAM)) yield message;
+        else if (message.error) throw errorFrom(message.error);
+        else return;
       }
-      yield message;
     }
   } finally {
     reader.cancel().catch(() => {}); // ends a call that is left early
   }
+}
+
+/** Returns where the first message ends, which may have come in part; Infinity if that is not known. */
+function endOfFirst(bytes) {
+  if (bytes.length < HEAD_BYTES) return Infinity;
+  return HEAD_BYTES + new DataView(bytes.buffer, bytes.byteOffset).getUint32(1);
 }
 
 function joined(first, second) {

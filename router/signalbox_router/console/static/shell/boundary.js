@@ -13,17 +13,10 @@ export class Boundary extends Component {
 
   render({ children }, { error }) {
     if (!error) return children;
-    return html`<section class="shell-broken" role="alert">
+    return html`<section class="panel" role="alert">
       <h1>This view broke</h1>
-      <p>${String(error)}</p>
-      <div class="shell-buttons">
-        <button class="primary" onClick=${() => location.reload()}>Reload the page</button>
-        <button onClick=${() => this.setState({ error: null })}>Show the view again</button>
-      </div>
-      <details>
-        <summary>Where</summary>
-        <pre>${error?.stack}</pre>
-      </details>
+      <pre>${error?.stack ?? String(error)}</pre>
+      <button class="primary" onClick=${() => this.setState({ error: null })}>Show it again</button>
     </section>`;
   }
 }

@@ -40,7 +40,7 @@ export function KeyDialog() {
       Key
       <input ref=${field} type="password" autocomplete="off" spellcheck=${false} autofocus />
     </label>
-    <p class="shell-note">
+    <p class="muted">
       It is kept for this tab alone, until the tab is closed. Calls of this page carry it in a
       header.
     </p>
@@ -65,7 +65,7 @@ export function ShortcutsDialog({ onClose }) {
             )}
           </dl>`,
     )}
-    <label class="shell-note">
+    <label class="muted">
       <input
         type="checkbox"
         checked=${hasSingleKeys()}

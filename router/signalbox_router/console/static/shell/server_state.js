@@ -32,7 +32,11 @@ export function ServerState() {
       control.abort();
     };
   }, []);
-  return html`<p class="shell-state" role="status" data-bad=${state.isBad} title=${state.words}>
+  return html`<p
+    class=${`shell-state ${state.isBad ? "bad" : "muted"}`}
+    role="status"
+    title=${state.words}
+  >
     ${state.words}
   </p>`;
 }
