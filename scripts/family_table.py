@@ -176,11 +176,7 @@ def _of_models(names: Iterable[str]) -> Names:
     found: Names = {}
     for name in names:
         module = importlib.import_module(getattr(transformers, name).__module__)
-        defined = {
-            one.name: one
-            for one in _parse(module).body
-            if isinstance(one, ast.ClassDef | ast.FunctionDef)
-        }
+        defined = dict(_defined(_parse(module)))
         reached, left = set[str](), [name]
         while left:
             part = left.pop()
@@ -189,6 +185,15 @@ def _of_models(names: Iterable[str]) -> Names:
                 left += [one.id for one in _walk(defined[part]) if isinstance(one, ast.Name)]
         found = _joined(found, _names([defined[part] for part in sorted(reached)]))
     return found
+
+
+def _defined(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
+    """Yields the classes, functions and values of a module, by their names."""
+    for one in tree.body:
+        if isinstance(one, ast.ClassDef | ast.FunctionDef):
+            yield one.name, one
+        elif isinstance(one, ast.Assign):
+            yield from ((target.id, one) for target in one.targets if isinstance(target, ast.Name))
 
 
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:

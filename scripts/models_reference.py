@@ -36,8 +36,11 @@ NATIVELY, IN_PYTORCH, THROUGH = "natively", "in PyTorch", "through transformers"
 _UNMARKED = re.compile(r"\btest_random_\w+_equal_transformers\b")
 _OF_UNMARKED: dict[str, Any] = {"how": f"{NATIVELY} in random shapes", "of": architecture_of}
 _CAUSAL = "ForCausalLM"
-_USUAL = {"head_dim": 128, "num_experts_per_tok": 2}
-"""Fields that are added where the defaults of transformers describe no model that is served."""
+_USUAL: tuple[dict[str, Any], ...] = (
+    {"head_dim": 128, "num_experts_per_tok": 2},
+    {"layer_types": ["conv", "full_attention"] * 16},
+)
+"""Fields that are added where the defaults of transformers describe no model."""
 _HEAD = """\
 # Families of models
 
@@ -150,12 +153,13 @@ def families() -> list[Family]:
 
 
 def _usual_config(spec: ModelSpec) -> Any:
-    """Returns a configuration of the defaults of transformers, with `_USUAL` if need be."""
-    given = {"architectures": [spec.architecture]}
-    try:
-        return spec.read_config(given)
-    except ModelError:
-        return spec.read_config(given | _USUAL)
+    """Returns a configuration of the defaults of transformers, with some of `_USUAL` if need be."""
+    for fields in ({}, *_USUAL):
+        try:
+            return spec.read_config({"architectures": [spec.architecture]} | fields)
+        except ModelError as error:
+            reason = error
+    raise reason
 
 
 def gguf_architectures() -> dict[str, list[str]]:
@@ -175,6 +179,11 @@ def text_parts() -> dict[str, str | None]:
     none."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
     return {name: table["architectures"].get(table["types"][name]) for name in SERVED}
+
+
+def is_served(family: Family) -> bool:
+    """Says whether workers start a family: none does that has recurrent layers."""
+    return getattr(family.config, "recurrence", None) is None
 
 
 def how_computed(architecture: str | None) -> str:
@@ -205,7 +214,8 @@ def text() -> str:
 
 
 def _tables() -> Iterator[str]:
-    found = sorted(families(), key=lambda one: one.names[0].lower())
+    known = sorted(families(), key=lambda one: one.names[0].lower())
+    found = [one for one in known if is_served(one)]
     generate = [one for one in found if one.specs[0].generates]
     yield _table(
         "Models that generate",
@@ -229,6 +239,18 @@ def _tables() -> Iterator[str]:
         before="Any other causal model of transformers is tried without its weights when it is"
         " opened: it is served if all that its layers ask of attention can be done, and else"
         " refused with the reason. These are compared:",
+    )
+    yield _table(
+        "Families with recurrent layers",
+        ("architecture", "a sequence keeps"),
+        (
+            (_codes(one.names), f"{sum(one.config.state_bytes) / 1e6:,.1f} MB")
+            for one in known
+            if not is_served(one)
+        ),
+        before="Their configurations are read, and a worker refuses to start them, as a sequence"
+        " keeps a state of one size beside its K and V, which is not scheduled yet. With the"
+        " defaults of config.json that state has:",
     )
     yield _table(
         "Text parts of models that also take images or sound",

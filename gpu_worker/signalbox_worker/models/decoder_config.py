@@ -14,6 +14,7 @@ from signalbox_worker.models.family_config import (
     positive,
     small,
 )
+from signalbox_worker.models.recurrence import Recurrence
 from signalbox_worker.models.rope import QueryScaling, RopeConfig
 from signalbox_worker.models.rope_config import RopeParameters, read_rotation
 
@@ -34,8 +35,8 @@ FUSED_PROJECTIONS = {
 """Matrices of a layer that Phi-3's checkpoints have instead of several, in the order of rows."""
 
 
-GATES = ("silu", "gelu_pytorch_tanh")
-"""Functions of the gate of a layer, by their names in config.json."""
+GATES = ("silu", "gelu_pytorch_tanh", "relu2")
+"""Functions of the gate of a layer, or of its first product, by their names in config.json."""
 
 
 class LayerHeads(NamedTuple):
@@ -131,6 +132,19 @@ class DecoderConfig:
     latents: LatentSizes | None = None
     """Sizes of latent attention, which caches one K head: the rotated part of K, and the latent.
     None caches K and V of `num_kv_heads`."""
+    gates_attention: bool = False
+    """True if the matrix of Q has as many rows of a gate behind those of each head, whose sigmoid
+    is multiplied with what the head attends to (Qwen3-Next)."""
+    has_gate: bool = True
+    """False of a feed-forward that is one product, its activation, and another product."""
+    recurrence: Recurrence | None = None
+    """What the layers of `recurrent_layers` do in place of attention."""
+    recurrent_layers: frozenset[int] = frozenset()
+    has_one_part: bool = False
+    """True if a layer is attention, a recurrence or a feed-forward alone, with one norm
+    (Nemotron-H)."""
+    feed_forward_layers: frozenset[int] = frozenset()
+    """Layers of such a decoder that are a feed-forward."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose Q and K have no positions (NoPE)."""
     query_scaling: QueryScaling | None = None
@@ -159,7 +173,8 @@ class DecoderConfig:
         has_own_norms = self.qk_norm_is_whole or self.norms_values or not self.has_input_norms
         has_own_turns = is_partial or self.rotates_neighbours or self.query_scaling is not None
         has_own_attention = self.has_sinks or self.latents is not None or self.is_parallel
-        return has_own_norms or has_own_turns or has_own_attention
+        is_hybrid = self.recurrence is not None
+        return has_own_norms or has_own_turns or has_own_attention or is_hybrid
 
     @property
     def usual_length(self) -> int:
@@ -172,6 +187,21 @@ class DecoderConfig:
     def kv_layer(self, layer: int) -> int:
         """Returns the layer whose K and V a layer reads."""
         return layer
+
+    def attends(self, layer: int) -> bool:
+        return layer not in self.recurrent_layers and layer not in self.feed_forward_layers
+
+    def has_feed_forward(self, layer: int) -> bool:
+        return not self.has_one_part or layer in self.feed_forward_layers
+
+    @property
+    def state_bytes(self) -> tuple[int, ...]:
+        """Bytes that each layer keeps of a sequence besides K and V; empty of a decoder whose
+        layers all attend."""
+        if self.recurrence is None:
+            return ()
+        size, recurrent = self.recurrence.state_bytes, self.recurrent_layers
+        return tuple(size if layer in recurrent else 0 for layer in range(self.num_layers))
 
     def inner_size(self, layer: int) -> int:
         """Returns the inner columns of a layer's feed-forward."""

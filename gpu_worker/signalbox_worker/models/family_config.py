@@ -145,8 +145,10 @@ class FamilyConfig(Mapping[str, Any]):
         return self._family.defaults.get(self._family.aliases.get(name, name))
 
     def disregard(self, *names: str) -> None:
-        """Notes names as read whose values change nothing of what the file describes."""
-        self._was_read.update(self._family.aliases.get(name, name) for name in names)
+        """Notes names as read whose values change nothing of what the file describes. Raises
+        UnsoundConfig for null where a field takes none."""
+        for name in names:
+            self.get(name)
 
     def replacing(self, **values: Any) -> "FamilyConfig":
         """Returns a copy with other values, which notes what is read here."""

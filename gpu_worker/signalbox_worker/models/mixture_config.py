@@ -57,6 +57,8 @@ class MoeConfig(DecoderConfig):
     renormalise: bool
     """True if the shares of the chosen experts are normalised to the sum 1."""
     choice: ExpertChoice = ExpertChoice()
+    expert_columns: int | None = None
+    """Columns of a latent of hidden states that experts read and write; None is hidden states."""
     dense_layers: frozenset[int] = frozenset()
     """Layers with a plain feed-forward."""
     block: str
@@ -107,7 +109,7 @@ def mixtral_config(config: HfConfig) -> MoeConfig:
 @family("Qwen2MoeConfig")
 def qwen2_moe_config(config: FamilyConfig) -> MoeConfig:
     bias, windows = flag(config, "qkv_bias"), _alternating_windows(config)
-    return _qwen_moe_config(
+    return qwen_moe_config(
         config,
         qwen2_like(config, windows, qkv_bias=bias),
         shared_size=counted(config, "shared_expert_intermediate_size"),
@@ -119,7 +121,7 @@ def qwen3_moe_config(config: FamilyConfig) -> MoeConfig:
     if not flag(config, "use_sliding_window"):
         config.disregard("sliding_window")
         config = config.replacing(sliding_window=None)
-    return _qwen_moe_config(config, qwen3_like(config, uniform_windows(config)))
+    return qwen_moe_config(config, qwen3_like(config, uniform_windows(config)))
 
 
 @family("OlmoeConfig")
@@ -217,7 +219,8 @@ def _alternating_windows(config: HfConfig) -> tuple[int | None, ...]:
     return sliding_windows(config, slides, window if enabled else None)
 
 
-def _qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
+def qwen_moe_config(config: HfConfig, base: DecoderConfig, **fields: Any) -> MoeConfig:
+    """Adds experts to what Qwen's mixtures share with its other decoders."""
     step = counted(config, "decoder_sparse_step")
     dense = {i for i in range(base.num_layers) if (i + 1) % step}
     dense_too = config.get("mlp_only_layers") or []

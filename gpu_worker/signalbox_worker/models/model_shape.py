@@ -33,6 +33,9 @@ class ModelShape:
     """Scores become cap * tanh(score / cap) before the softmax."""
     has_sinks: bool = False
     """True if layers call `SinkAttentionPlan.attend_with_sinks`."""
+    state_bytes: tuple[int, ...] = ()
+    """Bytes of the state that each layer keeps of a sequence in place of K and V; 0 of a layer that
+    keeps K and V or nothing, as do all if empty."""
     is_bidirectional: bool = False
     """True if tokens see those behind them too, so that sequences are computed whole."""
     tie_embeddings: bool = False
@@ -42,7 +45,13 @@ class ModelShape:
     def __post_init__(self) -> None:
         windows = self.sliding_windows or (None,) * self.num_layers
         object.__setattr__(self, "sliding_windows", windows)
+        object.__setattr__(self, "state_bytes", self.state_bytes or (0,) * self.num_layers)
         object.__setattr__(self, "usual_length", self.usual_length or self.max_position)
+
+    @property
+    def has_states(self) -> bool:
+        """True if layers are recurrent."""
+        return any(self.state_bytes)
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":

@@ -44,7 +44,9 @@ from signalbox_worker.models.latent_config import (
     deepseek_v3_config,
     glm4_moe_lite_config,
 )
+from signalbox_worker.models.lfm2_config import lfm2_config, lfm2_moe_config
 from signalbox_worker.models.llama_kin_config import helium_config, seed_oss_config
+from signalbox_worker.models.mamba_config import granite_hybrid_config, nemotron_h_config
 from signalbox_worker.models.ministral_config import ministral3_config
 from signalbox_worker.models.mixture_config import (
     glm4_moe_config,
@@ -55,6 +57,11 @@ from signalbox_worker.models.mixture_config import (
     qwen3_moe_config,
 )
 from signalbox_worker.models.post_norm_config import exaone4_config, olmo2_config, olmo3_config
+from signalbox_worker.models.qwen_next_config import (
+    qwen3_5_config,
+    qwen3_5_moe_config,
+    qwen3_next_config,
+)
 from signalbox_worker.models.rope_config import stretched_length
 from signalbox_worker.models.smollm_config import smollm3_config
 
@@ -252,12 +259,19 @@ for _name, _reader in (
     ("GlmForCausalLM", glm_config),
     ("GptOssForCausalLM", gpt_oss_config),
     ("GraniteMoeForCausalLM", granite_moe_config),
+    ("GraniteMoeHybridForCausalLM", granite_hybrid_config),
     ("HeliumForCausalLM", helium_config),
+    ("Lfm2ForCausalLM", lfm2_config),
+    ("Lfm2MoeForCausalLM", lfm2_moe_config),
     ("Ministral3ForCausalLM", ministral3_config),
+    ("NemotronHForCausalLM", nemotron_h_config),
     ("Olmo2ForCausalLM", olmo2_config),
     ("Olmo3ForCausalLM", olmo3_config),
     ("OlmoeForCausalLM", olmoe_config),
     ("Qwen2MoeForCausalLM", qwen2_moe_config),
+    ("Qwen3NextForCausalLM", qwen3_next_config),
+    ("Qwen3_5ForCausalLM", qwen3_5_config),
+    ("Qwen3_5MoeForCausalLM", qwen3_5_moe_config),
     ("SmolLM3ForCausalLM", smollm3_config),
 ):
     register_model(

@@ -17,7 +17,7 @@ from torch import Tensor
 from scripts.family_table import text
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
 from signalbox_worker.kv.cache.cache_engine import CacheEngine
-from signalbox_worker.models import architectures, model_spec
+from signalbox_worker.models import ModelShape, architectures, find_model, model_spec
 from signalbox_worker.models.attention import attention_backend
 from signalbox_worker.models.family_config import ANY_MODEL, TABLE, families
 from signalbox_worker.models.layers import ForwardContext, ParallelGroup, Placement
@@ -49,6 +49,14 @@ _LATENTS = {
     "n_shared_experts": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
 }  # fmt: skip
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 64}
+_MAMBA = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
+_DELTA = {
+    "num_hidden_layers": 4, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+_CONVOLUTION = {
+    "num_attention_heads": 4, "layer_types": ["conv", "full_attention", "conv"],
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": SHAPE,
     "Cohere2ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
@@ -79,7 +87,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GraniteMoeForCausalLM": SHAPE
     | {"num_attention_heads": 4, "num_key_value_heads": 4}
     | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeHybridForCausalLM": SHAPE
+    | _MAMBA
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "num_local_experts": 4}
+    | {"shared_intermediate_size": 24},
     "HeliumForCausalLM": SHAPE | {"num_attention_heads": 4, "head_dim": 16},
+    "Lfm2ForCausalLM": SHAPE | _CONVOLUTION | {"block_multiple_of": 16},
+    "Lfm2MoeForCausalLM": SHAPE | _CONVOLUTION | _MIXTURE
+    | {"num_experts": 4, "num_dense_layers": 1},
     "LlamaForCausalLM": SHAPE,
     "Ministral3ForCausalLM": SHAPE
     | {"head_dim": 16, "rope_parameters": YARN | {"factor": 4.0, "llama_4_scaling_beta": 0.3}},
@@ -87,6 +103,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": SHAPE | {"num_local_experts": 4},
     "MPNetForMaskedLM": SHAPE | {"pad_token_id": 1},
     "ModernBertForMaskedLM": SHAPE | {"pad_token_id": 0},
+    "NemotronHForCausalLM": SHAPE
+    | _MAMBA
+    | {"layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "head_dim": 16}
+    | {"ssm_state_size": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2}
+    | {"n_routed_experts": 4, "moe_intermediate_size": 32, "num_hidden_layers": 4}
+    | {"moe_shared_expert_intermediate_size": 24},
     "NomicBertForMaskedLM": SHAPE,
     "Olmo2ForCausalLM": SHAPE | {"num_attention_heads": 4},
     "Olmo3ForCausalLM": SHAPE | {"num_attention_heads": 4, "sliding_window": 9},
@@ -102,6 +124,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | _MIXTURE,
     "Qwen3ForCausalLM": SHAPE | {"head_dim": 8},
     "Qwen3MoeForCausalLM": SHAPE | {"num_experts": 4} | _MIXTURE,
+    "Qwen3NextForCausalLM": SHAPE
+    | _DELTA
+    | _MIXTURE
+    | {"num_experts": 4, "shared_expert_intermediate_size": 24},
+    "Qwen3_5ForCausalLM": SHAPE | _DELTA,
+    "Qwen3_5MoeForCausalLM": SHAPE
+    | _DELTA
+    | _MIXTURE
+    | {"num_experts": 4, "shared_expert_intermediate_size": 24},
     "RobertaForMaskedLM": SHAPE,
     "SeedOssForCausalLM": SHAPE | {"head_dim": 8},
     "SmolLM3ForCausalLM": SHAPE | {"num_attention_heads": 4, "pad_token_id": 0},
@@ -235,6 +266,23 @@ def ours(path: Path) -> tuple[Any, Tensor | None]:
         return config, pools.normed(hidden) if pools else model.logits(hidden)
 
 
+def states_of(config: Any) -> list[int]:
+    """Returns the float32 values that each layer keeps of a sequence besides K and V."""
+    return [num_bytes // 4 for num_bytes in ModelShape.of(config).state_bytes]
+
+
+def states_of_theirs(model: Any) -> list[int]:
+    """Returns the same of transformers' cache, whose convolutions keep an input more."""
+    with torch.no_grad():
+        layers = model(torch.tensor([PROMPT]), use_cache=True).past_key_values.layers
+    found = []
+    for layer in layers:
+        inputs, matrices = (getattr(layer, f"{kind}_states", {}) for kind in ("conv", "recurrent"))
+        values = sum(one[..., 1:].numel() for one in inputs.values())
+        found.append(values + sum(one.numel() for one in matrices.values() if one is not None))
+    return found
+
+
 def windows_of(config: Any) -> list[int | None]:
     """Returns the windows of layers by transformers' configuration."""
     window, num_layers = getattr(config, "sliding_window", None), config.num_hidden_layers
@@ -266,6 +314,10 @@ def check(
         expected = theirs(reference)
     except Exception as error:  # no model of transformers has these fields
         return str(error)
+    read = model_spec(config).read_config(config)
+    if ModelShape.of(read).has_states:  # which is not served yet
+        assert states_of(read) == states_of_theirs(reference)
+        return None
     reference.save_pretrained(path)
     (path / "config.json").write_text(json.dumps(config))
     read, found = ours(path)
@@ -393,6 +445,19 @@ def test_decoder_that_sees_both_ways_pools_and_does_not_generate(folder: Path) -
         open_with_config(ModelConfig(model=str(folder), runner="generate"), lambda _: None)
 
 
+def test_recurrent_layers_are_refused_at_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of("Lfm2ForCausalLM", {})))
+    started = ModelConfig(model=str(tmp_path), load_format="dummy")
+    with pytest.raises(ModelError, match="which keep 1.0 KiB of each sequence"):
+        open_with_config(started, lambda _: None)
+
+
+def test_hybrid_family_whose_layers_all_attend_is_refused_by_that_reason() -> None:
+    config = config_of("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"] * 3})
+    with pytest.raises(ModelError, match="whose layer_types all attend is not supported natively"):
+        find_model(config, impl="auto", directory=None, trust_remote_code=False)
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_table_has_all_names_that_a_run_reads(
     architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -466,6 +531,7 @@ def test_what_changes_nothing_stops_no_start(architecture: str, folder: Path) ->
     entry = families()[entry_of(architecture)]
     names = entry.defaults.keys() - read_names(architecture).keys() - {"architectures"}
     names -= {"pad_token_id"} if "Roberta" in architecture else set()
+    names -= {"max_position_embeddings"} if "NemotronH" in architecture else set()
     changes = {name: other(name, entry.defaults[name]) for name in names}
     plain = make_theirs(architecture, config_of(architecture, {}))
     changed = make_theirs(architecture, config_of(architecture, changes | {"dtype": "float32"}))

@@ -12,6 +12,7 @@ from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.weight_names import are_equal, find
+from signalbox_worker.files.hub.gguf_file_names import format_bytes
 from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint
 from signalbox_worker.missing_packages import needing_pytorch
@@ -123,6 +124,7 @@ def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpe
         )
         config = spec.read_config(source.config)
         shape = ModelShape.of(config)
+    _refuse_states(shape)
     if pools:
         if model_config.model_impl == "transformers":
             raise ModelError("--model-impl transformers has no pooling; leave it out")
@@ -131,6 +133,17 @@ def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpe
     elif model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
     return spec, config, pools
+
+
+def _refuse_states(shape: ModelShape) -> None:
+    """Raises ModelError for recurrent layers, whose states no scheduler knows."""
+    if shape.has_states:
+        raise ModelError(
+            f"{shape.architecture} has recurrent layers, which keep "
+            f"{format_bytes(sum(shape.state_bytes))} of each sequence beside its K and V, and are "
+            "not served yet; use a model whose layers all attend (docs/reference/models.md lists "
+            "them)"
+        )
 
 
 def check_unfetched(model_config: ModelConfig, model: HubModel) -> None:
