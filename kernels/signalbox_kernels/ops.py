@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from signalbox_kernels.torch import attention, experts, fp8, int4, kv_cache, row_ops
+from signalbox_kernels.torch import attention, experts, fp8, int4, kv_cache, recurrent, row_ops
 from signalbox_kernels.torch.registry import implementation_of, register_reference
 
 P = ParamSpec("P")
@@ -64,6 +64,10 @@ rms_norm_linear = _op(row_ops.rms_norm_linear)
 linear_add = _op(row_ops.linear_add)
 gather_logprobs = _op(row_ops.gather_logprobs)
 mix_experts = _op(experts.mix_experts)
+causal_convolution = _op(recurrent.causal_convolution)
+gated_delta_rule = _op(recurrent.gated_delta_rule)
+selective_scan = _op(recurrent.selective_scan)
+gated_rms_norm = _op(recurrent.gated_rms_norm)
 quantize_fp8 = _op(fp8.quantize_fp8)
 fp8_linear = _op(fp8.fp8_linear)
 w4a16_linear = _op(int4.w4a16_linear)
