@@ -28,7 +28,7 @@ from signalbox_kernels.structs import (
     arithmetic_of,
 )
 
-_CALLED_OFF = 2
+_CALLED_OFF, _LACKS_STATES = 2, 3
 _ELEMENT_BYTES = {
     Element.FLOAT32: 4,
     Element.BFLOAT16: 2,
@@ -153,11 +153,14 @@ class Program:
     def run(self, arrays: StepArrays) -> None:
         """Computes one step; other Python threads run meanwhile.
 
-        Raises MemoryError, or CalledOff if the group was called off.
+        Raises MemoryError, CalledOff if the group was called off, and ValueError if the step lacks
+        states of its rows, or the pages that the program's layers need.
         """
         status = self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct()))
         if status == _CALLED_OFF:
             raise CalledOff("a process that this one sums with is lost")
+        if status == _LACKS_STATES:
+            raise ValueError("the step has no states for all of its rows, or too few pages in them")
         if status:
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 

@@ -23,6 +23,7 @@ from signalbox_kernels.op_parameters import (
     rounding_fields,
 )
 from signalbox_kernels.program import Program, ProgramParts
+from signalbox_kernels.recurrent import Convolution, GatedNorm, Scan, StateLayout, keep_struct
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
@@ -360,6 +361,20 @@ class ProgramBuilder(ProgramParts):
             **places,
             **layer.fields,
         )
+
+    def convolve(self, src: int, dst: int, how: Convolution, layout: StateLayout) -> None:
+        """Adds a convolution of columns of a buffer of floats along each sequence."""
+        weight = keep_struct(self.arena, how.as_struct(self.arena, layout))
+        self._add(OpKind.CONVOLVE, src=src, dst=dst, weight=weight)
+
+    def scan(self, src: int, gates: int, dst: int, how: Scan, layout: StateLayout) -> None:
+        """Adds a scan; all are buffers of floats."""
+        weight = keep_struct(self.arena, how.as_struct(self.arena, layout))
+        self._add(OpKind.SCAN, src=src, gate=gates, dst=dst, weight=weight)
+
+    def gated_norm(self, src: int, gate: int, dst: int, how: GatedNorm) -> None:
+        """Adds RMSNorm and a gate of a buffer of floats, which is written, too."""
+        self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=dst, **how.fields(self.arena))
 
     def head(
         self, src: int, weight: Packed, *, first_token: int = 0, cap: float | None = None

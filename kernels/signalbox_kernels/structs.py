@@ -53,6 +53,9 @@ class OpKind(IntEnum):
     ROUTE = 9
     GATHER = 10
     MIX = 11
+    CONVOLVE = 12
+    SCAN = 13
+    GATED_NORM = 14
 
 
 class Epilogue(IntEnum):
@@ -118,6 +121,17 @@ class ScoreFunction(IntEnum):
 
     SOFTMAX = 0
     SIGMOID = 1
+
+
+class ScanRule(IntEnum):
+    """Rule by which a token changes the state of a head."""
+
+    GATED_DELTA = 0
+    SELECTIVE = 1
+
+
+UNIT_COLUMNS = 16
+"""Columns of a state, or channels, that lie together in a page."""
 
 
 class OpRounding(IntEnum):
@@ -198,6 +212,45 @@ class SbRouting(ctypes.Structure):
     )
 
 
+class SbPlace(ctypes.Structure):
+    _fields_ = (("page", c_int32), ("offset", c_int32), ("page_bytes", c_int32))
+
+
+class SbConvolution(ctypes.Structure):
+    _fields_ = (
+        ("num_channels", c_int32),
+        ("width", c_int32),
+        ("column", c_int32),
+        ("factor", c_int32),
+        ("gate", c_int32),
+        ("activation", c_int32),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("place", SbPlace),
+    )
+
+
+class SbScan(ctypes.Structure):
+    _fields_ = (
+        ("rule", c_int32),
+        ("num_heads", c_int32),
+        ("num_key_heads", c_int32),
+        ("key_size", c_int32),
+        ("value_size", c_int32),
+        ("query", c_int32),
+        ("key", c_int32),
+        ("value", c_int32),
+        ("step", c_int32),
+        ("strength", c_int32),
+        ("least_step", c_float),
+        ("most_step", c_float),
+        ("rates", c_void_p),
+        ("biases", c_void_p),
+        ("skips", c_void_p),
+        ("place", SbPlace),
+    )
+
+
 class SbShape(ctypes.Structure):
     _fields_ = (
         ("element", c_int32),
@@ -264,6 +317,17 @@ class SbAttention(ctypes.Structure):
     )
 
 
+class SbStates(ctypes.Structure):
+    _fields_ = (
+        ("num_seqs", c_int32),
+        ("num_pages", c_int32),
+        ("first_runs", c_void_p),
+        ("run_start", c_void_p),
+        ("reads", c_void_p),
+        ("writes", c_void_p),
+    )
+
+
 class SbBatch(ctypes.Structure):
     _fields_ = (
         ("num_tokens", c_int32),
@@ -280,6 +344,7 @@ class SbBatch(ctypes.Structure):
         ("logits", c_void_p),
         ("adapters", c_void_p),
         ("token_types", c_void_p),
+        ("states", SbStates),
     )
 
 
@@ -310,6 +375,26 @@ class AttentionArrays:
 
 
 @dataclass(slots=True, kw_only=True)
+class StateArrays:
+    """Pages of the states of each sequence, and the runs of rows that each leave one behind, as
+    SbStates of csrc/program/api.h."""
+
+    first_runs: NDArray[np.int32]
+    """[num_seqs + 1]."""
+    run_start: NDArray[np.int64]
+    """[num_runs + 1]."""
+    reads: NDArray[np.int32]
+    """[num_seqs, num_pages]; negative for a state of zeros."""
+    writes: NDArray[np.int32]
+    """[num_runs, num_pages]."""
+
+    def as_struct(self) -> SbStates:
+        num_seqs, num_pages = self.reads.shape
+        addresses = _addresses(self, self.__slots__)
+        return SbStates(num_seqs=num_seqs, num_pages=num_pages, **addresses)
+
+
+@dataclass(slots=True, kw_only=True)
 class StepArrays:
     """Arrays of one step, as SbBatch of csrc/program/api.h; C-contiguous and alive during the
     run."""
@@ -326,14 +411,17 @@ class StepArrays:
     logits: NDArray[np.float32]
     adapters: NDArray[np.int32] | None = None
     token_types: NDArray[np.int32] | None = None
+    states: StateArrays | None = None
+    """Of a program with recurrent layers."""
 
     def as_struct(self) -> SbBatch:
         absent = {name for name in ("adapters", "token_types") if getattr(self, name) is None}
-        names = (name for name in self.__slots__ if name != "attention" and name not in absent)
+        names = (name for name in self.__slots__ if name not in ("attention", "states", *absent))
         return SbBatch(
             num_tokens=len(self.token_ids),
             num_rows=len(self.row_tokens),
             attention=self.attention.as_struct(),
+            states=SbStates() if self.states is None else self.states.as_struct(),
             **_addresses(self, names),
         )
 

@@ -4,13 +4,14 @@
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
-from signalbox_kernels.structs import AttentionArrays, Pairs
+from signalbox_kernels.recurrent import GatedNorm, Scan
+from signalbox_kernels.structs import AttentionArrays, Pairs, ScanRule
 
 Doubles = NDArray[np.float64]
 
@@ -127,3 +128,62 @@ def paged_attention(
         attended = weights @ values[:, None]
         out[rows] = attended.transpose(2, 0, 1, 3).reshape(count, -1, head_size)
     return out
+
+
+def silu(x: Doubles) -> Doubles:
+    risen: Doubles = x / (1 + np.exp(-x))
+    return risen
+
+
+def convolve(x: AnyArray, weight: AnyArray, bias: AnyArray | None, past: AnyArray) -> Doubles:
+    """The sums along one sequence, [num_tokens, num_channels]; `past` are inputs before it."""
+    inputs, width = np.concatenate([wide(past), wide(x)]), weight.shape[1]
+    sums = sum(inputs[i : i + len(x)] * wide(weight)[:, i] for i in range(width))
+    return sums + (0 if bias is None else wide(bias))
+
+
+class Scanned(NamedTuple):
+    """What a scan of one sequence gives."""
+
+    out: Doubles
+    """[num_tokens, num_heads, value_size]."""
+    terms: Doubles
+    """Sums of the magnitudes that a result is the sum of, likewise."""
+    state: Doubles
+    """[num_heads, key_size, value_size]."""
+
+
+def scan(
+    how: Scan, query: AnyArray, key: AnyArray, value: AnyArray, gates: AnyArray, state: AnyArray
+) -> Scanned:
+    """Passes heads [num_tokens, heads, size] and gates [num_tokens, columns] through a state."""
+    q, k, v = wide(query), wide(key), wide(value)
+    is_delta = how.rule is ScanRule.GATED_DELTA
+    if is_delta:
+        q, k = (x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6) for x in (q, k))
+        q = q / math.sqrt(how.key_size)
+    q, k = (x.repeat(how.num_heads // how.num_key_heads, axis=1) for x in (q, k))
+    raw = wide(gates)[:, how.step : how.step + how.num_heads] + wide(how.biases)
+    steps = np.logaddexp(0, raw).clip(*how.step_limits)
+    strength = 1 / (1 + np.exp(-wide(gates)[:, how.strength : how.strength + how.num_heads]))
+    skips = np.zeros(how.num_heads) if how.skips is None else wide(how.skips)
+    s, out, terms = wide(state), np.empty_like(v), np.empty_like(v)
+    for t in range(len(v)):
+        s = s * np.exp(steps[t] * wide(how.rates))[:, None, None]
+        known = np.einsum("hk,hkv->hv", k[t], s) if is_delta else 0
+        u = (strength if is_delta else steps)[t, :, None] * (v[t] - known)
+        s = s + k[t, :, :, None] * u[:, None]
+        out[t] = np.einsum("hk,hkv->hv", q[t], s) + skips[:, None] * v[t]
+        sizes = np.einsum("hk,hkv->hv", np.abs(q[t]), np.abs(s))
+        terms[t] = sizes + np.abs(skips[:, None] * v[t])
+    return Scanned(out, terms, s)
+
+
+def gated_rms_norm(x: AnyArray, gate: AnyArray, how: GatedNorm) -> Doubles:
+    values, share = wide(x), silu(wide(gate))
+    if how.is_gated_first:
+        values = values * share
+    groups = values.reshape(len(x), how.num_groups, -1)
+    squares = (groups * groups).mean(axis=-1, keepdims=True)
+    normed: Doubles = (groups / np.sqrt(squares + how.eps)).reshape(x.shape) * wide(how.weight)
+    return normed if how.is_gated_first else normed * share

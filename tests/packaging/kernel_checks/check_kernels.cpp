@@ -1,4 +1,4 @@
-// Products, attention and draws of one instruction set against plain loops; needs no Python.
+// Products, attention, scans and draws of one instruction set against plain loops; needs no Python.
 //
 //   check_kernels COMMON_LIBRARY              prints the numbers of the sets that the machine has
 //   check_kernels COMMON_LIBRARY SET NUMBER   checks the kernels of a set's library
@@ -206,6 +206,74 @@ void check_attention(int32_t element) {
   std::free(pool);
 }
 
+// A convolution and a scan of its channels, in steps as attention has them; a page holds two units of a scan.
+void check_recurrence(int32_t rule) {
+  constexpr int heads = 2, keys = 32, values = 48, tokens = 40, channels = 2 * keys + heads * values;
+  const std::vector<float> weights = random_numbers(4 * channels), rates{-0.5f, -2.0f}, biases{0.1f, 0.3f};
+  constexpr int32_t page_bytes = 2 * 64 * keys;
+  SbConvolution convolution{channels, 4, 0, -1, -1, SB_SILU, weights.data(), nullptr, {0, 0, page_bytes}};
+  SbScan scan{rule, heads, 1, keys, values, 0, keys, 2 * keys, 0, heads, 0.05f, 2.0f,
+              rates.data(), biases.data(), nullptr, {1, 0, page_bytes}};
+  SbOp convolve{}, pass{};
+  convolve.kind = SB_CONVOLVE;
+  convolve.dst = 1;
+  convolve.weight = &convolution;
+  pass.kind = SB_SCAN;
+  pass.src = 1;
+  pass.dst = 2;
+  pass.gate = 3;
+  pass.weight = &scan;
+  Run run(make_shape(SB_F32), {convolve, pass},
+          {{channels, SB_FLOATS}, {channels, SB_FLOATS}, {heads * values, SB_FLOATS}, {2 * heads, SB_FLOATS}});
+  char* pool = aligned(8 * page_bytes);
+  CALL(sb_program_bind)(run.program, pool, page_bytes);
+  const std::vector<float> rows = random_numbers(tokens * channels), gates = random_numbers(tokens * 2 * heads);
+  std::vector<double> state(heads * keys * values), summed(channels);
+  int past = 0;
+  for (const int count : {20, 17, 1, 1, 1}) {
+    const int64_t width = sb::round_up(2 * heads, sb::kPanel);
+    std::memcpy(run.buffer(0, 48), rows.data() + past * channels, 4 * channels * count);
+    for (int t = 0; t < count; ++t)
+      std::memcpy(run.buffer(3, 48) + 4 * t * width, gates.data() + (past + t) * 2 * heads, 8 * heads);
+    run.step(past, count);
+    const auto* out = reinterpret_cast<float*>(run.buffer(2, 48));
+    for (int t = past; t < past + count; ++t) {
+      for (int c = 0; c < channels; ++c) {
+        double sum = 0;
+        for (int i = std::max(0, 3 - t); i < 4; ++i)
+          sum += static_cast<double>(weights[i * channels + c]) * rows[(t - 3 + i) * channels + c];
+        summed[c] = sum / (1 + std::exp(-sum));
+      }
+      const auto length = [&](int first) {
+        double squares = 1e-6;
+        for (int j = 0; j < keys; ++j) squares += summed[first + j] * summed[first + j];
+        return rule == SB_GATED_DELTA ? std::sqrt(squares) : 1.0;
+      };
+      const double of_query = length(0) * (rule == SB_GATED_DELTA ? std::sqrt(double{keys}) : 1.0), of_key = length(keys);
+      for (int h = 0; h < heads; ++h) {
+        const float* gate = gates.data() + t * 2 * heads + h;
+        const double step = std::fmin(2.0, std::fmax(0.05, std::log1p(std::exp(double{gate[0]} + biases[h]))));
+        const double kept = std::exp(step * rates[h]), strength = 1 / (1 + std::exp(-double{gate[heads]}));
+        for (int v = 0; v < values; ++v) {
+          double* s = state.data() + (h * values + v) * keys;
+          double known = 0, found = 0;
+          for (int j = 0; j < keys; ++j) known += kept * s[j] * summed[keys + j] / of_key;
+          const double value = summed[2 * keys + h * values + v];
+          const double change = rule == SB_GATED_DELTA ? strength * (value - known) : step * value;
+          for (int j = 0; j < keys; ++j) {
+            s[j] = kept * s[j] + change * summed[keys + j] / of_key;
+            found += s[j] * summed[j] / of_query;
+          }
+          // Sums of 32 products over some 40 tokens, of magnitude 1.
+          check_near("scan", out[(t - past) * heads * values + h * values + v], found, 1e-4);
+        }
+      }
+    }
+    past += count;
+  }
+  std::free(pool);
+}
+
 // The race's number in (0, 1) for a token; see sampling/race.h.
 double number_of(uint64_t key, int token) {
   uint32_t x = static_cast<uint32_t>(token) * 0x9e3779b1u + static_cast<uint32_t>(key);
@@ -286,6 +354,7 @@ int main(int argc, char** argv) {
   }
   for (const Blocks& kind : kBlocks)
     for (const SbRow row : {SB_ELEMENTS, SB_CODES, SB_WIDE_CODES}) check_block_products(kind, row);
+  for (const int32_t rule : {SB_GATED_DELTA, SB_SELECTIVE}) check_recurrence(rule);
   check_draws();
   std::printf("%d checks passed, %d failed\n", num_passed, num_failed);
   return num_failed ? 1 : 0;

@@ -100,13 +100,13 @@ inline char* aligned(size_t bytes) {
   return memory;
 }
 
-// A program of some ops, and a batch whose token i is at position and slot i.
+// A program of some ops, and a batch whose token i is at position and slot i, and whose state is in eight pages.
 struct Run {
   void* program;
   std::vector<int64_t> places;
   std::vector<int64_t> start{0, 0};
   std::vector<int64_t> context{0};
-  std::vector<int32_t> table{0, 1, 2, 3, 4, 5, 6, 7};
+  std::vector<int32_t> table{0, 1, 2, 3, 4, 5, 6, 7}, none{-1}, runs{0, 1};
   int32_t num_heads = 1;
 
   Run(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuffer> buffers)
@@ -132,6 +132,7 @@ struct Run {
     batch.num_tokens = count;
     batch.token_ids = batch.positions = places.data();
     batch.attention = {1, 8, places.data(), start.data(), context.data(), table.data()};
+    batch.states = {1, 8, runs.data(), start.data(), past ? table.data() : none.data(), table.data()};
     if (CALL(sb_program_run)(program, &batch)) stop("no memory");
   }
 };

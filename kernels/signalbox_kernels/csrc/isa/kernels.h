@@ -11,5 +11,6 @@ namespace SB_NS {
 void add_products(sb::KernelTable& table);
 void add_attention(sb::KernelTable& table);
 void add_rows(sb::KernelTable& table);
+void add_states(sb::KernelTable& table);
 
 }  // namespace SB_NS

@@ -176,6 +176,21 @@ SB_INLINE V gated_roughly(V x, V z) {
 #endif
 }
 
+// log(1 + e^x) to some ulp, also where it is small; 0 far below -87, NaN stays.
+SB_INLINE V softplus(V x) {
+  const V y = exp(-magnitude(x));  // the sum is larger(x, 0) + log(1 + y); 2 atanh(z) is that logarithm
+  const V z = y / (y + 2.0f), square = z * z;
+  V p = splat(1.0f / 15.0f);
+  p = fused(p, square, 1.0f / 13.0f);
+  p = fused(p, square, 1.0f / 11.0f);
+  p = fused(p, square, 1.0f / 9.0f);
+  p = fused(p, square, 1.0f / 7.0f);
+  p = fused(p, square, 1.0f / 5.0f);
+  p = fused(p, square, 1.0f / 3.0f);
+  p = fused(p, square, 1.0f);
+  return larger(V{}, x) + 2.0f * z * p;
+}
+
 // erf(x) within 2e-7 (Abramowitz and Stegun, 1964, 7.1.26).
 SB_INLINE V erf(V x) {
   const V size = magnitude(x);

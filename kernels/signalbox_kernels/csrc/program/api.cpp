@@ -7,6 +7,7 @@
 #include "matmul/formats.h"
 #include "program/group.h"
 #include "program/program.h"
+#include "program/states.h"
 
 namespace {
 
@@ -24,7 +25,7 @@ bool is_valid(const SbShape& s) {
 // Whether the op writes what its rounding makes.
 bool is_valid_rounding(const SbOp& op, const SbBuffer* buffers) {
   if (op.rounding == SB_ROUND_NONE) return true;
-  if (op.kind != SB_NORM && op.kind != SB_CODE) return false;
+  if (op.kind != SB_NORM && op.kind != SB_CODE && op.kind != SB_GATED_NORM) return false;
   const bool has_zero = op.rounding == SB_ROUND_INT8_WITH_ZERO || op.zero != 0.0f;
   const bool is_int8 = op.rounding == SB_ROUND_INT8;
   if (buffers[op.dst].row == SB_CODES && (has_zero || !is_int8)) return false;
@@ -77,7 +78,7 @@ bool has_valid_matrices(const SbOp& op, const SbBuffer* buffers) {
 // Whether the op is valid by itself: its numbers are in range, and it computes with its weight's storage.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!is_valid_rounding(op, buffers) || !has_valid_matrices(op, buffers)) return false;
-  if (!has_valid_heads(op, shape)) return false;
+  if (!has_valid_heads(op, shape) || !sb::is_valid_recurrent(op, buffers)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;
   if (op.kind == SB_CODE && op.mode != (buffers[op.src].row == SB_FLOATS)) return false;

@@ -79,8 +79,15 @@ enum SbOpKind : int32_t {
   SB_GATHER = 10,  // rows of src -> dst (routed rows, in the same format)
   SB_MIX = 11,    // src (routed rows in float32): the sum of a token's rows times their shares, in the order
                   // in which they were chosen -> dst (float32); mode has SbMixes
+  SB_CONVOLVE = 12,  // some columns of src (float32), each a channel that an SbConvolution sums along a sequence
+                     // -> dst (float32)
+  SB_SCAN = 13,      // Q, K, V in src (float32) and gates in `gate` (float32) pass the states of an SbScan, token by
+                     // token -> dst (float32)
+  SB_GATED_NORM = 14,  // RMSNorm of src (float32, written) in groups of n columns, and silu of columns of `gate`
+                       // (float32) from `column` on, which are multiplied -> dst (elements, codes); mode 1: before
+                       // the norm, else after it
 };
-#define SB_NUM_KINDS 12
+#define SB_NUM_KINDS 15
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias
@@ -145,6 +152,61 @@ struct SbRouting {
 };
 #define SB_MOST_EXPERTS 1024
 
+// Where an op's part of a sequence's state lies. A state is a list of pages of the pool, which need not be
+// neighbours. The part is units of one size, each within a page: one behind the other from `offset` of a page
+// on, and from the beginning of each page behind it.
+struct SbPlace {
+  int32_t page;        // of the state's list
+  int32_t offset;      // bytes, a multiple of 64
+  int32_t page_bytes;  // that units may lie in, of each page
+};
+#define SB_UNIT_COLUMNS 16
+
+// A sum along a sequence: of each channel its last `width` inputs, times their weights, plus a bias. The state
+// is the inputs that a later token reads; a unit is those of 16 channels, [width - 1, 16] float32, the oldest
+// first.
+struct SbConvolution {
+  int32_t num_channels;  // a multiple of 16
+  int32_t width;         // 2 to 4
+  int32_t column;        // of src, that has the first channel
+  int32_t factor;        // of src: the first column of factors of the inputs, or -1
+  int32_t gate;          // of src: the first column of factors of the results, or -1
+  int32_t activation;    // of the sum: SB_SILU or SB_IDENTITY
+  const float* weights;  // [width, num_channels], of the oldest input first
+  const float* bias;     // [num_channels] or null
+  SbPlace place;
+};
+
+// How a token changes the state S of a head, [key_size, value_size], to d S + k u, of which it then takes
+// q S + skip * v. Its time step t is softplus(its gate + bias), within limits, and d is exp(rate * t).
+enum SbRule : int32_t {
+  SB_GATED_DELTA = 0,  // u = sigmoid(strength) * (v - k d S); q and k are divided by their lengths, and q by
+                       // sqrt(key_size), too
+  SB_SELECTIVE = 1,    // u = t v
+};
+
+// States of the heads of a layer, in float32. A unit is 16 columns of a head's state, [key_size, 16]; they lie in
+// the order of heads and columns.
+struct SbScan {
+  int32_t rule;
+  int32_t num_heads;
+  int32_t num_key_heads;  // of q and k, each for as many neighbouring heads
+  int32_t key_size;       // a multiple of 16, up to 256
+  int32_t value_size;     // a multiple of 16
+  int32_t query;  // of src: the first columns
+  int32_t key;
+  int32_t value;
+  int32_t step;      // of `gate`: the first columns, one for each head
+  int32_t strength;  // likewise, of SB_GATED_DELTA
+  float least_step;
+  float most_step;
+  const float* rates;   // [num_heads], below 0
+  const float* biases;  // [num_heads], of time steps
+  const float* skips;   // [num_heads] or null
+  SbPlace place;
+};
+#define SB_MOST_KEY_SIZE 256
+
 // Codes of 8 bits that SB_NORM and SB_CODE round a row to. A dynamic scale takes the largest magnitude to
 // 127.5 or 448; SB_ROUND_INT8_WITH_ZERO has a dynamic zero point, too. dst are the values of the codes, or of
 // SB_ROUND_INT8 without a zero point the codes themselves.
@@ -167,7 +229,8 @@ struct SbOp {
                    // on, taken from src to dst, if dst is float32 (perhaps src); else the width of src. 0 is the
                    // hidden size. Of SB_ATTEND with a weight: positions
   float eps;
-  const void* weight;   // packed; float32 for SB_NORM; for SB_CODE the columns in order, or null; for SB_ROTATE
+  const void* weight;   // packed; float32 for SB_NORM and SB_GATED_NORM, as wide as src; an SbConvolution or an SbScan
+                        // for their ops; for SB_CODE the columns in order, or null; for SB_ROTATE
                         // its own table, [positions, 2, n / 2], or null for the shape's; for SB_ROUTE an SbRouting;
                         // for SB_ATTEND what is added to scores without a cap, [heads, 2 * (n - 1) + panel], of keys
                         // from n - 1 places before a query on, or null. A product of routed rows has the weights, and
@@ -177,13 +240,13 @@ struct SbOp {
   const float* norm_q;  // [head_size] or null
   const float* norm_k;
   // Of SB_ROTATE and SB_ATTEND whose heads are others than the shape's; 0 is those.
-  int32_t num_heads;
+  int32_t num_heads;    // of SB_GATED_NORM: groups of columns
   int32_t num_kv_heads;
   int32_t head_size;
   int32_t keys_and_values;  // of SB_ROTATE: bits of SbKeysAndValues
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
   int32_t column;   // of dst where SB_STORE, which writes whole panels so that padding may follow, or those begin
-  int32_t gate;     // buffer that SB_GATE reads
+  int32_t gate;     // buffer that SB_GATE, SB_SCAN or SB_GATED_NORM reads
   // Adapters. A site is one product; `adapter` is its number from 1, of SB_SHRINK and the SB_LINEAR that
   // follows it. Any other op that has it is for batches with adapters alone.
   int32_t adapter;
@@ -252,6 +315,18 @@ struct SbAttention {
   const int32_t* block_tables;
 };
 
+// The states of a step's sequences. The rows of a sequence are cut to runs, each of which leaves a state behind: the
+// first begins with the state that the sequence reads, and others with that which the one before them left. A state
+// may be written where it was read; no sequence writes one that another of the step reads.
+struct SbStates {
+  int32_t num_seqs;      // each of one run at least
+  int32_t num_pages;     // of each state
+  const int32_t* first_runs;  // [num_seqs + 1]
+  const int64_t* run_start;   // [runs + 1] rows; a run has one at least
+  const int32_t* reads;       // [num_seqs, num_pages] pages; a state whose first is negative is zeros
+  const int32_t* writes;      // [runs, num_pages]
+};
+
 struct SbBatch {
   int32_t num_tokens;
   int32_t num_rows;  // of the head
@@ -267,6 +342,7 @@ struct SbBatch {
   float* logits;                  // [*, vocab_size], written
   const int32_t* adapters;        // [num_tokens] row of the program's table, or -1; null if all are -1
   const int32_t* token_types;     // [num_tokens]; null if all are 0
+  SbStates states;                // of all rows, if an op has states
 };
 
 #if defined(__GNUC__)
@@ -321,8 +397,8 @@ void sb_group_call_off(void* group);
 // of that. The group outlives the program.
 void sb_program_join(void* program, void* group);
 
-// Runs one step. Returns 0, 1 without memory for the step's activations, or 2 if the program's ranks were
-// called off.
+// Runs one step. Returns 0, 1 without memory for the step's activations, 2 if the program's ranks were
+// called off, or 3 if the batch lacks states, or pages of them.
 int32_t sb_program_run(void* program, const SbBatch* batch);
 
 // From the next step on, adds the nanoseconds that each thread spends on each kind of op to

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "matmul/formats.h"
+#include "program/states.h"
 
 namespace sb {
 
@@ -24,6 +25,7 @@ constexpr int64_t kSharedRows = 12;         // of a product whose tiles several 
 constexpr int64_t kSharedBytes = 1 << 16;   // of such a tile's weight, at most: a few microseconds
 constexpr int32_t kFewestHeads = 4;         // that read latents together
 constexpr int32_t kTaskRows = 48;           // of attention: as many as share keys from L1
+constexpr int64_t kStateTiles = 4;          // for each thread, where the columns of sequences are divided
 
 constexpr int64_t kFloatBytes = 4;
 
@@ -123,6 +125,9 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
     const SbShape& own = shapes_.emplace_back(with_heads(shape_, op));
     most_group_ = std::max(most_group_, own.num_heads / own.num_kv_heads);
     most_head_ = std::max(most_head_, own.head_size);
+    const StateUnits units = units_of(op);
+    state_pages_ = std::max(state_pages_, units.end_page());
+    if (units.bytes) state_page_bytes_ = std::max<int64_t>(state_page_bytes_, units.place->page_bytes);
   }
   task_rows_ = std::max(kTaskRows, most_group_);
 }
@@ -151,6 +156,7 @@ bool Program::reserve(int64_t num_rows) {
     const int64_t size = element_bytes(static_cast<int32_t>(i));
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
+  if (state_pages_ && !zeros_.reserve(kMostUnitBytes)) return false;
   for (Memory& scratch : scratch_)
     if (!scratch.reserve(scratch_bytes(task_rows_, most_head_, pairs_bytes()))) return false;
   return true;
@@ -181,7 +187,16 @@ bool Program::fits_group(int64_t num_rows) const {
   return !group_ || tokens_of_rank() * kFloatBytes <= group_->slot_bytes();
 }
 
+// Whether the states that the ops read and write are there, of all rows.
+bool Program::has_states(const SbBatch& batch) const {
+  const SbStates& states = batch.states;
+  if (!state_pages_ || !batch.num_tokens) return true;
+  return states.num_seqs && states.num_pages >= state_pages_ && block_bytes_ >= state_page_bytes_ &&
+         states.run_start[states.first_runs[states.num_seqs]] == batch.num_tokens;
+}
+
 int32_t Program::run(const SbBatch& batch) {
+  if (!has_states(batch)) return 3;
   if (!reserve(std::max(batch.num_tokens, batch.num_rows)) || !fits_group(batch.num_tokens)) return 1;
   if (group_) exchange_ = group_->joined() + 1;
   plan_attention(batch);
@@ -416,6 +431,8 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   } else if (op.kind == SB_ATTEND) {
     phase.heads_of_tile = heads_of_tile(*phase.shape);
     phase.tiles = static_cast<int32_t>(tasks_.size()) * (phase.shape->num_heads / phase.heads_of_tile);
+  } else if (units_of(op).bytes) {
+    plan_states(phase);
   } else {
     phase.rows_per_tile = static_cast<int32_t>(
         std::clamp<int64_t>(ceil_div(phase.rows, 4 * num_threads_), 1, 16));
@@ -507,6 +524,20 @@ void Program::plan_adapter(Phase& phase) const {
   phase.adapter_rows = adapter_rows_.data();
   phase.num_adapter_rows = static_cast<int32_t>(adapter_rows_.size());
   phase.shrunk = view(phase.op->shrunk);
+}
+
+// Divides the heads of a scan among tiles, and the columns of a sequence or head among as many as there is use for.
+void Program::plan_states(Phase& phase) const {
+  const SbOp& op = *phase.op;
+  const StateUnits units = units_of(op);
+  const int64_t heads = op.kind == SB_SCAN ? static_cast<const SbScan*>(op.weight)->num_heads : 1;
+  const int64_t whole = phase.batch->states.num_seqs * heads;
+  if (!whole) return;
+  const int64_t most = ceil_div(units.count, heads * kUnitsOfTile);
+  phase.parts = static_cast<int32_t>(std::clamp<int64_t>(ceil_div(kStateTiles * num_threads_, whole), 1, most));
+  if (whole * phase.parts > Pool::kMostTiles) throw std::length_error("too many tiles");
+  phase.tiles = static_cast<int32_t>(whole * phase.parts);
+  phase.zeros = reinterpret_cast<const float*>(zeros_.data());
 }
 
 void Program::plan_sum(Phase& phase) {

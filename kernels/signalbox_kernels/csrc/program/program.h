@@ -71,6 +71,8 @@ class Program final : public Pool::Work {
   int32_t code_bytes_of(int32_t buffer) const;
   View view(int32_t buffer) const;
   void plan_sum(Phase& phase);
+  void plan_states(Phase& phase) const;
+  bool has_states(const SbBatch& batch) const;
   bool fits_group(int64_t num_rows) const;
   int64_t tokens_of_rank() const;
   bool reduce(const SbBatch& batch);
@@ -101,6 +103,9 @@ class Program final : public Pool::Work {
   std::vector<int32_t> adapter_columns_;  // [num_sites_]: the most of any adapter
   std::vector<AdapterRows> adapter_rows_;
   Memory written_;  // see Phase
+  int32_t state_pages_ = 0;  // of each state; 0 if no op has states
+  int64_t state_page_bytes_ = 0;
+  Memory zeros_;             // see Phase
   uint32_t step_ = 0;
   int32_t task_rows_;
   int32_t most_group_ = 1, most_head_ = 0;  // heads of any op that share K and V, and their size

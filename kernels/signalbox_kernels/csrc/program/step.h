@@ -86,6 +86,8 @@ struct Phase {
   int64_t share_floats;      // from src of one rank to that of the next
   int32_t num_shares;
   Routed routed;      // of SB_GATHER and SB_MIX
+  int32_t parts;      // of an op with states: tiles that divide the columns of a sequence, or of its head
+  const float* zeros;  // likewise: a unit of zeros
   int32_t most_tiles;  // of a product of routed rows, whose number of tiles SB_ROUTE finds
 };
 

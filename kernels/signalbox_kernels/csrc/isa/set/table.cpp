@@ -18,6 +18,7 @@ extern "C" __attribute__((visibility("default"))) const void* sb_kernel_table() 
   SB_NS::add_products(table);
   SB_NS::add_attention(table);
   SB_NS::add_rows(table);
+  SB_NS::add_states(table);
   table.draw = SB_NS::draw_row;
   table.rest = SB_NS::rest;
   return &table;

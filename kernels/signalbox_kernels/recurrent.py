@@ -1,0 +1,171 @@
+"""Recurrent layers of a native program: where their states lie, and the parameters of their ops.
+
+A sequence's state is a list of pages of the pool, in any order. They hold what all recurrent layers
+keep: the last inputs of each convolution, and the state of each head. A step reads it in one list
+of pages and writes it to another, perhaps the same; it is not copied besides.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from signalbox_kernels.arena import Arena
+from signalbox_kernels.floats import AnyArray, to_float32
+from signalbox_kernels.op_parameters import rounding_fields
+from signalbox_kernels.rounding import Rounding
+from signalbox_kernels.structs import (
+    UNIT_COLUMNS,
+    Activation,
+    SbConvolution,
+    SbPlace,
+    SbScan,
+    ScanRule,
+)
+
+_ROW_BYTES = 4 * UNIT_COLUMNS  # of a unit
+
+
+class StateLayout:
+    """Places the parts of a state, in the order in which a program's ops ask for them.
+
+    A part is units of one size: 16 channels of a convolution, or 16 columns of a head's state. Each
+    unit lies within a page, so kernels compute in the pages themselves.
+    """
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._page, self._offset = 0, 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of a state of all parts that were placed."""
+        return self._page + (self._offset > 0)
+
+    def place(self, unit_bytes: int, num_units: int) -> SbPlace:
+        """Returns where units lie. Raises ValueError if a page holds none."""
+        in_page = self._page_bytes // unit_bytes
+        if not in_page:
+            raise ValueError(
+                f"a page of {self._page_bytes} bytes is too small for a state: it holds no unit of "
+                f"{unit_bytes} bytes"
+            )
+        if self._page_bytes - self._offset < unit_bytes:
+            self._page, self._offset = self._page + 1, 0
+        place = SbPlace(self._page, self._offset, self._page_bytes)
+        here = min(num_units, (self._page_bytes - self._offset) // unit_bytes)
+        self._offset += here * unit_bytes
+        if num_units > here:
+            full, rest = divmod(num_units - here - 1, in_page)
+            self._page, self._offset = self._page + 1 + full, (rest + 1) * unit_bytes
+        return place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A causal convolution of each channel, SbConvolution of csrc/program/api.h."""
+
+    weight: AnyArray
+    """[num_channels, width], of the oldest input first."""
+    bias: AnyArray | None = None
+    """[num_channels]."""
+    column: int = 0
+    """First column of the source that has inputs."""
+    factor: int | None = None
+    """First column of what inputs are multiplied with."""
+    gate: int | None = None
+    """First column of what results are multiplied with."""
+    activation: Activation = Activation.SILU
+
+    def as_struct(self, arena: Arena, layout: StateLayout) -> SbConvolution:
+        """Keeps the weights, and places the state."""
+        num_channels, width = self.weight.shape
+        return SbConvolution(
+            num_channels=num_channels,
+            width=width,
+            column=self.column,
+            factor=-1 if self.factor is None else self.factor,
+            gate=-1 if self.gate is None else self.gate,
+            activation=self.activation,
+            weights=arena.keep(to_float32(self.weight).T),
+            bias=None if self.bias is None else arena.keep_floats(self.bias),
+            place=layout.place((width - 1) * _ROW_BYTES, num_channels // UNIT_COLUMNS),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """A state of each head that every token changes, SbScan of csrc/program/api.h."""
+
+    rule: ScanRule
+    num_heads: int
+    num_key_heads: int
+    key_size: int
+    """Size of queries and keys; in Mamba-2 that of the state, with C as query and B as key."""
+    value_size: int
+    query: int
+    """First columns of the source, as `key` and `value` are."""
+    key: int
+    value: int
+    step: int
+    """First column of the gates, as `strength` is; each has one for each head."""
+    strength: int = 0
+    """Of the gated delta rule alone."""
+    step_limits: tuple[float, float] = (0.0, inf)
+    rates: AnyArray
+    """[num_heads], below 0: A, or -exp(A_log)."""
+    biases: AnyArray
+    """[num_heads], of time steps."""
+    skips: AnyArray | None = None
+    """[num_heads], factors of values that are added to results: D."""
+
+    def as_struct(self, arena: Arena, layout: StateLayout) -> SbScan:
+        """Keeps the vectors, and places the state."""
+        names = (
+            *("rule", "num_heads", "num_key_heads", "key_size", "value_size"),
+            *("query", "key", "value", "step", "strength"),
+        )
+        least, most = self.step_limits
+        num_units = self.num_heads * self.value_size // UNIT_COLUMNS
+        return SbScan(
+            **{name: getattr(self, name) for name in names},
+            least_step=least,
+            most_step=most,
+            rates=arena.keep_floats(self.rates),
+            biases=arena.keep_floats(self.biases),
+            skips=None if self.skips is None else arena.keep_floats(self.skips),
+            place=layout.place(self.key_size * _ROW_BYTES, num_units),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedNorm:
+    """RMSNorm of groups of columns, and a product with silu of a gate."""
+
+    weight: AnyArray
+    """[columns of the source]."""
+    num_groups: int
+    eps: float
+    column: int = 0
+    """First column of the gate's buffer, which is one of floats."""
+    is_gated_first: bool
+    """True multiplies before the norm, False after it."""
+    rounding: Rounding | None = None
+
+    def fields(self, arena: Arena) -> dict[str, Any]:
+        """Keeps the weight; returns the fields of an op."""
+        return {
+            "mode": int(self.is_gated_first),
+            "column": self.column,
+            "n": len(self.weight) // self.num_groups,
+            "num_heads": self.num_groups,
+            "eps": self.eps,
+            "weight": arena.keep_floats(self.weight),
+            **rounding_fields(self.rounding),
+        }
+
+
+def keep_struct(arena: Arena, struct: SbConvolution | SbScan) -> int:
+    """Keeps a struct that an op refers to; returns its address."""
+    return arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
