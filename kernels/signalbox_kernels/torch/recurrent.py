@@ -159,7 +159,7 @@ def gated_rms_norm(
         [num_tokens, size], the dtype of `x`.
     """
     wide, share = x.float(), F.silu(gate.float())
-    groups = (wide * share if is_gated_first else wide).unflatten(-1, (num_groups, -1))
+    groups = (wide * share if is_gated_first else wide).view(len(x), num_groups, -1)
     scale = groups.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
-    normed = (groups * scale).flatten(-2) * weight.float()
+    normed = (groups * scale).view(x.shape) * weight.float()
     return (normed if is_gated_first else normed * share).to(x.dtype)
