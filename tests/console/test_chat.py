@@ -36,6 +36,7 @@ def test_escape_stops_and_leaving_the_page_too(person: Person, services: Service
     send(page, "Count on")
     expect(answers(page).last).to_contain_text("on and on")
     page.keyboard.press("Escape")
+    expect(answers(page).last).to_contain_text("stopped by you")
     wait_until(lambda: services.num_live() == 0)
     send(page, "Count further")
     expect(answers(page).last).to_contain_text("on and on")
