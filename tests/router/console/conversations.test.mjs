@@ -3,7 +3,6 @@ import { test } from "node:test";
 
 const {
   choose,
-  excerpt,
   firstWords,
   fromFile,
   newConversation,
@@ -126,16 +125,15 @@ test("calls are open until each has a result", () => {
 });
 
 test("a file gives the same conversations back, under new ids", () => {
-  const [hello] = pathOf(greeting());
-  const conversation = withMessage(greeting(), newMessage({ role: "user", text: "Again", now: 9 }));
+  const before = greeting();
+  const [hello] = pathOf(before);
+  const conversation = withMessage(before, newMessage({ role: "user", text: "Again", now: 9 }));
   const [read] = fromFile(toFile([conversation]));
   assert.deepEqual(textsOf(read), ["Again"]);
   assert.notEqual(read.id, conversation.id);
-  assert.equal(read.messages.has(hello.id), false);
-  const first = [...read.messages.values()].find(({ text }) => text === "Hello");
-  assert.deepEqual(textsOf(choose(read, first.id)), ["Hello", "Hi", "Bye"]);
+  assert.deepEqual(textsOf(choose(read, hello.id)), ["Hello", "Hi", "Bye"]);
   assert.equal(read.title, conversation.title);
-  assert.equal(read.createdAt, conversation.createdAt);
+  assert.equal(read.updatedAt, conversation.updatedAt);
 });
 
 test("a file has each message behind the one that it follows, in whatever order they are kept", () => {
@@ -159,59 +157,43 @@ test("a file that is broken or of another program is refused with the reason", (
     [change((_, file) => (file.conversations = {})), /no list/],
     [toFile([]), /an empty one/],
     [change((one) => (one.messages = null)), /Conversation 1 has no messages/],
-    [change((one) => (one.messages[1] = null)), /message 2 is not an object/],
-    [
-      change((one) => (one.messages[1].role = "constructor")),
-      /message 2 has the role "constructor"/,
-    ],
-    [change((one) => (one.messages[1].text = { type: "img" })), /message 2 has no text/],
-    [
-      change((one) => (one.messages[0].parent = one.messages[2].id)),
-      /answers no message before it/,
-    ],
-    [change((one) => (one.messages[1].id = one.messages[0].id)), /no id of its own/],
-    [change((one) => (one.messages[1].toolCalls = [{ id: 1 }])), /broken tool call/],
-    [change((one) => (one.messages[1].logprobs = [null])), /broken log probabilities/],
-    [
-      change((one) => (one.messages[1].logprobs = [{ sampled: {}, top: 5 }])),
-      /broken log probabilities/,
-    ],
-    [
-      change((one) => (one.messages[1].logprobs = [{ sampled: { text: 5 } }])),
-      /broken log probabilities/,
-    ],
-    [change((one) => (one.messages[1].createdAt = "now")), /no time/],
-    [change((one) => (one.messages[1].createdAt = 1e300)), /no time/],
+    [change((one) => (one.messages[1] = null)), /message 2 is broken/],
+    [change((one) => (one.messages[1].role = "constructor")), /message 2 is broken/],
+    [change((one) => (one.messages[1].text = { type: "img" })), /message 2 is broken/],
+    [change((one) => (one.messages[1].toolCalls = [{ id: 1 }])), /message 2 is broken/],
+    [change((one) => (one.messages[1].logprobs = [null])), /message 2 is broken/],
+    [change((one) => (one.messages[1].logprobs = [{ sampled: {}, top: 5 }])), /message 2/],
+    [change((one) => (one.messages[1].logprobs = [{ sampled: { text: 5 } }])), /message 2/],
+    [change((one) => (one.messages[1].createdAt = 1e300)), /message 2 is broken/],
   ];
   for (const [text, reason] of refused) assert.throws(() => fromFile(text), reason);
 });
 
-test("fields of a file that have another type or are unknown are left out", () => {
+test("fields of a file that have another type are empty, and circles are left out", () => {
   const file = JSON.parse(toFile([greeting()]));
-  const [one] = file.conversations;
-  Object.assign(one, { title: { type: "img" }, params: [], selected: { __proto__: "x" } });
-  Object.assign(one.messages[0], { error: { type: "img" }, usage: 3, model: "m", other: 1 });
+  const [{ messages }] = file.conversations;
+  Object.assign(file.conversations[0], {
+    title: { type: "img" },
+    params: [],
+    selected: 3,
+    updatedAt: 1e300,
+  });
+  Object.assign(messages[1], { usage: null, parent: messages[2].id });
   const [read] = fromFile(JSON.stringify(file));
-  assert.deepEqual([read.title, read.params], ["", {}]);
-  const [first] = read.messages.values();
-  assert.deepEqual(
-    [first.error, first.usage, first.model, first.other],
-    [undefined, undefined, "m", undefined],
-  );
-});
-
-test("settings and times of a file that the page could not show are left out", () => {
-  const file = JSON.parse(toFile([greeting()]));
-  const params = { tools: [null], toolChoice: { mode: 5 }, samplingParams: { seed: 1 } };
-  Object.assign(file.conversations[0], { params, updatedAt: 1e300 });
-  const [read] = fromFile(JSON.stringify(file));
-  assert.deepEqual(read.params, { samplingParams: { seed: 1 } });
+  assert.deepEqual([read.title, read.params, read.selected], ["", {}, {}]);
+  assert.deepEqual(textsOf(read), ["Hello"]);
+  assert.equal(read.messages.size, 1);
   assert.ok(new Date(read.updatedAt).toISOString());
 });
 
-test("an excerpt shows what surrounds the words, in any case", () => {
-  assert.equal(excerpt("The quick\nbrown fox jumps", "BROWN", 6), "…quick brown fox j…");
-  assert.equal(excerpt("The quick", "slow"), null);
+test("tools are asked for in the form of the RPC, however they are typed", () => {
+  const parameters = { type: "object" };
+  const tool = { name: "look", parameters };
+  const asked = (tools) => requestFor({ ...newConversation(), params: { tools } }, []).tools;
+  for (const tools of [tool, [tool], [{ type: "function", function: tool }], asked([tool])]) {
+    const [{ name, parameters: schema }] = asked(tools);
+    assert.deepEqual([name, JSON.parse(schema)], ["look", parameters]);
+  }
 });
 
 test("a quoted file cannot end its own quotation", () => {

@@ -11,7 +11,7 @@ STATIC = ROOT / "router" / "signalbox_router" / "console" / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
 LOADED = [path for path in FILES if path.suffix in {".html", ".js", ".css", ".svg"}]
 OWN = [path for path in FILES if STATIC / "vendor" not in path.parents]
-MOST_LINES = 5_015
+MOST_LINES = 4_890
 """Lines of our own, as prettier prints them."""
 MOST_BYTES = 300_000
 """Bytes of all files, those of others included."""
@@ -24,7 +24,8 @@ MARKUP = re.compile(
 INLINE = re.compile(r"<style|<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=", re.IGNORECASE)
 """What the policy refuses in a page."""
 ADDRESS = re.compile(r"""(?:https?|wss?):?//[^\s"'`)>]+|["'(]//\w""")
-NAMESPACES = re.compile(r"http://www\.w3\.org/[\w/]+$")
+NO_REQUEST = re.compile(r"http://www\.w3\.org/[\w/]+$|https://github\.com/markedjs/marked\.$")
+"""Names of XML, and where a library asks to be told of its faults."""
 
 
 def _named(path: Path) -> str:
@@ -55,7 +56,7 @@ def test_a_page_has_no_inline_script_or_style(path: Path) -> None:
 def test_no_file_names_another_host(path: Path) -> None:
     """But for the comment above a library that says where it comes from."""
     text = re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    named = [one for one in ADDRESS.findall(text) if not NAMESPACES.match(one)]
+    named = [one for one in ADDRESS.findall(text) if not NO_REQUEST.match(one)]
     assert not named
 
 

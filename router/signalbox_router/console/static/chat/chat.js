@@ -1,12 +1,12 @@
 /** The view of conversations with a served model. */
 
 import { Composer } from "./composer.js";
-import { firstWords } from "./conversations.js";
 import { Parameters } from "./parameters.js";
 import { useSession } from "./session.js";
-import { Sidebar, download } from "./sidebar.js";
+import { Sidebar } from "./sidebar.js";
 import { Transcript } from "./transcript.js";
-import { html, useEffect, useState } from "../lib/html.js";
+import { useWindowEvent } from "../lib/hooks.js";
+import { html, quietButton, useState } from "../lib/html.js";
 import { isSingleKey, useShortcutList } from "../lib/shortcuts.js";
 
 const focus = (id) => document.getElementById(id)?.focus();
@@ -18,7 +18,6 @@ const KEYS = [
   ["Ctrl+Shift+O", "new conversation"],
   ["Ctrl+K", "search"],
   ["Ctrl+,", "settings"],
-  ["Alt+↑ ↓", "conversation above, below"],
   ["/", "write"],
 ];
 
@@ -26,7 +25,13 @@ export function Chat() {
   const session = useSession();
   const [panel, setPanel] = useState("");
   const toggle = (name) => setPanel(panel === name ? "" : name);
-  useKeys(session, { setPanel, toggle });
+  useShortcutList("Chat", KEYS);
+  useWindowEvent("keydown", (event) => {
+    const action = actionOf(event, session, { setPanel, toggle });
+    if (!action || document.querySelector("dialog[open]")) return;
+    event.preventDefault();
+    action();
+  });
   const { id } = session.current;
   const toField = () => {
     setPanel(panel === "settings" ? panel : "");
@@ -38,31 +43,17 @@ export function Chat() {
       <${Header} session=${session} panel=${panel} toggle=${toggle} />
       <${Transcript} key=${`${id} ${session.sought}`} session=${session} />
       <${Status} session=${session} />
-      <${Composer} key=${id} session=${session} />
+      <${Composer} session=${session} />
     </section>
     ${panel === "settings" && html`<${Settings} session=${session} />`}
   </div>`;
 }
 
-function useKeys(session, { setPanel, toggle }) {
-  useShortcutList("Chat", KEYS);
-  useEffect(() => {
-    const onKeyDown = (event) => {
-      const action = actionOf(event, session, { setPanel, toggle });
-      if (!action || document.querySelector("dialog[open]")) return;
-      event.preventDefault();
-      action();
-    };
-    addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
-  });
-}
-
 /** Returns what a key does, or undefined. */
 function actionOf(event, session, { setPanel, toggle }) {
-  const { key, altKey, shiftKey } = event;
+  const { key, shiftKey } = event;
   const isCommand = event.ctrlKey || event.metaKey;
-  if (key === "Escape") return session.generation && (() => session.generation.stop());
+  if (key === "Escape") return session.generation && (() => session.generation.abort());
   if (isCommand && shiftKey && key.toLowerCase() === "o") return () => session.startNew();
   if (isCommand && key === ",") return () => toggle("settings");
   if (isCommand && key === "k") {
@@ -71,77 +62,58 @@ function actionOf(event, session, { setPanel, toggle }) {
       requestAnimationFrame(() => focus("chat-search"));
     };
   }
-  if (altKey && (key === "ArrowUp" || key === "ArrowDown")) {
-    const at = session.conversations.findIndex(({ id }) => id === session.current.id);
-    const next = session.conversations[at + (key === "ArrowUp" ? -1 : 1)];
-    return next && (() => session.open(next.id));
-  }
   if (key === "/" && isSingleKey(event)) return () => focus("chat-field");
   return undefined;
 }
 
 function Header({ session, panel, toggle }) {
-  const { current } = session;
-  const isStored = session.conversations.some(({ id }) => id === current.id);
-  const rename = ({ target }) => {
-    const said = session.path.find(({ role }) => role === "user")?.text ?? "";
-    session.set({ title: target.value.trim() || firstWords(said) });
-  };
-  return html`<header class="chat-row">
-    <button
-      class="chat-narrow"
-      aria-expanded=${panel === "conversations"}
-      onClick=${() => toggle("conversations")}
-    >
-      Conversations
-    </button>
+  const { id, title } = session.current;
+  const isStored = session.conversations.some((one) => one.id === id);
+  const remove = () => confirm(`Delete the conversation “${title}”?`) && session.remove();
+  const toggled = (name) => ({ "aria-expanded": panel === name, onClick: () => toggle(name) });
+  return html`<header class="row">
+    <button class="chat-narrow" ...${toggled("conversations")}>Conversations</button>
     <input
-      class="chat-title"
       aria-label="Title of the conversation"
       placeholder="New conversation"
       dir="auto"
-      value=${current.title}
-      onChange=${rename}
+      value=${title}
+      onChange=${({ target }) => session.set({ title: target.value.trim() })}
     />
     <${Models} session=${session} />
-    <button aria-expanded=${panel === "settings"} onClick=${() => toggle("settings")}>
-      Settings
-    </button>
-    <button disabled=${!isStored} onClick=${() => download(session, [current.id], current.title)}>
-      Export
-    </button>
-    <button disabled=${!isStored} onClick=${() => session.remove()}>Delete</button>
+    <button ...${toggled("settings")}>Settings</button>
+    <button disabled=${!isStored} onClick=${() => session.exportFile([id], title)}>Export</button>
+    <button disabled=${!isStored} onClick=${remove}>Delete</button>
   </header>`;
 }
 
 function Models({ session }) {
   const { current, models, model } = session;
-  const choose = ({ target }) => session.set({ model: target.value });
-  const isUnknown = models && current.model && !model;
+  const choices = (models ?? []).flatMap(({ name, adapters = [] }) => [
+    [name, name],
+    ...adapters.map((adapter) => [adapter, `${name} + ${adapter}`]),
+  ]);
+  if (models && current.model && !model) {
+    choices.unshift([current.model, `${current.model} (not served)`]);
+  }
   return html`<select
     aria-label="Model"
     value=${current.model || model?.name}
     disabled=${!models}
-    onChange=${choose}
+    onChange=${({ target }) => session.set({ model: target.value })}
   >
-    ${isUnknown && html`<option value=${current.model}>${current.model} (not served)</option>`}
-    ${(models ?? []).map(({ name, adapters = [] }) => [
-      html`<option value=${name}>${name}</option>`,
-      adapters.map((adapter) => html`<option value=${adapter}>${name} + ${adapter}</option>`),
-    ])}
+    ${choices.map(([name, label]) => html`<option value=${name}>${label}</option>`)}
   </select>`;
 }
 
 function Status({ session }) {
   const { trouble, notice, generation } = session;
-  return html`<div class="chat-status" role="status">
+  return html`<div class="chat-column" role="status">
     ${trouble && html`<p>${trouble}</p>`}
     ${
       notice &&
-      html`<p>
-        <span>${notice.text}</span>
-        ${notice.undo && html`<button onClick=${notice.undo}>Undo</button>`}
-        <button class="quiet" aria-label="Dismiss" onClick=${() => session.dismiss()}>×</button>
+      html`<p class="row">
+        ${notice} ${quietButton("×", () => session.dismiss(), { "aria-label": "Dismiss" })}
       </p>`
     }
     <span class="visually-hidden">${generation ? "The model answers." : ""}</span>
@@ -150,10 +122,9 @@ function Status({ session }) {
 
 function Settings({ session }) {
   const { system, params } = session.current;
-  const { violations } = session.path.at(-1) ?? {};
-  return html`<aside class="chat-settings" aria-label="Settings of the conversation">
+  return html`<aside class="chat-panel" aria-label="Settings of the conversation">
     <label>
-      <span>System prompt</span>
+      System prompt
       <textarea
         rows="5"
         dir="auto"
@@ -164,7 +135,7 @@ function Settings({ session }) {
     <${Parameters}
       value=${params}
       model=${session.model}
-      violations=${violations}
+      violations=${session.path.at(-1)?.violations}
       onChange=${(changed) => session.set({ params: changed })}
     />
   </aside>`;

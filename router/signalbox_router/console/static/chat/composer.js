@@ -2,11 +2,11 @@
 
 import { newMessage, quoted, requestFor } from "./conversations.js";
 import { bytes, number } from "../lib/format.js";
-import { html, useEffect, useRef, useState } from "../lib/html.js";
+import { useAnswer, useWindowEvent } from "../lib/hooks.js";
+import { html, quietButton, useEffect, useRef, useState } from "../lib/html.js";
 import { INFERENCE, call } from "../lib/rpc.js";
 
 const MAX_FILE_BYTES = 256 * 1024;
-const MAX_COUNTED_CHARS = 2e6;
 const COUNT_AFTER_MS = 400;
 
 /** Returns `{name, text}` of a text file. Throws an Error that says why it cannot be quoted. */
@@ -23,52 +23,48 @@ async function readText(file) {
   throw new Error(`${file.name} is not text in UTF-8.`);
 }
 
-/** Composes for one conversation, which is its key. */
+/** Writes to the conversation that is open; what is typed stays when another is opened. */
 export function Composer({ session }) {
-  const { id } = session.current;
-  const [draft, setDraft] = useState(() => session.drafts.get(id) ?? { text: "", files: [] });
+  const [draft, setDraft] = useState(session.draft);
   const [complaint, setComplaint] = useState("");
   const { generation } = session;
-  const whole = [draft.text.trim(), ...draft.files.map(({ name, text }) => quoted(name, text))]
-    .filter(Boolean)
-    .join("\n\n");
-  useEffect(() => void session.drafts.set(id, draft), [draft]);
+  const quotes = draft.files.map(({ name, text }) => quoted(name, text));
+  const whole = [draft.text.trim(), ...quotes].filter(Boolean).join("\n\n");
+  useEffect(() => void (session.draft = draft), [draft]);
   const take = async (files) => {
     const read = await Promise.allSettled([...files].map(readText));
     const added = read.flatMap(({ value }) => value ?? []);
     setDraft((now) => ({ ...now, files: [...now.files, ...added] }));
     setComplaint(read.flatMap(({ reason }) => reason?.message ?? []).join(" "));
   };
-  useDrop(take);
+  const remove = (file) => setDraft({ ...draft, files: draft.files.filter((one) => one !== file) });
   const send = (event) => {
     event.preventDefault();
     if (!whole || generation) return;
     setDraft({ text: "", files: [] });
     setComplaint("");
-    session.say(whole);
+    session.say({ role: "user", text: whole });
   };
-  return html`<form class="chat-composer" onSubmit=${send}>
-    ${complaint && html`<p class="chat-complaint" role="alert">${complaint}</p>`}
-    <${Files}
-      files=${draft.files}
-      onRemove=${(file) => setDraft({ ...draft, files: draft.files.filter((one) => one !== file) })}
-    />
+  const attach = ({ target }) => take(target.files).then(() => (target.value = ""));
+  // Dropped anywhere: a browser would open the file instead of the page.
+  useWindowEvent("dragover", (event) => event.preventDefault());
+  useWindowEvent("drop", (event) => {
+    event.preventDefault();
+    take(event.dataTransfer.files);
+  });
+  return html`<form class="chat-column" onSubmit=${send}>
+    ${complaint && html`<p class="bad" role="alert">${complaint}</p>`}
+    ${draft.files.length > 0 && html`<${Files} files=${draft.files} onRemove=${remove} />`}
     <${Field} ...${{ draft, setDraft, send, take, generation }} />
-    <div class="chat-row">
-      <label class="chat-attach">
+    <div class="row">
+      <label class="button">
         Attach text
-        <input
-          type="file"
-          multiple
-          onChange=${({ target }) => {
-            take(target.files).then(() => (target.value = ""));
-          }}
-        />
+        <input class="visually-hidden" type="file" multiple onChange=${attach} />
       </label>
       <${Fill} session=${session} draft=${whole} />
       ${
         generation
-          ? html`<button type="button" onClick=${() => generation.stop()}>Stop</button>`
+          ? html`<button type="button" onClick=${() => generation.abort()}>Stop</button>`
           : html`<button class="primary" disabled=${!whole}>Send</button>`
       }
     </div>
@@ -101,40 +97,11 @@ function Field({ draft, setDraft, send, take, generation }) {
   />`;
 }
 
-/** Takes files that are dropped anywhere, which a browser would otherwise open instead of the page. */
-function useDrop(take) {
-  useEffect(() => {
-    const allow = (event) => event.preventDefault();
-    const drop = (event) => {
-      event.preventDefault();
-      take(event.dataTransfer.files);
-    };
-    addEventListener("dragover", allow);
-    addEventListener("drop", drop);
-    return () => {
-      removeEventListener("dragover", allow);
-      removeEventListener("drop", drop);
-    };
-  }, []);
-}
-
 function Files({ files, onRemove }) {
-  if (!files.length) return null;
-  return html`<ul class="chat-files" aria-label="Attached files">
-    ${files.map(
-      (file) =>
-        html`<li>
-          ${file.name} <small>${bytes(new Blob([file.text]).size)}</small>
-          <button
-            type="button"
-            class="quiet"
-            aria-label="Remove ${file.name}"
-            onClick=${() => onRemove(file)}
-          >
-            ×
-          </button>
-        </li>`,
-    )}
+  const removal = (file) =>
+    quietButton("×", () => onRemove(file), { "aria-label": `Remove ${file.name}` });
+  return html`<ul class="row" aria-label="Attached files">
+    ${files.map((file) => html`<li>${file.name} ${removal(file)}</li>`)}
   </ul>`;
 }
 
@@ -144,43 +111,25 @@ function Fill({ session, draft }) {
   const { maxModelLen = 0, effectiveMaxModelLen: most = maxModelLen } = session.model ?? {};
   if (count === null || !most) return html`<span class="chat-fill" />`;
   const isOver = count >= most;
-  return html`<span class="chat-fill" title="The prompt's share of the model's window">
+  return html`<span class="chat-fill muted" title="The prompt's share of the model's window">
     <meter aria-label="Window" max=${most} high=${most * 0.9} optimum="0" value=${count} />
-    ${`${number(count)} / ${number(most)} tokens`}${isOver && html`<strong> Too long</strong>`}
+    ${` ${number(count)} / ${number(most)} tokens `}
+    ${isOver && html`<strong class="bad">Too long</strong>`}
   </span>`;
 }
 
-/** Returns the tokens of the prompt, counted by the server or else by the last answer; or null. */
-function useCount({ current, path, model, generation }, draft) {
-  const [count, setCount] = useState(null);
-  useEffect(() => {
-    if (generation) return undefined;
-    const controller = new AbortController();
-    const ask = async () => {
-      const { signal } = controller;
-      const turns = draft ? [...path, newMessage({ role: "user", text: draft })] : path;
-      const length = turns.reduce((sum, { text }) => sum + text.length, 0);
-      if (length > MAX_COUNTED_CHARS) return counted(path);
-      const chat = requestFor({ ...current, model: current.model || model?.name }, turns);
-      if (!chat.messages.length) return 0;
+/** Returns the tokens of the prompt as the server counts them; null if it does not. */
+function useCount({ current, path, model }, draft) {
+  const ask = async (signal) => {
+    const turns = draft ? [...path, newMessage({ role: "user", text: draft })] : path;
+    const chat = requestFor({ ...current, model: current.model || model?.name }, turns);
+    if (!chat.messages.length) return 0;
+    try {
       const request = { model: chat.model, chat };
-      const { tokenIds } = await call(INFERENCE, "Tokenize", request, { signal });
-      return tokenIds?.length ?? 0;
-    };
-    const timer = setTimeout(async () => {
-      const found = await ask().catch(() => counted(path));
-      if (!controller.signal.aborted) setCount(found);
-    }, COUNT_AFTER_MS);
-    return () => {
-      clearTimeout(timer);
-      controller.abort();
-    };
-  }, [draft, current, model?.name, generation]);
-  return count;
-}
-
-/** Returns the tokens of the prompt and the text of the last answer; null if there is none. */
-function counted(path) {
-  const { usage } = path.findLast((one) => one.usage?.promptTokens) ?? {};
-  return usage ? usage.promptTokens + (usage.completionTokens ?? 0) : null;
+      return (await call(INFERENCE, "Tokenize", request, { signal })).tokenIds?.length ?? 0;
+    } catch {
+      return null;
+    }
+  };
+  return useAnswer(ask, COUNT_AFTER_MS, [draft, current, model?.name]);
 }

@@ -4,7 +4,7 @@
  * A conversation is `{id, title, createdAt, updatedAt, model, system, params, selected, messages}`:
  * `messages` is a Map of messages by id; `selected[parent]` is the child that is shown of a message,
  * `selected[""]` the first message; `params` is what a ChatRequest has beside model and messages, as
- * proto3 JSON: `{samplingParams, tools, toolChoice, thinking, ...}`. No function changes its arguments.
+ * proto3 JSON, but for `tools`, which are as typed. No function changes its arguments.
  *
  * A message is `{id, parent, role, text, reasoning, toolCalls, toolCallId, logprobs, usage, error,
  * requestId, model, timing, createdAt, params, finish}`; `parent` is null for a first one, and `finish` is the
@@ -27,14 +27,8 @@ export function newId(now = Date.now()) {
 }
 
 export function newConversation({ model = "", now = Date.now() } = {}) {
-  const times = { createdAt: now, updatedAt: now };
-  const settings = { title: "", model, system: "", params: {} };
-  return { id: newId(now), ...times, ...settings, selected: {}, messages: new Map() };
-}
-
-/** Returns a conversation without its messages. */
-export function headOf({ messages, ...head }) {
-  return head;
+  const settings = { title: "", model, system: "", params: {}, selected: {} };
+  return { id: newId(now), createdAt: now, updatedAt: now, ...settings, messages: new Map() };
 }
 
 export function newMessage({ parent, role, now = Date.now(), ...fields }) {
@@ -111,7 +105,15 @@ export function openCalls(path) {
 export function requestFor({ model, system, params }, path) {
   const messages = path.filter(isSaid).map(turnOf);
   if (system.trim()) messages.unshift({ role: ROLES.system, content: [{ text: system }] });
-  return { ...params, model: model || undefined, messages };
+  const tools = params.tools && [].concat(params.tools).map(toolOf);
+  return { ...params, tools, model: model || undefined, messages };
+}
+
+/** Returns a tool of a ChatRequest, whose schema is a text, from one in the form of OpenAI's API. */
+function toolOf(typed) {
+  const { name, description, parameters, strict } = typed?.function ?? typed ?? {};
+  const schema = typeof parameters === "string" ? parameters : JSON.stringify(parameters);
+  return { name, description, parameters: schema, strict };
 }
 
 /** False for an answer that failed before it began. */
@@ -136,16 +138,6 @@ export function firstWords(text, length = 60) {
   return `${line.slice(0, end > length / 2 ? end : length - 1).trimEnd()}…`;
 }
 
-/** Returns what surrounds the first occurrence of a query, in any case; null if there is none. */
-export function excerpt(text, query, around = 40) {
-  const at = text.toLowerCase().indexOf(query.toLowerCase());
-  if (at < 0) return null;
-  const begin = Math.max(0, at - around);
-  const end = at + query.length + around;
-  const cut = text.slice(begin, end).replace(/\s+/g, " ").trim();
-  return `${begin > 0 ? "…" : ""}${cut}${end < text.length ? "…" : ""}`;
-}
-
 /** Returns a text quoted as a block of code under its name, whatever it contains. */
 export function quoted(name, text) {
   const longest = Math.max(2, ...Array.from(text.matchAll(/`+/g), ([run]) => run.length));
@@ -153,17 +145,9 @@ export function quoted(name, text) {
   return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
-/** Returns all messages, each behind the one that it follows. */
-function inOrder(messages) {
-  const children = childrenOf(messages);
-  const ids = [...(children.get(null) ?? [])];
-  for (const id of ids) ids.push(...(children.get(id) ?? []));
-  return ids.map((id) => messages.get(id));
-}
-
 /** Returns conversations as the text of a file. */
 export function toFile(conversations) {
-  const listed = conversations.map((one) => ({ ...one, messages: inOrder(one.messages) }));
+  const listed = conversations.map((one) => ({ ...one, messages: [...one.messages.values()] }));
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations: listed }, null, 1);
 }
 
@@ -171,7 +155,7 @@ export function toFile(conversations) {
 export function fromFile(text) {
   let file;
   try {
-    file = JSON.parse(text);
+    file = JSON.parse(text, (_, value) => value ?? undefined); // what is null is absent
   } catch (error) {
     throw new Error(`The file is not JSON, or is cut: ${error.message}`);
   }
@@ -179,72 +163,49 @@ export function fromFile(text) {
   if (file.version !== VERSION) {
     throw new Error(`The file has version ${file.version}; this console reads version ${VERSION}.`);
   }
-  const isList = Array.isArray(file.conversations) && file.conversations.length > 0;
-  check(isList, "The file has no list of conversations, or an empty one.");
-  return file.conversations.map((one, index) => imported(one, `Conversation ${index + 1}`));
+  if (!Array.isArray(file.conversations) || !file.conversations.length) {
+    throw new Error("The file has no list of conversations, or an empty one.");
+  }
+  return file.conversations.map((one, index) => imported(one ?? {}, `Conversation ${index + 1}`));
 }
 
-function check(isRight, complaint) {
-  if (!isRight) throw new Error(complaint);
-}
-
-const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 const isText = (value) => typeof value === "string";
 const textOf = (value) => (isText(value) ? value : "");
-const isTime = (value) => typeof value === "number" && !Number.isNaN(new Date(value).getTime());
-const isToken = (one) => isObject(one) && isText(one.text ?? "");
 
-function imported(found, name) {
-  check(isObject(found) && Array.isArray(found.messages), `${name} has no messages.`);
-  const { title, model, system, params, createdAt, updatedAt } = found;
-  const ids = new Map([["", ""]]);
-  const messages = new Map();
-  found.messages.forEach((one, index) => {
-    const message = importedMessage(one, ids, `${name}, message ${index + 1}`);
-    messages.set(message.id, message);
-  });
-  const pairs = Object.entries(isObject(found.selected) ? found.selected : {});
-  const known = pairs.filter((pair) => pair.every((id) => ids.has(id)));
+const isTime = (value) => new Date(value).getTime() === value;
+const isCall = (one) => [one?.id, one?.name, one?.arguments].every(isText);
+const isToken = (one) => one && isText(one.text ?? "");
+const isPosition = ({ sampled, top = [] } = {}) =>
+  Array.isArray(top) && [sampled, ...top].every(isToken);
+
+/** True if a message of a file can be shown: one that breaks the page would do so at each visit. */
+function isWhole(message) {
+  const { id, parent = "", text, reasoning = "", toolCalls = [], logprobs = [] } = message;
+  if (!Array.isArray(toolCalls) || !Array.isArray(logprobs)) return false;
+  const isSaid = [id, parent, text, reasoning].every(isText) && isTime(message.createdAt);
+  const isKnown = Object.hasOwn(ROLES, message.role);
+  return isSaid && isKnown && [...toolCalls].every(isCall) && [...logprobs].every(isPosition);
+}
+
+function imported({ title, model, system, params, selected, messages, updatedAt }, name) {
+  if (!Array.isArray(messages) || !messages.length) throw new Error(`${name} has no messages.`);
+  const wrong = messages.findIndex((one) => !isWhole(one ?? {}));
+  if (wrong >= 0) throw new Error(`${name}: message ${wrong + 1} is broken.`);
+  const whole = messages.map((one) => [one.id, newMessage(one)]);
   return {
-    ...newConversation({ model: textOf(model) }),
+    ...newConversation({ model: textOf(model), now: isTime(updatedAt) ? updatedAt : Date.now() }),
     title: textOf(title),
     system: textOf(system),
-    params: isObject(params) ? importedParams(params) : {},
-    ...(isTime(createdAt) && { createdAt }),
-    ...(isTime(updatedAt) && { updatedAt }),
-    selected: Object.fromEntries(known.map((pair) => pair.map((id) => ids.get(id)))),
-    messages,
+    params: { ...params },
+    selected: { ...selected },
+    messages: reachable(new Map(whole)),
   };
 }
 
-function importedParams({ tools, toolChoice, ...others }) {
-  const areTools = Array.isArray(tools) && tools.every((one) => isText(one?.name));
-  const isChoice = isObject(toolChoice) && Object.values(toolChoice).every(isText);
-  return { ...others, ...(areTools && { tools }), ...(isChoice && { toolChoice }) };
-}
-
-/** A parent must come before its children, so no file makes a circle. */
-function importedMessage(found, ids, name) {
-  check(isObject(found), `${name} is not an object.`);
-  const { id, parent, role, text, reasoning, toolCalls = [], logprobs = [], createdAt } = found;
-  check(isText(id) && id && !ids.has(id), `${name} has no id of its own.`);
-  check(parent === null || (parent && ids.has(parent)), `${name} answers no message before it.`);
-  check(Object.hasOwn(ROLES, role), `${name} has the role ${JSON.stringify(role)}.`);
-  check(isText(text), `${name} has no text.`);
-  check(isTime(createdAt), `${name} has no time.`);
-  const isCall = (call) => isObject(call) && [call.id, call.name, call.arguments].every(isText);
-  check(Array.isArray(toolCalls) && toolCalls.every(isCall), `${name} has a broken tool call.`);
-  const isPosition = ({ sampled, top = [] }) =>
-    Array.isArray(top) && [sampled, ...top].every(isToken);
-  const areTokens =
-    Array.isArray(logprobs) && logprobs.every((one) => isObject(one) && isPosition(one));
-  check(areTokens, `${name} has broken log probabilities.`);
-  ids.set(id, newId());
-  const renamed = { id: ids.get(id), parent: parent && ids.get(parent) };
-  const texts = ["toolCallId", "error", "model"].filter((field) => isText(found[field]));
-  const objects = ["usage", "timing", "params", "finish"].filter((field) => isObject(found[field]));
-  return {
-    ...Object.fromEntries([...texts, ...objects].map((field) => [field, found[field]])),
-    ...{ ...renamed, role, text, reasoning: textOf(reasoning), toolCalls, logprobs, createdAt },
-  };
+/** Returns the messages that follow a first one: in a file, some may follow each other in a circle. */
+function reachable(messages) {
+  const children = childrenOf(messages);
+  const ids = [...(children.get(null) ?? [])];
+  for (const id of ids) ids.push(...(children.get(id) ?? []));
+  return new Map(ids.map((id) => [id, messages.get(id)]));
 }

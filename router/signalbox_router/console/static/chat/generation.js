@@ -36,68 +36,27 @@ function timed({ firstTokenMs } = {}, numTokens, ms) {
   return { firstTokenMs, tokensPerS: ((numTokens - 1) * 1000) / (ms - firstTokenMs) };
 }
 
-function failure({ message: error, details = [] }) {
-  const violations = details.flatMap(({ fieldViolations = [] }) => fieldViolations);
-  return { error, violations };
-}
-
-/** An answer that is being written. */
-export class Generation {
-  #controller = new AbortController();
-  #listeners = new Set();
-  #isShowing = false;
-  #shown = null;
-
-  /** Writes an answer into a message of the conversation with this id. */
-  constructor(message, conversation) {
-    this.message = message;
-    this.conversation = conversation;
-  }
-
-  /** Calls `listener` with the message as it grows, at most once a frame; returns what ends this. */
-  onChange(listener) {
-    this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
-  }
-
-  stop() {
-    this.#controller.abort();
-  }
-
-  /** Returns the message as it is in the end; `save` is given the unfinished one every now and then. */
-  async run(request, save) {
-    const { signal } = this.#controller;
-    const start = performance.now();
-    let saved = start;
-    try {
-      for await (const response of stream(INFERENCE, "Chat", request, { signal })) {
-        const now = performance.now();
-        this.message = added(this.message, response, now - start);
-        this.#show();
-        if (now - saved < SAVE_EVERY_MS) continue;
-        saved = now;
-        save({ ...this.message, error: UNFINISHED });
-      }
-    } catch (error) {
-      const end = signal.aborted ? { finish: { reason: "STOPPED" } } : failure(error);
-      this.message = { ...this.message, ...end };
+/**
+ * Streams the answer to a request into a message; returns the message as it is in the end.
+ *
+ * @param tell called with the message as it grows; `save` with what is to be kept of an unfinished one.
+ */
+export async function generate(message, request, { signal, tell, save }) {
+  const start = performance.now();
+  let saved = start;
+  try {
+    for await (const response of stream(INFERENCE, "Chat", request, { signal })) {
+      const now = performance.now();
+      message = added(message, response, now - start);
+      tell(message);
+      if (now - saved < SAVE_EVERY_MS) continue;
+      saved = now;
+      save({ ...message, error: UNFINISHED });
     }
-    return this.message;
-  }
-
-  #show() {
-    if (this.#isShowing || this.#shown === this.message) return;
-    this.#isShowing = true;
-    requestAnimationFrame((begin) => {
-      this.#shown = this.message;
-      for (const listener of this.#listeners) listener(this.message);
-      // A long answer takes long to lay out; input gets at least as much time.
-      setTimeout(() => {
-        setTimeout(() => {
-          this.#isShowing = false;
-          this.#show();
-        }, performance.now() - begin);
-      });
-    });
+    return message;
+  } catch (error) {
+    if (signal.aborted) return { ...message, finish: { reason: "STOPPED" } };
+    const violations = error.details?.flatMap(({ fieldViolations = [] }) => fieldViolations);
+    return { ...message, error: error.message, violations };
   }
 }

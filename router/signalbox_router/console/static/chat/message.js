@@ -1,6 +1,6 @@
 /** One message of a conversation, with what is known of it and what can be done with it. */
 
-import { html, useState } from "../lib/html.js";
+import { html, quietButton, useEffect, useState } from "../lib/html.js";
 import { duration, number } from "../lib/format.js";
 import { Copy, Markdown } from "./markdown.js";
 import { Tokens } from "./tokens.js";
@@ -16,64 +16,60 @@ const ENDS = {
   STOPPED: () => "stopped by you",
 };
 
-const button = (label, onClick, props) =>
-  html`<button type="button" class="quiet" ...${{ onClick, ...props }}>${label}</button>`;
-
 /**
- * Shows a message.
+ * Shows a message, and renders again by itself while it is written.
  *
  * @param siblings ids of the message and its alternatives, oldest first.
- * @param openCalls calls that have no result yet.
- * @param onEdit called with the message and its new text; `onRegenerate` with the message;
- *   `onBranch` with the sibling's id; `onToolResult` with a call and the text of its result. What is
- *   not given cannot be done.
+ * @param calls calls of tools that have no result yet.
  */
-export function Message({ message, siblings = [], openCalls = [], isStreaming, ...actions }) {
-  const { role, text, reasoning, toolCalls = [], error, model } = message;
+export function Message({ session, message: stored, siblings, calls }) {
+  const generation = session.running.get(stored.id);
+  const [, show] = useState(null);
   const [isEdited, setEdited] = useState(false);
   const [showsTokens, setShowsTokens] = useState(false);
+  useEffect(() => void (generation && (generation.onChange = show)), [generation]);
+  const message = generation?.message ?? stored;
+  const { id, parent, role, text, error, reasoning, toolCalls, toolCallId, model } = message;
   const author = AUTHORS[role] ?? (model || "Assistant");
-  const save = (changed) => {
+  const edit = (changed) => {
     setEdited(false);
-    actions.onEdit(message, changed);
+    session.say({ parent, role, toolCallId, model, text: changed });
   };
-  return html`<article class="chat-message chat-${role}" aria-label=${author}>
-    <header><strong>${author}</strong></header>
+  const toggles = { isEdited, setEdited, showsTokens, setShowsTokens };
+  return html`<article class="chat-message chat-${role}" aria-label=${author} id="chat-${id}">
+    <header class="muted"><strong>${author}</strong></header>
     ${reasoning && html`<${Reasoning} message=${message} />`}
     ${
       isEdited
-        ? html`<${Entry} label="Text of the message" text=${text} verb=${role === "user" ? "Send" : "Save"} onSend=${save}>
-            ${button("Cancel", () => setEdited(false))}
+        ? html`<${Entry} label="Text of the message" text=${text} verb=${role === "user" ? "Send" : "Save"} onSend=${edit}>
+            ${quietButton("Cancel", () => setEdited(false))}
           </${Entry}>`
         : html`<${Body} message=${message} showsTokens=${showsTokens} />`
     }
     ${toolCalls.map((call) => {
-      const isOpen = !isStreaming && openCalls.some(({ id }) => id === call.id);
-      return html`<${Call}
-        key=${call.id}
-        call=${call}
-        onResult=${isOpen && actions.onToolResult}
-      />`;
+      const isOpen = !generation && calls.some((one) => one.id === call.id);
+      const onResult = (result) => session.say({ role: "tool", toolCallId: call.id, text: result });
+      return html`<${Call} key=${call.id} call=${call} onResult=${isOpen && onResult} />`;
     })}
-    ${error && html`<p class="chat-error" role="alert" dir="auto">${error}</p>`}
-    ${
-      !isStreaming &&
-      html`<footer>
-        <${Branches} id=${message.id} siblings=${siblings} onBranch=${actions.onBranch} />
-        ${text && html`<${Copy} text=${text} what="the message" />`}
-        ${actions.onEdit && button("Edit", () => setEdited(!isEdited), { "aria-pressed": isEdited })}
-        ${actions.onRegenerate && button("Regenerate", () => actions.onRegenerate(message))}
-        ${
-          message.logprobs?.length > 0 &&
-          button("Probabilities", () => setShowsTokens(!showsTokens), {
-            "aria-pressed": showsTokens,
-          })
-        }
-        ${message.requestId && html`<a href="#/why/${encodeURIComponent(message.requestId)}">Why</a>`}
-        <small>${factsOf(message).join(" · ")}</small>
-      </footer>`
-    }
+    ${error && html`<p class="bad" role="alert" dir="auto">${error}</p>`}
+    ${!generation && html`<${Footer} ...${{ session, message, siblings, ...toggles }} />`}
   </article>`;
+}
+
+/** What is known of a whole message, and what can be done with it. */
+function Footer({ session, message, siblings, isEdited, setEdited, showsTokens, setShowsTokens }) {
+  const { id, role, text, error, logprobs, requestId } = message;
+  const toggle = (label, is, set) => quietButton(label, () => set(!is), { "aria-pressed": is });
+  const regenerate = () => session.regenerate(message);
+  return html`<footer class="muted">
+    <${Branches} id=${id} siblings=${siblings} onBranch=${(one) => session.choose(one)} />
+    ${text && html`<${Copy} text=${text} what="the message" />`}
+    ${toggle("Edit", isEdited, setEdited)}
+    ${role === "assistant" && quietButton(error ? "Try again" : "Regenerate", regenerate)}
+    ${logprobs.length > 0 && toggle("Probabilities", showsTokens, setShowsTokens)}
+    ${requestId && html`<a href="#/why/${encodeURIComponent(requestId)}">Why</a>`}
+    <small>${factsOf(message).join(" · ")}</small>
+  </footer>`;
 }
 
 function Body({ message: { id, role, text, logprobs }, showsTokens }) {
@@ -84,7 +80,7 @@ function Body({ message: { id, role, text, logprobs }, showsTokens }) {
 
 function Reasoning({ message: { reasoning, usage } }) {
   const count = usage?.reasoningTokens;
-  return html`<details class="chat-reasoning">
+  return html`<details class="muted">
     <summary>Reasoning${count ? `, ${number(count)} tokens` : ""}</summary>
     <${Markdown} text=${reasoning} />
   </details>`;
@@ -94,43 +90,39 @@ const focus = (field) => field?.focus();
 
 /** A text to type; Enter with Ctrl sends it, too. */
 function Entry({ label, text = "", verb = "Send", onSend, children }) {
-  const [draft, setDraft] = useState(text);
   const send = (event) => {
     event.preventDefault();
-    onSend(draft);
+    onSend(event.target.elements[0].value);
   };
+  const onKeyDown = ({ key, ctrlKey, metaKey, target }) =>
+    key === "Enter" && (ctrlKey || metaKey) && target.form.requestSubmit();
+  const labels = { "aria-label": label, placeholder: label };
   return html`<form onSubmit=${send}>
     <textarea
-      aria-label=${label}
-      placeholder=${label}
+      ...${labels}
       dir="auto"
-      rows=${Math.min(20, draft.split("\n").length + 1)}
-      value=${draft}
+      defaultValue=${text}
       ref=${text && focus}
-      onInput=${({ target }) => setDraft(target.value)}
-      onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && send(event)}
+      ...${{ onKeyDown }}
     />
     <button class="primary">${verb}</button>${children}
   </form>`;
 }
 
-/** Returns JSON on several lines, with its numbers as they were written; another text as it is. */
+/** Returns JSON on several lines; another text as it is. */
 function pretty(text) {
-  const asWritten = (key, value, { source }) =>
-    typeof value === "number" && JSON.rawJSON ? JSON.rawJSON(source) : value;
   try {
-    return JSON.stringify(JSON.parse(text, asWritten), null, 2);
+    return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return text;
   }
 }
 
 function Call({ call, onResult }) {
-  const send = (text) => onResult(call, text);
-  return html`<section class="chat-call">
-    <div>calls <code>${call.name}</code></div>
+  return html`<section class="chat-box">
+    <header>calls <code>${call.name}</code></header>
     <pre tabindex="0">${pretty(call.arguments)}</pre>
-    ${onResult && html`<${Entry} label="Result of ${call.name}" onSend=${send} />`}
+    ${onResult && html`<${Entry} label="Result of ${call.name}" onSend=${onResult} />`}
   </section>`;
 }
 
@@ -147,14 +139,15 @@ function factsOf({ usage = {}, timing = {}, finish = {} }) {
 }
 
 function Branches({ id, siblings, onBranch }) {
-  if (siblings.length < 2 || !onBranch) return null;
+  if (siblings.length < 2) return null;
   const at = siblings.indexOf(id);
-  const step = (sign, to, label) => {
-    const props = { "aria-label": label, disabled: !siblings[to] };
-    return button(sign, () => onBranch(siblings[to]), props);
-  };
-  const place = `${at + 1}/${siblings.length}`;
+  const step = (sign, to, label) =>
+    quietButton(sign, () => onBranch(siblings[to]), {
+      "aria-label": label,
+      disabled: !siblings[to],
+    });
   return html`<span>
-    ${step("‹", at - 1, "Previous branch")}${place}${step("›", at + 1, "Next branch")}
+    ${step("‹", at - 1, "Previous branch")}${`${at + 1}/${siblings.length}`}
+    ${step("›", at + 1, "Next branch")}
   </span>`;
 }

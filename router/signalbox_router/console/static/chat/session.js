@@ -1,7 +1,7 @@
 /** What the chat of this page has open: conversations, answers being written, served models. */
 
 import * as tree from "./conversations.js";
-import { Generation } from "./generation.js";
+import { generate } from "./generation.js";
 import * as store from "./store.js";
 import { UNREACHABLE, onConnection } from "../lib/connection.js";
 import { useEffect, useReducer } from "../lib/html.js";
@@ -15,31 +15,32 @@ class Session {
   current = tree.newConversation();
   /** Id of the message to be seen first; null for the last one. */
   sought = null;
-  /** Generations by the id of their message. */
+  /**
+   * Answers that are being written, by the id of their message: `{message, conversation, onChange, abort}`.
+   * `onChange` is called when the message has grown, at most once a frame.
+   */
   running = new Map();
   /** Served models that generate; null until the server has named them. */
   models = null;
-  /** Why the server, which answers, names no models; "" if it does. */
+  /** Why the server names no models; "" if it does. */
   trouble = "";
-  /** `{text, undo}` for the user to read. */
-  notice = null;
-  /** What is typed and not sent, by conversation. */
-  drafts = new Map();
+  /** For the user to read. */
+  notice = "";
+  /** What is typed and not sent. */
+  draft = { text: "", files: [] };
   #listeners = new Set();
-  #isUnreachable = false;
   #asking = null;
 
   constructor() {
-    store.onOtherTab(() => document.hidden || this.#refresh());
-    onConnection((state) => {
-      this.#isUnreachable = state === UNREACHABLE;
-      if (this.#isUnreachable) this.loadModels();
-    });
     document.addEventListener("visibilitychange", () => {
       this.loadModels();
-      if (!document.hidden) this.#refresh();
+      if (!document.hidden) this.#reload();
     });
-    this.#refresh().then(() => this.#openLatest());
+    onConnection((state) => state === UNREACHABLE && this.loadModels());
+    this.#reload().then(() => {
+      const isTyping = this.draft.text || this.path.length;
+      if (this.conversations.length && !isTyping) this.open(this.conversations[0].id);
+    });
   }
 
   onChange(listener) {
@@ -53,24 +54,22 @@ class Session {
   }
 
   /** Runs `work`; says in words why it fails. */
-  async #guard(work) {
+  async guard(work) {
     try {
       return await work();
     } catch (error) {
-      return this.#changed({ notice: { text: error.message } });
+      return this.#changed({ notice: error.message });
     }
   }
 
-  /** Takes what other tabs have added; one that has deleted the conversation leaves it open here. */
-  #refresh() {
-    return this.#guard(async () => {
-      const conversations = (await store.list()).sort(byTime);
-      const found = await store.load(this.current.id);
+  /** Shows what other tabs have stored. A conversation that one has deleted stays open here. */
+  #reload() {
+    return this.guard(async () => {
       const { current } = this;
-      if (found?.id !== current.id) return this.#changed({ conversations });
-      const messages = new Map([...current.messages, ...found.messages]);
-      const selected = { ...found.selected, ...current.selected };
-      return this.#changed({ conversations, current: { ...found, messages, selected } });
+      const conversations = await store.list();
+      const found = await store.load(current.id);
+      if (this.current !== current) return this.#reload(); // changed here meanwhile
+      return this.#changed({ conversations, current: found ?? current });
     });
   }
 
@@ -80,14 +79,13 @@ class Session {
     if (document.hidden) return;
     const { signal } = (this.#asking = new AbortController());
     const ask = () => call(INFERENCE, "ListModels", {}, { signal });
-    // The shell says that the server does not answer.
-    const onPause = ({ message }) => this.#changed({ trouble: this.#isUnreachable ? "" : message });
+    const tell = ({ message }) => this.#changed({ trouble: message });
     try {
-      const { models = [] } = await retrying(signal, ask, onPause);
+      const { models = [] } = await retrying(signal, ask, tell);
       const trouble = models.length ? "" : "The server has no model that this key may use.";
       this.#changed({ models: models.filter(({ pooling }) => !pooling), trouble });
     } catch (error) {
-      if (!signal.aborted) onPause(error);
+      if (!signal.aborted) tell(error);
     }
   }
 
@@ -116,41 +114,40 @@ class Session {
 
   /** Opens a conversation, at one of its messages if that is given. */
   async open(id, sought = null) {
-    const found = await this.#guard(() => store.load(id));
+    const found = await this.guard(() => store.load(id));
     if (found) this.#changed({ current: sought ? tree.choose(found, sought) : found, sought });
   }
 
-  #openLatest() {
-    const isTyping = this.drafts.get(this.current.id)?.text || this.path.length;
-    if (this.conversations.length && !isTyping) this.open(this.conversations[0].id);
+  /** Shows the conversation as it is now, and stores the fields that are others, and a message. */
+  #change(current, fields, message) {
+    const others = this.conversations.filter(({ id }) => id !== current.id);
+    const isStored = others.length < this.conversations.length;
+    const conversations = isStored || message ? [current, ...others].sort(byTime) : others;
+    this.#changed({ current, conversations });
+    if (isStored) this.guard(() => store.change(current.id, fields, message));
+    else if (message) this.guard(() => store.add([current]));
   }
 
   /** Sets fields of the conversation: title, model, system, params or selected. */
   set(fields) {
-    const { id } = this.current;
-    const change = (one) => (one.id === id ? { ...one, ...fields } : one);
-    const conversations = this.conversations.map(change);
-    this.#changed({ conversations, current: change(this.current) });
-    this.#guard(() => store.change(id, fields));
+    this.#change({ ...this.current, ...fields }, fields);
   }
 
   choose(id) {
     this.set({ selected: tree.choose(this.current, id).selected });
   }
 
-  /** Adds a message to the conversation, and stores both. */
   #add(message) {
     const current = tree.withMessage(this.current, message);
-    const { id, title, updatedAt, selected } = current;
-    const others = this.conversations.filter((one) => one.id !== id);
-    const isStored = others.length < this.conversations.length;
-    this.#changed({ current, conversations: [tree.headOf(current), ...others] });
-    const fields = { title, updatedAt, selected };
-    this.#guard(() => (isStored ? store.change(id, fields, [message]) : store.add([current])));
+    const { title, updatedAt, selected } = current;
+    this.#change(current, { title, updatedAt, selected }, message);
   }
 
-  /** Adds a message of the user or a tool at the end, or the branch of another. */
-  #say(fields) {
+  /**
+   * Adds a message at the end, or behind `parent`: then it is a branch. What is not the model's is
+   * answered, once all its calls of tools have their results.
+   */
+  say(fields) {
     const message = tree.newMessage({ parent: this.path.at(-1)?.id, ...fields });
     this.#add(message);
     if (message.role !== "assistant" && !tree.openCalls(this.path).length) {
@@ -158,41 +155,32 @@ class Session {
     }
   }
 
-  say(text) {
-    this.#say({ role: "user", text });
-  }
-
-  /** Adds a branch with another text; what answers it follows, unless it is an answer. */
-  edit({ parent, role, toolCallId, model }, text) {
-    this.#say({ parent, role, toolCallId, model, text });
-  }
-
-  /** Adds the result of a call; the model answers once all calls have theirs. */
-  addResult(toolCallId, text) {
-    this.#say({ role: "tool", toolCallId, text });
-  }
-
   /** Asks for another answer; for one that failed before it began, in its place. */
   regenerate({ id, parent, error, text, reasoning }) {
     this.#generate(parent, error && !text && !reasoning ? { id } : {});
   }
 
-  #generate(parent, fields) {
+  async #generate(parent, fields) {
     const { id, params } = this.current;
     const model = this.current.model || this.model?.name || "";
-    const message = tree.newMessage({ parent, role: "assistant", model, params, ...fields });
-    this.#add(message);
+    const empty = tree.newMessage({ parent, role: "assistant", model, params, ...fields });
+    const controller = new AbortController();
+    const abort = () => controller.abort();
+    const answer = { message: empty, conversation: id, onChange() {}, abort };
+    this.running.set(empty.id, answer);
+    this.#add(empty);
     const request = tree.requestFor({ ...this.current, model }, this.path.slice(0, -1));
-    const generation = new Generation(message, id);
-    this.running.set(message.id, generation);
-    this.#changed();
-    this.#finish(generation, request);
-  }
-
-  async #finish(generation, request) {
-    const id = generation.conversation;
-    const save = (message) => this.#guard(() => store.change(id, {}, [message]));
-    const whole = await generation.run(request, save);
+    const save = (message) => this.guard(() => store.change(id, {}, message));
+    let frame = 0;
+    const show = () => {
+      frame = 0;
+      answer.onChange(answer.message);
+    };
+    const tell = (message) => {
+      answer.message = message;
+      frame ||= requestAnimationFrame(show);
+    };
+    const whole = await generate(empty, request, { signal: controller.signal, tell, save });
     // Asked before the server had named its models, it was answered by the first of them.
     const message = { ...whole, model: whole.model || (this.models?.[0]?.name ?? "") };
     await save(message);
@@ -201,49 +189,41 @@ class Session {
     this.#changed(id === current.id && { current: tree.withMessage(current, message) });
   }
 
-  /** Deletes the conversation; undoing brings it back as long as the notice is there. */
+  /** Deletes the conversation. */
   remove() {
-    const { id, title } = this.current;
-    for (const one of this.running.values()) if (one.conversation === id) one.stop();
-    this.#guard(async () => {
-      const removed = await store.load(id);
+    const { id } = this.current;
+    for (const one of this.running.values()) if (one.conversation === id) one.abort();
+    this.startNew();
+    return this.guard(async () => {
       await store.remove(id);
-      const undo = () => this.#guard(() => this.#addAll([removed]));
-      const conversations = this.conversations.filter((one) => one.id !== id);
-      this.#changed({ conversations, notice: { text: `Deleted: ${title}`, undo } });
-      this.startNew();
+      this.#changed({ conversations: await store.list() });
     });
   }
 
   dismiss() {
-    this.#changed({ notice: null });
-  }
-
-  async #addAll(added, notice = null) {
-    await store.add(added);
-    const conversations = [...this.conversations, ...added.map(tree.headOf)].sort(byTime);
-    this.#changed({ conversations, notice });
-    await this.open(added[0].id);
+    this.#changed({ notice: "" });
   }
 
   /** Adds the conversations of a file that was exported. */
   importFile(file) {
-    return this.#guard(async () => {
+    return this.guard(async () => {
       const found = tree.fromFile(await file.text());
-      await this.#addAll(found, { text: `Imported conversations: ${found.length}` });
+      await store.add(found);
+      const notice = `Imported conversations: ${found.length}`;
+      this.#changed({ conversations: await store.list(), notice });
+      await this.open(found[0].id);
     });
   }
 
-  /** Returns the text of a file of these conversations; undefined if they cannot be read. */
-  exportFile(ids) {
-    return this.#guard(async () =>
-      tree.toFile((await Promise.all(ids.map(store.load))).filter(Boolean)),
-    );
-  }
-
-  /** Returns `{message, text}` by conversation, for each that has a message with these words. */
-  search(query, signal) {
-    return this.#guard(() => store.search(query, signal));
+  /** Has the browser save conversations as a file. */
+  exportFile(ids, name) {
+    return this.guard(async () => {
+      const found = (await Promise.all(ids.map(store.load))).filter(Boolean);
+      const file = new Blob([tree.toFile(found)], { type: "application/json" });
+      const link = document.createElement("a");
+      Object.assign(link, { href: URL.createObjectURL(file), download: `${name}.json` }).click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    });
   }
 }
 

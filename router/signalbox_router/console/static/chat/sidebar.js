@@ -1,27 +1,31 @@
 /** The list of conversations, with search, import and export. */
 
-import { excerpt } from "./conversations.js";
-import { date, saveJson } from "../lib/format.js";
-import { html, useEffect, useState } from "../lib/html.js";
+import { date } from "../lib/format.js";
+import { useAnswer } from "../lib/hooks.js";
+import { html, useState } from "../lib/html.js";
+import * as store from "./store.js";
 
 const SEARCH_AFTER_MS = 200;
 
 export function Sidebar({ session, onDone }) {
-  const [query, setQuery] = useState("");
-  const found = useSearch(session, query.trim());
-  const shown = session.conversations.filter(
-    ({ id, title }) => !query.trim() || found.has(id) || excerpt(title, query.trim()),
-  );
-  const open = (id) => session.open(id, found.get(id)?.message).then(onDone);
-  return html`<nav class="chat-sidebar" aria-label="Conversations">
+  const [typed, setTyped] = useState("");
+  const { conversations } = session;
+  const words = typed.trim();
+  const search = (signal) => words && session.guard(() => store.search(words, signal));
+  const found = useAnswer(search, SEARCH_AFTER_MS, [words, conversations]) || new Map();
+  const isShown = ({ id, title }) =>
+    found.has(id) || title.toLowerCase().includes(words.toLowerCase());
+  const shown = conversations.filter(isShown);
+  const open = (id) => session.open(id, words ? found.get(id) : null).then(onDone);
+  return html`<nav class="chat-panel" aria-label="Conversations">
     <button onClick=${() => onDone(session.startNew())}>New conversation</button>
     <input
       id="chat-search"
       type="search"
       placeholder="Search"
       aria-label="Search titles and messages"
-      value=${query}
-      onInput=${({ target }) => setQuery(target.value)}
+      value=${typed}
+      onInput=${({ target }) => setTyped(target.value)}
     />
     <ul>
       ${shown.map(
@@ -29,57 +33,33 @@ export function Sidebar({ session, onDone }) {
           html`<li key=${id}>
             <button
               class="quiet"
+              dir="auto"
               aria-current=${id === session.current.id}
               title=${`${title}\n${date(updatedAt)}`}
               onClick=${() => open(id)}
             >
-              <span dir="auto">${title || "Without a title"}</span>
-              ${found.has(id) && html`<small dir="auto">${found.get(id).text}</small>`}
+              ${title || "Without a title"}
             </button>
           </li>`,
       )}
     </ul>
-    ${query.trim() && !shown.length && html`<p role="status">Nothing found.</p>`}
-    <${Files} session=${session} />
+    ${!shown.length && words && html`<p role="status">Nothing found.</p>`}
+    <${Files} session=${session} ids=${conversations.map(({ id }) => id)} />
   </nav>`;
 }
 
-function useSearch(session, query) {
-  const [found, setFound] = useState(new Map());
-  useEffect(() => {
-    const controller = new AbortController();
-    const timer = setTimeout(async () => {
-      const result = query && (await session.search(query, controller.signal));
-      if (!controller.signal.aborted) setFound(result || new Map());
-    }, SEARCH_AFTER_MS);
-    return () => {
-      clearTimeout(timer);
-      controller.abort();
-    };
-  }, [query, session.conversations]);
-  return query ? found : new Map();
-}
-
-function Files({ session }) {
-  const ids = session.conversations.map(({ id }) => id);
+function Files({ session, ids }) {
   const read = async ({ target }) => {
     await session.importFile(target.files[0]);
     target.value = "";
   };
-  return html`<div class="chat-row">
-    <label class="chat-attach">
+  return html`<div class="row">
+    <label class="button">
       Import
-      <input type="file" accept=".json,application/json" onChange=${read} />
+      <input class="visually-hidden" type="file" accept=".json" onChange=${read} />
     </label>
-    <button disabled=${!ids.length} onClick=${() => download(session, ids, "conversations")}>
+    <button disabled=${!ids.length} onClick=${() => session.exportFile(ids, "conversations")}>
       Export all
     </button>
   </div>`;
-}
-
-/** Saves conversations as a file. */
-export async function download(session, ids, name) {
-  const text = await session.exportFile(ids);
-  if (text === undefined) return;
-  saveJson(`${name}.json`, text);
 }

@@ -5,13 +5,10 @@
  * conversation names the fields that it sets.
  */
 
-import { excerpt, headOf } from "./conversations.js";
-
-const ROWS_AT_ONCE = 500;
+const NAMES = ["conversations", "messages"];
 const FULL =
   "The browser's storage is full: what is new is lost with this page. Export conversations and delete some.";
 
-const channel = new BroadcastChannel("signalbox.conversations");
 let opened = null;
 
 function open() {
@@ -29,15 +26,12 @@ function open() {
 /** Runs `work` with both stores in one transaction; returns what it returns, once that is done. */
 async function transact(mode, work) {
   try {
-    const database = await (opened ??= open());
-    const names = ["conversations", "messages"];
-    const transaction = database.transaction(names, mode);
-    const result = work(...names.map((name) => transaction.objectStore(name)));
+    const transaction = (await (opened ??= open())).transaction(NAMES, mode);
+    const result = work(...NAMES.map((name) => transaction.objectStore(name)));
     await new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
       transaction.onabort = () => reject(transaction.error);
     });
-    if (mode === "readwrite") channel.postMessage("changed");
     return result;
   } catch (error) {
     if (error?.name === "QuotaExceededError") throw new Error(FULL, { cause: error });
@@ -48,41 +42,37 @@ async function transact(mode, work) {
 
 const rowsOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
-/** Calls `listener` after each change by another tab. */
-export function onOtherTab(listener) {
-  channel.onmessage = listener;
-}
-
-/** Returns all conversations, without their messages. */
+/** Returns all conversations without their messages, the latest first. */
 export async function list() {
-  return (await transact("readonly", (heads) => heads.getAll())).result;
+  const { result } = await transact("readonly", (heads) => heads.getAll());
+  return result.sort((a, b) => b.updatedAt - a.updatedAt);
 }
 
 /** Returns a whole conversation; null if there is none. */
 export async function load(id) {
   const read = (heads, rows) => [heads.get(id), rows.getAll(rowsOf(id))];
   const [head, rows] = await transact("readonly", read);
-  const messages = rows.result.map(({ conversation, ...message }) => [message.id, message]);
-  return head.result ? { ...head.result, messages: new Map(messages) } : null;
+  const messages = new Map(rows.result.map((message) => [message.id, message]));
+  return head.result ? { ...head.result, messages } : null;
 }
 
 /** Stores whole conversations. */
 export async function add(conversations) {
   await transact("readwrite", (heads, rows) => {
-    for (const one of conversations) {
-      heads.put(headOf(one));
-      for (const message of one.messages.values()) rows.put({ ...message, conversation: one.id });
+    for (const { messages, ...head } of conversations) {
+      heads.put(head);
+      for (const message of messages.values()) rows.put({ ...message, conversation: head.id });
     }
   });
 }
 
-/** Sets fields of a conversation and adds messages, or replaces them; one that is deleted stays so. */
-export async function change(id, fields, messages = []) {
+/** Sets fields of a conversation, and adds a message or replaces it; one that is deleted stays so. */
+export async function change(id, fields, message) {
   await transact("readwrite", (heads, rows) => {
     heads.get(id).onsuccess = ({ target: { result: found } }) => {
       if (!found) return;
       heads.put({ ...found, ...fields, selected: { ...found.selected, ...fields.selected } });
-      for (const message of messages) rows.put({ ...message, conversation: id });
+      if (message) rows.put({ ...message, conversation: id });
     };
   });
 }
@@ -94,18 +84,16 @@ export async function remove(id) {
   });
 }
 
-/** Returns `{message, text}` by conversation: the last message with the words, and an excerpt. */
-export async function search(query, signal) {
+/** Returns the id of the last message with the words, in any case, by conversation. */
+export async function search(words, signal) {
   const found = new Map();
-  for (let after = []; after && !signal.aborted;) {
-    const range = IDBKeyRange.lowerBound(after, true);
-    const { result } = await transact("readonly", (_, rows) => rows.getAll(range, ROWS_AT_ONCE));
-    for (const { id, conversation, text } of result) {
-      const part = excerpt(text, query);
-      if (part) found.set(conversation, { message: id, text: part });
-    }
-    const last = result.length === ROWS_AT_ONCE && result.at(-1);
-    after = last && [last.conversation, last.id];
-  }
+  await transact("readonly", (_, rows) => {
+    rows.openCursor().onsuccess = ({ target: { result: row } }) => {
+      if (!row || signal.aborted) return;
+      const { conversation, id, text } = row.value;
+      if (text.toLowerCase().includes(words.toLowerCase())) found.set(conversation, id);
+      row.continue();
+    };
+  });
   return found;
 }

@@ -1,85 +1,76 @@
 /** Tokens of an answer by their probability, with the alternatives of the one that is looked at. */
 
-import { html, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
+import { html, useRef, useState } from "../lib/html.js";
 import { percent } from "../lib/format.js";
 
-const KEYS = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 };
+const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 };
 const LEAST_SHOWN = 0.001;
 
 /** JSON of the RPC leaves zeros out, and writes minus infinity as a text. */
 const probability = ({ logprob = 0 }) => Math.exp(Number(logprob));
 const visible = (text = "") => text.replaceAll("\n", "↵\n");
-const named = ({ text = "", tokenId = 0 }) =>
-  visible(text).replaceAll(" ", "␣") || `token ${tokenId}`;
 
 /** Shows tokens as a list in which the pointer, or the arrow keys, choose one. */
 export function Tokens({ id, logprobs }) {
   const list = useRef(null);
-  const [at, setAt] = useState(-1);
-  const tokens = useMemo(() => logprobs.map((one, i) => tokenOf(one, i, id)), [logprobs]);
-  const look = (event) => setAt(Number(event.target.dataset.at ?? at));
+  const [at, choose] = useState(null);
+  const chosen = list.current?.children[at];
+  const look = ({ target: { dataset } }) => dataset.at && choose(Number(dataset.at));
   const onKeyDown = (event) => {
-    const step = KEYS[event.key];
-    if (event.key === "Escape") setAt(-1);
+    const step = STEPS[event.key];
+    if (event.key === "Escape") choose(null);
     if (!step) return;
     event.preventDefault();
-    setAt(Math.max(0, Math.min(logprobs.length - 1, at + step)));
+    choose(Math.max(0, Math.min(logprobs.length - 1, (at ?? 0) + step)));
   };
-  const leave = () => document.activeElement !== list.current && setAt(-1);
+  const leave = () => document.activeElement !== list.current && choose(null);
   return html`<div class="chat-tokens" onMouseLeave=${leave}>
     <div
+      class="chat-text"
       ref=${list}
       role="listbox"
       tabindex="0"
       aria-label="Tokens; arrow keys choose one"
-      aria-activedescendant=${at < 0 ? null : `${id}-${at}`}
+      aria-activedescendant=${chosen?.id}
       onMouseOver=${look}
       onClick=${look}
-      onFocus=${() => setAt(Math.max(0, at))}
-      onBlur=${() => setAt(-1)}
+      onFocus=${() => choose(at ?? 0)}
+      onBlur=${() => choose(null)}
       onKeyDown=${onKeyDown}
     >
-      ${tokens}
+      ${logprobs.map(
+        ({ sampled }, index) =>
+          html`<span
+            role="option"
+            id="${id}-${index}"
+            data-at=${index}
+            aria-selected=${index === at}
+            style=${{ "--doubt": `${Math.round((1 - probability(sampled)) * 60)}%` }}
+            >${visible(sampled.text)}</span
+          >`,
+      )}
     </div>
-    ${logprobs[at] && html`<${Alternatives} position=${logprobs[at]} list=${list} at=${at} />`}
+    ${chosen && html`<${Alternatives} position=${logprobs[at]} token=${chosen} />`}
   </div>`;
 }
 
-function tokenOf({ sampled }, at, id) {
-  const share = probability(sampled);
-  return html`<span
-    role="option"
-    id=${`${id}-${at}`}
-    data-at=${at}
-    style=${{ "--doubt": `${Math.round((1 - share) * 60)}%` }}
-    >${visible(sampled.text)}</span
-  >`;
-}
-
-function shareOf(token) {
-  const share = probability(token);
-  return share < LEAST_SHOWN ? `< ${percent(LEAST_SHOWN)}` : percent(share);
-}
-
 /** Shows the alternatives below their token. */
-function Alternatives({ position: { sampled, top = [] }, list, at }) {
-  const popover = useRef(null);
-  useLayoutEffect(() => {
-    const token = list.current.children[at];
-    token.setAttribute("aria-selected", "true");
-    const room = list.current.clientWidth - popover.current.offsetWidth;
-    popover.current.style.left = `${Math.max(0, Math.min(token.offsetLeft, room))}px`;
-    popover.current.style.top = `${token.offsetTop + token.offsetHeight}px`;
-    return () => token.removeAttribute("aria-selected");
-  });
+function Alternatives({ position: { sampled, top = [] }, token }) {
+  const place = {
+    "--left": `${token.offsetLeft}px`,
+    top: `${token.offsetTop + token.offsetHeight}px`,
+  };
   const isSampled = ({ tokenId }) => tokenId === sampled.tokenId;
   const shown = top.some(isSampled) ? top : [...top, sampled];
-  return html`<table ref=${popover} role="status" class="chat-alternatives">
+  const nameOf = ({ text, tokenId = 0 }) =>
+    visible(text).replaceAll(" ", "␣") || `token ${tokenId}`;
+  const shareOf = (one) => percent(Math.max(probability(one), LEAST_SHOWN));
+  return html`<table role="status" style=${place}>
     ${shown.map(
       (one) =>
-        html`<tr class=${isSampled(one) ? "chat-sampled" : ""}>
-          <th>${named(one)}</th>
-          <td>${shareOf(one)}</td>
+        html`<tr data-sampled=${isSampled(one)}>
+          <th>${nameOf(one)}</th>
+          <td>${probability(one) < LEAST_SHOWN && "< "}${shareOf(one)}</td>
         </tr>`,
     )}
   </table>`;

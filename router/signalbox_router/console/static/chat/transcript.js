@@ -1,140 +1,91 @@
-/**
- * The messages of a conversation, in groups. One that has not been near what is seen is plain text:
- * a browser takes too long for elements of 10,000 messages, and finds words in the text all the same.
- */
+/** The messages of a conversation; of a long one those around what is looked at have elements. */
 
 import { openCalls, siblingsOf } from "./conversations.js";
 import { Message } from "./message.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../lib/html.js";
 
 const NEAR_END_PX = 40;
-const GROUP = 20;
+const PAGE = 40;
 
 /** Shows one conversation, which is its key. */
 export function Transcript({ session }) {
   const { generation, path, sought } = session;
-  const { scroller, near, isAway, follow, handlers } = useScroller(sought);
-  useEffect(() => void (generation && follow()), [generation]);
-  const calls = useMemo(() => openCalls(path), [path]);
-  const groups = useMemo(() => {
-    const count = Math.ceil(path.length / GROUP);
-    return Array.from({ length: count }, (_, index) => {
-      const messages = path.slice(index * GROUP, (index + 1) * GROUP);
-      const isShown = index >= count - 2 || messages.some(({ id }) => id === sought);
-      return html`<${Group} key=${index} ...${{ session, messages, calls, isShown, near }} />`;
+  const end = { first: path.length - PAGE, last: Infinity };
+  const at = path.findIndex(({ id }) => id === sought);
+  const [shown, setShown] = useState(at < 0 ? end : { first: at - PAGE, last: at + PAGE });
+  const first = Math.max(0, Math.min(shown.first, end.first)); // another branch may be shorter
+  const { scroller, isAway, follow, onScroll } = useScroller(sought, first);
+  const toEnd = () => {
+    setShown(end);
+    follow();
+  };
+  useEffect(() => void (generation && toEnd()), [generation]);
+  const messages = useMemo(() => {
+    const calls = openCalls(path);
+    return path.slice(first, shown.last).map((message) => {
+      const siblings = siblingsOf(session.current, message);
+      return html`<${Message} key=${message.id} ...${{ session, message, siblings, calls }} />`;
     });
-  }, [path, generation]);
+  }, [path, generation, first, shown.last]);
+  const hasLater = shown.last < path.length;
   return html`<div
     class="chat-scroller"
     tabindex="0"
     role="region"
     aria-label="Messages"
     ref=${scroller}
-    ...${handlers}
+    onScroll=${onScroll}
   >
-    <div class="chat-messages">${groups}</div>
-    ${isAway && html`<button class="chat-end" onClick=${follow}>To the end</button>`}
+    <div class="chat-column">
+      ${first > 0 && html`<${Edge} onNear=${() => setShown({ ...shown, first: first - PAGE })} />`}
+      ${messages}
+      ${hasLater && html`<${Edge} onNear=${() => setShown({ ...shown, last: shown.last + PAGE })} />`}
+    </div>
+    ${(isAway || hasLater) && html`<button onClick=${toEnd}>To the end</button>`}
   </div>`;
 }
 
-function Group({ session, messages, calls, isShown, near }) {
+/** Where the messages that have elements end; asks for more when it comes near what is seen. */
+function Edge({ onNear }) {
   const element = useRef();
-  const [isNear, setNear] = useState(isShown);
-  useEffect(() => void (isNear || near.current(element.current, () => setNear(true))), []);
-  const text = useMemo(
-    () => isNear || messages.map((message) => message.text).join("\n\n"),
-    [isNear, messages],
-  );
-  if (!isNear) return html`<div class="chat-group chat-text" ref=${element}>${text}</div>`;
-  return html`<div class="chat-group" ref=${element}>
-    ${messages.map(
-      (message) =>
-        html`<${Row}
-          key=${message.id}
-          ...${{ session, message }}
-          calls=${message.toolCalls.length ? calls : undefined}
-          siblings=${siblingsOf(session.current, message)}
-        />`,
-    )}
-  </div>`;
+  useEffect(() => {
+    const root = element.current.closest(".chat-scroller");
+    const observer = new IntersectionObserver(
+      ([{ isIntersecting }]) => isIntersecting && onNear(),
+      { root, rootMargin: "100%" },
+    );
+    observer.observe(element.current);
+    return () => observer.disconnect();
+  });
+  return html`<div ref=${element} />`;
 }
 
-/** Begins at a message or the end, and stays there while elements grow until the user scrolls. */
-function useScroller(sought) {
+/** Begins at a message or the end, and stays at the end until the user scrolls away from it. */
+function useScroller(sought, first) {
   const scroller = useRef();
-  const near = useRef();
-  const place = useRef({ sought, isFollowing: !sought, top: 0 });
+  const place = useRef({ isFollowing: !sought, top: 0, height: 0 });
   const [isAway, setAway] = useState(false);
-  const settle = () => {
-    if (place.current.isFollowing) scroller.current.scrollTop = scroller.current.scrollHeight;
-    else document.getElementById(`chat-${place.current.sought}`)?.scrollIntoView();
-  };
   const follow = () => {
     place.current.isFollowing = true;
-    settle();
+    scroller.current.scrollTop = scroller.current.scrollHeight;
   };
-  const onScroll = ({ target: { scrollTop, scrollHeight, clientHeight } }) => {
-    const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
-    const isHigher = scrollTop < place.current.top;
+  const onScroll = ({ target: { scrollTop: top, scrollHeight: height, clientHeight } }) => {
+    const isHigher = top < place.current.top;
+    const isAtEnd = height - top - clientHeight < NEAR_END_PX;
     const isFollowing = isAtEnd || (place.current.isFollowing && !isHigher);
-    Object.assign(place.current, { isFollowing, top: scrollTop });
+    place.current = { isFollowing, top, height };
     setAway(!isFollowing);
   };
-  const leave = () => (place.current.sought = null);
   useLayoutEffect(() => {
-    near.current = nearness(scroller.current);
-    const resized = new ResizeObserver(settle);
+    const { isFollowing, top, height } = place.current;
+    if (isFollowing || !height) return;
+    scroller.current.scrollTop = top + scroller.current.scrollHeight - height; // as before the page
+  }, [first]);
+  useLayoutEffect(() => {
+    document.getElementById(`chat-${sought}`)?.scrollIntoView();
+    const resized = new ResizeObserver(() => place.current.isFollowing && follow());
     resized.observe(scroller.current.firstChild);
     return () => resized.disconnect();
   }, []);
-  const handlers = { onScroll, onWheel: leave, onPointerDown: leave, onKeyDown: leave };
-  return { scroller, near, isAway, follow, handlers };
-}
-
-/** Returns a function that calls another once, when an element comes near what is seen. */
-function nearness(root) {
-  const calls = new WeakMap();
-  const seen = ({ target }) => {
-    calls.get(target)();
-    observer.unobserve(target);
-  };
-  const observer = new IntersectionObserver(
-    (entries) => entries.filter(({ isIntersecting }) => isIntersecting).forEach(seen),
-    { root, rootMargin: "100%" },
-  );
-  return (element, onNear) => {
-    calls.set(element, onNear);
-    observer.observe(element);
-  };
-}
-
-/** Renders again by itself while its answer is written. */
-function Row({ session, message, siblings, calls }) {
-  const generation = session.running.get(message.id);
-  const [, show] = useState(null);
-  useEffect(() => generation?.onChange(show), [generation]);
-  const shown = generation?.message ?? message;
-  const regenerate =
-    message.role === "assistant" && !generation ? () => session.regenerate(message) : undefined;
-  return useMemo(
-    () =>
-      html`<div id="chat-${message.id}">
-        <${Message}
-          message=${shown}
-          siblings=${siblings}
-          openCalls=${calls}
-          isStreaming=${Boolean(generation)}
-          onEdit=${(one, text) => session.edit(one, text)}
-          onRegenerate=${regenerate}
-          onBranch=${(id) => session.choose(id)}
-          onToolResult=${(call, text) => session.addResult(call.id, text)}
-        />
-        ${
-          regenerate &&
-          message.error &&
-          html`<button class="chat-again" onClick=${regenerate}>Try again</button>`
-        }
-      </div>`,
-    [shown, generation, siblings, calls],
-  );
+  return { scroller, isAway, follow, onScroll };
 }

@@ -12,5 +12,9 @@ export {
   useRef,
   useState,
 } from "../vendor/hooks.module.js";
-export { Component, render };
+export { Component, h, render };
 export const html = htm.bind(h);
+
+/** A button without a border. */
+export const quietButton = (label, onClick, props) =>
+  html`<button type="button" class="quiet" ...${{ onClick, ...props }}>${label}</button>`;
