@@ -1,69 +1,117 @@
-/** Shows Markdown. Elements are made of a parsed tree, so no text becomes markup or a request. */
+/** Shows Markdown: elements are made of the parser's tokens, so no text becomes markup or a request. */
 
-import { html, useEffect, useRef, useState } from "../lib/html.js";
-import { EMPTY, extend } from "./markdown_parser.js";
+import { h, html, quietButton, useEffect, useRef, useState } from "../lib/html.js";
+import { Marked } from "../vendor/marked.esm.js";
 
-const TAGS = { strong: "strong", emphasis: "em", deleted: "del", code: "code" };
+const MAX_DEPTH = 12; // of quotes and lists; what is deeper is text
 const SHOWN_MS = 2000;
+const LINK = /^(?:https?:\/\/|mailto:)./i;
+const TAGS = { strong: "strong", em: "em", del: "del", codespan: "code" };
+// No expression looks behind another beginning of what it reads: that would take quadratic time.
+const MATHS =
+  /^(?:\$\$[^$]+\$\$|\\\[(?:[^\\]|\\[^[\]])+\\\]|\\\((?:[^\\]|\\[^()])+\\\)|\$[^\s$](?:[^$\n]*[^\s$])?\$(?!\d))/;
+const STRONG = /^\*\*(?!\s)([^*`\n]+)(?<!\s)\*\*(?!\*)/;
 
-const element = (tag, props, children) => html`<${tag} ...${props}>${children}</${tag}>`;
+/** Keeps formulas as they are. */
+const maths = {
+  name: "maths",
+  level: "inline",
+  start: (text) => /^[^$\\]{0,100}/.exec(text)[0].length, // how far other text reaches, at least
+  tokenizer(text) {
+    const [raw] = MATHS.exec(text) ?? [];
+    return raw && { type: "text", raw, text: raw };
+  },
+};
+
+const asText = () => undefined;
+const parser = new Marked({
+  extensions: [maths],
+  // What returns false leaves the text to the parser's own rule.
+  tokenizer: {
+    html: asText,
+    def: asText,
+    lheading: asText, // else a line would be a heading until the list behind it has begun
+    tag: (text) => (/^<br ?\/?>/i.test(text) ? false : undefined),
+    del: (text) => (text.startsWith("~~") ? false : undefined),
+    /** By CommonMark, marks beside a bracket need a space, which Chinese and Japanese do not have. */
+    emStrong(source) {
+      const [raw, text] = STRONG.exec(source) ?? [];
+      return raw ? { type: "strong", raw, text, tokens: this.lexer.inlineTokens(text) } : false;
+    },
+  },
+});
+
+function tokensOf(text) {
+  try {
+    return parser.lexer(text);
+  } catch {
+    return [{ type: "text", raw: text }]; // nested too deeply for the parser
+  }
+}
+
+/** Returns `{text, tokens}` of a text, with the finished blocks of `before`, that of its beginning. */
+export function parsed(text, before) {
+  const kept = before && text.startsWith(before.text) ? before.tokens.slice(0, -3) : [];
+  const length = kept.reduce((sum, { raw }) => sum + raw.length, 0);
+  return { text, tokens: [...kept, ...tokensOf(text.slice(length))] };
+}
 
 /** Shows a text that may still grow: of a longer one, blocks that are finished stay as they are. */
 export function Markdown({ text }) {
-  const parsed = useRef(EMPTY);
+  const shown = useRef(null);
   const elements = useRef(new WeakMap());
-  if (text !== parsed.current.text) parsed.current = extend(parsed.current, text);
-  const shown = parsed.current.blocks.map((block) => {
-    if (!elements.current.has(block))
-      elements.current.set(block, blockOf(block, { ref: directed }));
-    return elements.current.get(block);
-  });
-  return html`<div class="chat-markdown">${shown}</div>`;
+  const plain = text.replaceAll("\r\n", "\n");
+  if (plain !== shown.current?.text) shown.current = parsed(plain, shown.current);
+  const elementOf = (token) => {
+    if (!elements.current.has(token)) elements.current.set(token, blockOf(token));
+    return elements.current.get(token);
+  };
+  return html`<div class="chat-markdown">${shown.current.tokens.map(elementOf)}</div>`;
 }
 
 /** Set at the end: an element that is "auto" already is looked through for each child that it gets. */
 const directed = (element) => element && (element.dir = "auto");
 
-/** What is within a block has the direction of its own text by the style sheet. */
-function blockOf(block, props = {}) {
-  const { type, children } = block;
-  const all = (blocks) => blocks.map((one) => blockOf(one));
-  if (type === "code") return html`<${Code} ...${block} />`;
-  if (type === "rule") return html`<hr />`;
-  if (type === "table") return tableOf(block, props);
-  if (type === "quote") return element("blockquote", props, all(children));
+/** Returns the element of a block. The style sheet gives those in it the direction of their own text. */
+export function blockOf(token, depth = 0) {
+  const { type, tokens, raw } = token;
+  const props = depth ? {} : { ref: directed };
+  const within = (blocks) => blocks.map((one) => blockOf(one, depth + 1));
+  if (type === "space") return null;
+  if (type === "hr") return h("hr");
+  if (type === "code") return html`<${Code} info=${token.lang} text=${token.text} />`;
+  if (type === "table") return tableOf(token, props);
+  if (depth > MAX_DEPTH) return h("p", props, raw);
+  if (type === "blockquote") return h("blockquote", props, within(tokens));
   if (type === "list") {
-    const items = block.items.map((one) => element("li", {}, all(one)));
-    const numbers = block.ordered && { start: block.start };
-    return element(block.ordered ? "ol" : "ul", { ...props, ...numbers }, items);
+    const items = token.items.map((item) => h("li", {}, within(item.tokens)));
+    return token.ordered ? h("ol", { start: token.start, ...props }, items) : h("ul", props, items);
   }
-  const tag = type === "heading" ? `h${Math.min(6, block.level + 2)}` : "p"; // above are the page's
-  return element(tag, props, children.map(inlineOf));
+  const tag = type === "heading" ? `h${Math.min(6, token.depth + 2)}` : "p"; // above are the page's
+  return h(tag, props, tokens ? inline(tokens) : raw);
 }
 
-function inlineOf(node) {
-  if (typeof node === "string") return node;
-  const { type, href } = node;
-  const children = node.text ?? node.children.map(inlineOf);
-  if (type !== "link") return element(TAGS[type], {}, children);
+const inline = (tokens, isInLink) => tokens.map((token) => inlineOf(token, isInLink));
+
+/** What is no element here is shown as it is written; an image is a link. Of HTML there is `<br>`. */
+function inlineOf({ type, raw, text, href, tokens }, isInLink) {
+  if (type in TAGS) return h(TAGS[type], {}, tokens ? inline(tokens, isInLink) : text);
+  if (type === "br" || type === "html") return "\n";
+  if (isInLink || !href || !LINK.test(href)) {
+    return type === "text" || type === "escape" ? text : raw;
+  }
   const apart = { target: "_blank", rel: "noopener noreferrer" };
-  return element("a", { href, title: href, ...apart }, children);
+  return h("a", { href, title: href, ...apart }, tokens.length ? inline(tokens, true) : href);
 }
 
-function tableOf({ align, rows }, props) {
-  const rowOf = (tag) => (row) => {
-    const cells = row.map((cell, i) =>
-      element(tag, { style: { textAlign: align[i] } }, cell.map(inlineOf)),
-    );
-    return element("tr", {}, cells);
+function tableOf({ header, rows }, props) {
+  const rowOf = (tag) => (cells) => {
+    const styled = ({ align, tokens }) => h(tag, { style: { textAlign: align } }, inline(tokens));
+    return h("tr", {}, cells.map(styled));
   };
-  const head = element("thead", {}, rowOf("th")(rows[0]));
-  const body = element("tbody", {}, rows.slice(1).map(rowOf("td")));
-  return html`<div class="chat-table" tabindex="0" ...${props}>
-    <table>
-      ${head}${body}
-    </table>
-  </div>`;
+  const body = h("tbody", {}, rows.map(rowOf("td")));
+  const table = h("table", {}, h("thead", {}, rowOf("th")(header)), body);
+  return h("div", { class: "chat-table", tabindex: 0, ...props }, table);
 }
 
 /** Shows characters that turn the direction by their numbers: they make code read as what it is not. */
@@ -73,7 +121,7 @@ const TURNS = /([\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])/;
 const numberOf = (one) => one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
 
 function Code({ info, text }) {
-  return html`<figure class="chat-code" dir="ltr">
+  return html`<figure class="chat-box" dir="ltr">
     <figcaption><span>${info}</span><${Copy} text=${text} what="the code" /></figcaption>
     <pre tabindex="0"><code>${withCodes(text)}</code></pre>
   </figure>`;
@@ -86,27 +134,22 @@ export function Copy({ text, what }) {
     const timer = said && setTimeout(() => setSaid(""), SHOWN_MS);
     return () => clearTimeout(timer);
   }, [said]);
-  const onClick = async () => setSaid((await copied(text)) ? "Copied" : "Not copied");
-  return html`<button type="button" class="quiet" aria-live="polite" onClick=${onClick}>
-    ${said || "Copy"}<span class="visually-hidden">${" "}${what}</span>
-  </button>`;
+  const onClick = () =>
+    copy(text).then(
+      () => setSaid("Copied"),
+      () => setSaid("Not copied"),
+    );
+  const label = html`${said || "Copy"}<span class="visually-hidden">${" "}${what}</span>`;
+  return quietButton(label, onClick, { "aria-live": "polite" });
 }
 
-/** Copies a text. Pages without TLS have no clipboard, but a selection can be copied there. */
-async function copied(text) {
-  if (navigator.clipboard) {
-    return navigator.clipboard.writeText(text).then(
-      () => true,
-      () => false,
-    );
-  }
-  const focused = document.activeElement;
-  const field = document.createElement("textarea");
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  const isDone = document.execCommand("copy");
-  field.remove();
-  focused?.focus();
-  return isDone;
+/** Copies a text. Pages without TLS have no clipboard, but may say what a command to copy takes. */
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const give = (event) => {
+    event.preventDefault();
+    event.clipboardData.setData("text/plain", text);
+  };
+  document.addEventListener("copy", give, { once: true });
+  if (!document.execCommand("copy")) throw new Error("The browser does not copy.");
 }
