@@ -210,3 +210,15 @@ def test_ten_thousand_messages_stay_usable(person: Person, tmp_path: Path) -> No
     assert page.get_by_role("article").count() < 500
     page.reload()
     expect(page.get_by_text("Message number 9999")).to_be_visible()
+    scroller = page.get_by_role("region", name="Messages")
+    place = "e => document.querySelector('[id=chat-m9990]').getBoundingClientRect().top"
+    scroller.evaluate("e => { e.scrollTop = 300; }")
+    expect(page.get_by_text("Message number 9920")).to_have_count(1)
+    assert scroller.evaluate(place) > 0, "what is looked at stays below what is added before it"
+    page.get_by_role("searchbox", name="Search").fill("NUMBER 5000")
+    expect(conversations(page).get_by_role("button", name="Very long")).to_be_visible()
+    conversations(page).get_by_text("Very long").click()
+    expect(page.get_by_text("Message number 5000")).to_be_in_viewport()
+    assert page.get_by_role("article").count() < 500
+    page.get_by_role("button", name="To the end").click()
+    expect(page.get_by_text("Message number 9999")).to_be_in_viewport()
