@@ -10,7 +10,7 @@ import { Status } from "./status.js";
 import { Watch } from "./watch.js";
 import { WorkerPanel } from "./worker_panel.js";
 
-const DRAW_MS = 250;
+const DRAW_MS = 400;
 /** Seconds of steps that are shown. */
 const WINDOW_S = 10;
 
