@@ -90,6 +90,8 @@ class MoeConfig(DecoderConfig):
         of_granite = "input_linear.weight", "output_linear.weight"
         usual = "experts.gate_up_proj", "experts.down_proj"
         gate_up, down = of_granite if self.has_stacks else usual
+        if not self.has_gate:
+            return {"experts.up_proj": self.names[1:2], down: self.names[2:]}
         return {gate_up: self.names[:2], down: self.names[2:]}
 
 

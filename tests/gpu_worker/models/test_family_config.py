@@ -22,7 +22,13 @@ from signalbox_worker.models.attention import attention_backend
 from signalbox_worker.models.family_config import ANY_MODEL, TABLE, families
 from signalbox_worker.models.layers import ForwardContext, ParallelGroup, Placement
 from signalbox_worker.runner.loading.attention_shape import attention_shape
+from signalbox_worker.runner.loading.hf_directory import DirectorySource
 from signalbox_worker.runner.loading.opened_model import open_with_config
+from signalbox_worker.runner.native.native_model import stored_tensors
+from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.native.weights import WeightForm, Weights
+from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_kernels.floats import DTYPES
 from signalbox_worker.runner.loading.weight_loader import load_weights
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import log_probabilities, make_runner
@@ -266,6 +272,13 @@ def ours(path: Path) -> tuple[Any, Tensor | None]:
         return config, pools.normed(hidden) if pools else model.logits(hidden)
 
 
+def check_tensors(path: Path, config: Any) -> None:
+    """Raises ModelError if the files lack tensors of the native program, or have others."""
+    layers = StageLayers(0, config.num_layers, config.num_layers)
+    stored = stored_tensors(DirectorySource(path, name="x"), config, lambda _: None)
+    Weights(stored, TensorShare(whole=config), layers, WeightForm(DTYPES["float32"]))
+
+
 def states_of(config: Any) -> list[int]:
     """Returns the float32 values that each layer keeps of a sequence besides K and V."""
     return [num_bytes // 4 for num_bytes in ModelShape.of(config).state_bytes]
@@ -314,12 +327,13 @@ def check(
         expected = theirs(reference)
     except Exception as error:  # no model of transformers has these fields
         return str(error)
+    reference.save_pretrained(path)
+    (path / "config.json").write_text(json.dumps(config))
     read = model_spec(config).read_config(config)
     if ModelShape.of(read).has_states:  # which is not served yet
         assert states_of(read) == states_of_theirs(reference)
+        check_tensors(path, read)
         return None
-    reference.save_pretrained(path)
-    (path / "config.json").write_text(json.dumps(config))
     read, found = ours(path)
     pools = not model_spec(config).generates or getattr(read, "is_bidirectional", False)
     wanted = expected[pools]

@@ -38,6 +38,7 @@ from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
+from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
 from signalbox_worker.runner.native.memory_fit import check_memory
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
@@ -272,6 +273,8 @@ def stored_tensors(
     stored = source.stored()
     if left_out := sum(is_behind(name, config) for name in stored):
         logger.info("%d tensors of layers that predict further tokens are left out", left_out)
+    if config.recurrence is not None:
+        stored = with_native_names(stored, config)
     separate = without_fused(without_transposed_stacks(stored, config), config)
     if isinstance(config, Gemma4Config) and config.experts is not None:
         return without_stacks(with_block(separate, config.num_layers), config.experts)

@@ -11,6 +11,7 @@ from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
 from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig, LatentSizes
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.models.recurrence import DeltaRule, Mamba2, Recurrence
 
 Shape = tuple[int, ...]
 
@@ -23,6 +24,8 @@ CHOICE_BIAS = "gate.e_score_correction_bias"
 """Vector that is added to the shares to choose by."""
 SHARED_GATE = "shared_expert_gate.weight"
 """Matrix whose product is the score of the expert that all tokens have."""
+RECURRENT = "recurrent"
+"""Prefix of the names of a recurrent layer's tensors within it."""
 SINKS = "self_attn.sinks"
 """Vector of a score for each head."""
 _OF_LATENTS = tuple(f".{name}_proj.weight" for name in ("q", "q_a", "q_b", "kv_b"))
@@ -47,6 +50,8 @@ MIXED_NORMS = (
 reads, and of its result."""
 ROUTER_SCALE, EXPERT_SCALES = "scale", "per_expert_scale"
 """Weight of the norm of a router of its own, and factors of the experts' shares."""
+TO_LATENT, FROM_LATENT = "fc1_latent_proj.weight", "fc2_latent_proj.weight"
+"""Matrices around experts that read and write a latent of hidden states."""
 LAYER_SCALE = "layer_scalar"
 """Factor of the hidden states behind a layer."""
 TABLES = (EMBEDDING, HEAD, INPUT_TABLE)
@@ -64,8 +69,9 @@ def weight_shapes(config: DecoderConfig) -> Mapping[str, Shape]:
         shapes |= _input_shapes(config)
     mixture = _mixture(config) if isinstance(config, MoeConfig) else {}
     for index in range(config.num_layers):
-        of_layer = _attention(config, index)
-        of_layer |= mixture if has_experts(config, index) else _feed_forward(config, index)
+        of_layer = _mixer(config, index)
+        if config.has_feed_forward(index):
+            of_layer |= mixture if has_experts(config, index) else _feed_forward(config, index)
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
     return MappingProxyType(shapes)
 
@@ -139,6 +145,8 @@ def layer_prefix(index: int) -> str:
 
 def feed_norm(config: DecoderConfig) -> str:
     """Returns the name of the norm that the feed-forward reads, within its layer."""
+    if config.has_one_part:
+        return ATTENTION_NORM
     name = "post_attention_layernorm"
     is_taken = config.has_inner_norms and name in config.inner_norms
     return "pre_feedforward_layernorm" if is_taken else name
@@ -194,6 +202,38 @@ def _of_gemma4(config: Gemma4Config) -> dict[str, Shape]:
     return shapes
 
 
+def _mixer(config: DecoderConfig, index: int) -> dict[str, Shape]:
+    """Returns the tensors of attention, or of what a layer has in its place."""
+    if index in config.feed_forward_layers:
+        return {}
+    if index not in config.recurrent_layers:
+        return _attention(config, index)
+    assert config.recurrence is not None
+    parts = _recurrent(config, config.recurrence)
+    own = {f"{RECURRENT}.{name}": shape for name, shape in parts.items()}
+    return _norm(config, ATTENTION_NORM) | own
+
+
+def _recurrent(config: DecoderConfig, kept: Recurrence) -> dict[str, Shape]:
+    """Returns the tensors of a recurrent layer by their names within `RECURRENT`."""
+    hidden, bias = config.hidden_size, kept.proj_bias
+    shapes = _linear("conv1d", (kept.channels, kept.kernel), has_bias=kept.conv_bias)
+    match kept:
+        case DeltaRule():
+            heads, values = kept.num_value_heads, kept.value_columns
+            rows = {"qkv": kept.channels, "z": values, "b": heads, "a": heads}
+            shapes |= {f"in_proj_{name}.weight": (num, hidden) for name, num in rows.items()}
+            shapes |= {"dt_bias": (heads,), "A": (heads,), "norm.weight": (kept.value_size,)}
+            return shapes | {"out_proj.weight": (hidden, values)}
+        case Mamba2():
+            inner, heads = kept.inner_columns, kept.num_heads
+            shapes |= _linear("in_proj", (inner + kept.channels + heads, hidden), has_bias=bias)
+            shapes |= {"dt_bias": (heads,), "A": (heads,), "D": (heads,), "norm.weight": (inner,)}
+            return shapes | _linear("out_proj", (hidden, inner), has_bias=bias)
+    shapes |= _linear("in_proj", (3 * hidden, hidden), has_bias=bias)
+    return shapes | _linear("out_proj", (hidden, hidden), has_bias=bias)
+
+
 def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
     if config.latents is not None:
         return _latent_attention(config, config.latents)
@@ -202,7 +242,7 @@ def _attention(config: DecoderConfig, index: int) -> dict[str, Shape]:
     query, key = heads.num_heads * head_size, heads.num_kv_heads * head_size
     shapes = _norm(config, ATTENTION_NORM) if config.has_input_norms else {}
     for name in heads.projections:
-        rows = query if name == "q" else key
+        rows = key if name != "q" else query * 2 if config.gates_attention else query
         shapes |= _linear(f"self_attn.{name}_proj", (rows, hidden), has_bias=config.qkv_bias)
     shapes |= _linear("self_attn.o_proj", (hidden, query), has_bias=config.o_bias)
     if config.has_sinks:
@@ -248,14 +288,17 @@ def _feed_forward(config: DecoderConfig, index: int) -> dict[str, Shape]:
 def _mixture(config: MoeConfig) -> dict[str, Shape]:
     hidden, inner, names = config.hidden_size, config.expert_size, config.names
     shapes = _norm(config, feed_norm(config))
-    has_bias = config.has_expert_biases
+    has_bias, columns = config.has_expert_biases, config.expert_columns or hidden
+    if config.expert_columns is not None:
+        shapes[f"{config.block}.{TO_LATENT}"] = (columns, hidden)
+        shapes[f"{config.block}.{FROM_LATENT}"] = (hidden, columns)
     router = ROUTER.removesuffix(".weight")
     shapes |= _linear(f"{config.block}.{router}", (config.num_experts, hidden), has_bias=has_bias)
     for index in range(config.num_experts):
         prefix = f"{config.block}.{EXPERTS}.{index}."
-        for name in (names.gate, names.up):
-            shapes |= _linear(f"{prefix}{name}", (inner, hidden), has_bias=has_bias)
-        shapes |= _linear(f"{prefix}{names.down}", (hidden, inner), has_bias=has_bias)
+        for name in (names.gate, names.up)[not config.has_gate :]:
+            shapes |= _linear(f"{prefix}{name}", (inner, columns), has_bias=has_bias)
+        shapes |= _linear(f"{prefix}{names.down}", (columns, inner), has_bias=has_bias)
     if config.choice.has_bias:
         shapes[f"{config.block}.{CHOICE_BIAS}"] = (config.num_experts,)
     if config.shared_size:
@@ -268,7 +311,7 @@ def _mixture(config: MoeConfig) -> dict[str, Shape]:
 
 def _gated(prefix: str, config: DecoderConfig, inner: int, *, has_bias: bool) -> dict[str, Shape]:
     shapes = dict[str, Shape]()
-    for name in ("gate", "up"):
+    for name in ("gate", "up")[not config.has_gate :]:
         shapes |= _linear(f"{prefix}.{name}_proj", (inner, config.hidden_size), has_bias=has_bias)
     return shapes | _linear(f"{prefix}.down_proj", (config.hidden_size, inner), has_bias=has_bias)
 
