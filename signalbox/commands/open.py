@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 import webbrowser
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from signalbox.settings.environment import ENV_PREFIX
 
@@ -45,7 +45,9 @@ def _page_url(given: str) -> str:
     url = urlsplit(given if "://" in given else f"http://{given}")
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError(f"--url is {given!r}; give http://HOST:PORT or https://HOST:PORT")
-    path = url.path.rstrip("/").removesuffix("/v1")
+    if url.username is not None:
+        raise ValueError("--url names a user; keys are given in the page, not in its address")
+    path = quote(url.path, safe="/%:@!$&'()*+,;=").rstrip("/").removesuffix("/v1")
     return f"{url.scheme}://{url.netloc}{path}/"
 
 

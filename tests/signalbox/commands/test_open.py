@@ -77,7 +77,13 @@ def test_what_is_not_the_http_port_is_refused(stack: Stack, browser: Browser) ->
     assert "does not answer" in nobody.stderr and "signalbox serve" in nobody.stderr
     grpc = run_here("open", "--url", stack.address)
     assert "no HTTP port" in grpc.stderr
+    named = run_here("open", "--url", console_url(stack) + "ü")
+    assert "answers 404" in named.stderr
     invalid = run_here("open", "--url", "ftp://host")
     assert "give http://HOST:PORT" in invalid.stderr
-    assert {nobody.returncode, grpc.returncode, invalid.returncode} == {1}
+    secret = run_here("open", "--url", f"http://user:secret@{stack.http_url()[7:]}")
+    assert "keys are given in the page" in secret.stderr
+    assert "secret" not in secret.stderr
+    refused = (nobody, grpc, named, invalid, secret)
+    assert {one.returncode for one in refused} == {1}
     assert not browser.opened
