@@ -10,10 +10,11 @@ from signalbox_protos.operations.v1 import operations_pb2 as pb
 from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_router.apis.connect.web_servicer import RpcErrors, WebServicer, methods_of
-from signalbox_router.console.console_files import ConsoleFiles
+from signalbox_router.console.console_files import PATHS, ConsoleFiles
 from signalbox_router.http.app import make_app
 from signalbox_router.http.server import HttpServer
 from signalbox_router.limits.operator_access import OperatorAccess
+from signalbox_rpc.http.host_check import HttpAccess
 from signalbox_rpc.interceptors.call_handlers import Context
 from signalbox_rpc.limits.large_messages import LargeMessages
 from signalbox_rpc.transport.listening_ports import Endpoint
@@ -89,6 +90,7 @@ def make_server(servicer: ReplayServicer, *, port: int) -> HttpServer:
         ConsoleFiles(app),
         Endpoint(host=HOST, port=port),
         shapes=dict.fromkeys(services, RpcErrors()),
+        access=HttpAccess(pages=PATHS),
     )
 
 

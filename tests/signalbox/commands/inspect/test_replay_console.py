@@ -43,6 +43,9 @@ def test_a_recording_is_played_and_explained_to_its_end(address: str) -> None:
     with httpx2.Client(base_url=f"http://{address}", timeout=None) as client:
         page = client.get("/", headers={"accept": "text/html"})
         assert '<div id="app">' in page.text
+        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        document = {"accept": "text/html", "sec-fetch-dest": "document"}
+        assert client.get("/", headers=link | document).is_success  # such as a web terminal's
         headers = {"content-type": "application/connect+json"}
         for _ in range(2):  # each watcher has it from the beginning
             answer = client.post(f"{PATH}/Watch", content=enclosed(b"{}"), headers=headers)
