@@ -87,13 +87,15 @@ class CachedLayer(NamedTuple):
     k_scale: float = 1.0
     """Factor of K in E4M3: values are codes times it."""
     v_scale: float = 1.0
+    group: int = 0
+    """Group of layers in whose blocks they are."""
 
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of an op that reads or writes the cache."""
         heads = {} if self.heads is None else self.heads._asdict()
         scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
-        return {"layer": self.number, **heads, **scales}
+        return {"layer": self.number, "cache_group": self.group, **heads, **scales}
 
 
 class Experts(NamedTuple):

@@ -180,6 +180,7 @@ class SbOp(ctypes.Structure):
         ("num_matrices", c_int32),
         ("src_step", c_int32),
         ("dst_step", c_int32),
+        ("cache_group", c_int32),
     )
 
 
@@ -359,7 +360,10 @@ class SbDraws(ctypes.Structure):
 
 @dataclass(slots=True, kw_only=True)
 class AttentionArrays:
-    """Cache slots of the tokens, and tokens and blocks of each sequence."""
+    """Cache slots of the tokens, and tokens and blocks of each sequence.
+
+    Of several groups of layers, slots and tables of the first come first.
+    """
 
     slots: NDArray[np.int64]
     query_start: NDArray[np.int64]

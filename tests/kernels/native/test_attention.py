@@ -420,6 +420,28 @@ def test_a_row_does_not_depend_on_how_a_long_prompt_was_cut(
             assert_same_bits(actual, array)
 
 
+@pytest.mark.parametrize(("isa", "dtype", "kv_dtype"), CACHES)
+@pytest.mark.parametrize("window", [1, 40, 256, 300])
+@pytest.mark.parametrize("block_size", [16, 64, 512])
+def test_no_block_before_the_windows_first_is_read(
+    isa: Isa, dtype: Dtype, kv_dtype: Dtype, window: int, block_size: int
+) -> None:
+    shape = {"num_heads": 6, "num_kv_heads": 2, "head_size": 64, "block_size": block_size}
+    cached = make_cached(dtype, kv_dtype, isa=isa, window=window, **shape)
+    steps = [([557], [557]), ([558], [1]), ([572], [14]), ([628], [56])]
+    for seed, (contexts, queries) in enumerate(steps):
+        arrays, heads = make_step(cached, contexts, queries, seed=seed)
+        expected = cached.run(arrays, heads)
+        if seed:
+            assert_same_bits(cached.run(arrays, heads), expected)
+        num_behind = max(0, contexts[0] - queries[0] - window + 1) // block_size
+        behind = arrays.attention.block_tables[0, :num_behind]
+        kept = cached.pool[behind]
+        cached.pool[behind] = 255  # NaN
+        assert_same_bits(cached.run(arrays, heads), expected)
+        cached.pool[behind] = kept
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", CODED, ids=["int8", "fp8_e4m3"])
 def test_codes_of_any_magnitude_are_within_half_a_unit(isa: Isa, kv_dtype: Dtype) -> None:

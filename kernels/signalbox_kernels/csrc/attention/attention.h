@@ -3,7 +3,8 @@
 // K lies as units along the head, V as units along the tokens, so both products run over columns and
 // need no horizontal sums. A unit is a word, or the byte that a code is. Keys come in chunks of 256 from position 0; after each chunk the running
 // softmax is corrected (Milakov and Gimelshein, 2018). The order of all sums depends on positions
-// alone, not on how a prompt was cut into steps.
+// alone, not on how a prompt was cut into steps. No block before that of a window's first token is read:
+// it may be another sequence's, or hold NaN. What a chunk leaves out there would add zeros.
 //
 // Latents (latents.h) are rows that K and V share, which several tiles of a task read.
 #pragma once
@@ -31,7 +32,7 @@ struct Attend {
   struct Keys {
     const char* heads;  // this layer's and head's K in block 0
     const int32_t* table;
-    int64_t start, end;  // tokens: the first chunk's, and behind the last
+    int64_t start, end;  // tokens: the first that are read, and behind the last
 
     Keys(const sb::Phase& p, int32_t tile) {
       const SbShape& shape = *p.shape;
@@ -41,8 +42,10 @@ struct Attend {
       const int64_t first = p.batch->positions[task.first], window = p.op->window;
       heads = p.pool + p.place + head * head_bytes<E>(shape);
       const SbAttention& attention = p.batch->attention;
-      table = attention.block_tables + static_cast<int64_t>(task.seq) * attention.table_stride;
-      start = window && first >= window ? (first - window + 1) / kKeyChunk * kKeyChunk : 0;
+      const int64_t of_group = static_cast<int64_t>(p.op->cache_group) * attention.num_seqs;
+      table = attention.block_tables + (of_group + task.seq) * attention.table_stride;
+      const int64_t unit = std::min<int64_t>(shape.block_size, kKeyChunk);
+      start = window && first >= window ? (first - window + 1) / unit * unit : 0;
       end = first + task.count;
       if (!p.op->mode) return;
       const int64_t length = attention.context_lens[task.seq];
@@ -364,8 +367,9 @@ struct Attend {
   void run(Products& products) {
     const int64_t end = lie.end, window = phase.op->window;
     const bool sees_later = phase.op->mode;
-    for (int64_t chunk = lie.start; chunk < end; chunk += kKeyChunk) {
-      const int count = static_cast<int>(end - chunk < kKeyChunk ? end - chunk : kKeyChunk);
+    for (int64_t chunk = lie.start, next_chunk; chunk < end; chunk = next_chunk) {
+      next_chunk = chunk / kKeyChunk * kKeyChunk + kKeyChunk;
+      const int count = static_cast<int>(std::min(end, next_chunk) - chunk);
       const int padded = (count + W - 1) / W * W;
       products.score_chunk(chunk, count, end);
       if constexpr (has_token_scales) copy_scales(chunk, count, padded);

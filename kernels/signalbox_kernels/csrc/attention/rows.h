@@ -267,6 +267,11 @@ SB_INLINE void rotate_halves(float* head, const float* cosines, int size) {
   }
 }
 
+// The slots of the tokens in the blocks of a layer's group.
+inline const int64_t* slots_of(const sb::Phase& phase) {
+  return phase.batch->attention.slots + int64_t{phase.op->cache_group} * phase.batch->num_tokens;
+}
+
 // The places of a token's K and V in the cache. A layer's K of a block and head is
 // [head_size / G, block_size, G], V [block_size / G, head_size, G]; scales of tokens are behind them.
 // Latents are [block_size, head_size].
@@ -281,7 +286,7 @@ struct CacheSlot {
 
   CacheSlot(const sb::Phase& p, int64_t token)
       : phase(p),
-        slot(p.batch->attention.slots[token]),
+        slot(slots_of(p)[token]),
         size(p.shape->head_size),
         block_size(p.shape->block_size),
         offset(slot % block_size) {}
@@ -373,7 +378,7 @@ static void rotate_group(const sb::Phase& phase, int64_t row, int kv_head) {
     if (bits & SB_VALUES_OF_KEYS) std::memcpy(value, key, sizeof(float) * static_cast<size_t>(size));
     if (bits & SB_NORMED_VALUES) norm_head(value, nullptr, size, phase.op->eps);
     turn(key, phase.op->norm_k);
-    if (phase.batch->attention.slots[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
+    if (slots_of(phase)[row] >= 0) CacheSlot<E>(phase, row).put_key(kv_head, key);
   }
   float* query = heads + kv_head * group * size;
   for (int h = 0; h < group; ++h) turn(query + h * size, phase.op->norm_q);
@@ -391,9 +396,10 @@ SB_INLINE const float* value_of(const sb::Phase& phase, int64_t row, int kv_head
 
 template <class E>
 static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
-  const int64_t slot = phase.batch->attention.slots[row];
+  const int64_t* slots = slots_of(phase);
+  const int64_t slot = slots[row];
   if (slot < 0 || phase.op->keys_and_values & SB_NO_KEYS) return;
-  const bool is_last = row + 1 == phase.rows || phase.batch->attention.slots[row + 1] != slot + 1;
+  const bool is_last = row + 1 == phase.rows || slots[row + 1] != slot + 1;
   CacheSlot<E>(phase, row).put_value(kv_head, value_of(phase, row, kv_head), is_last);
 }
 
@@ -401,7 +407,7 @@ static void put_value_of(const sb::Phase& phase, int64_t row, int kv_head) {
 template <class E>
 static void put_values_of_tile(const sb::Phase& phase, const Range& range) {
   if (phase.op->keys_and_values & SB_NO_KEYS) return;
-  const auto* slots = phase.batch->attention.slots;
+  const auto* slots = slots_of(phase);
   const auto pairs = [=](int64_t row) {  // with the one behind it
     return E::G == 2 && row >= range.first && row + 1 < range.end && slots[row] >= 0 &&
            slots[row] % 2 == 0 && slots[row + 1] == slots[row] + 1;

@@ -222,7 +222,7 @@ struct SbOp {
   int32_t mode;
   int32_t src;  // buffer
   int32_t dst;  // buffer
-  int32_t layer;   // of SB_ROTATE and SB_ATTEND: where K and V lie, counted in a shape's layers
+  int32_t layer;   // of SB_ROTATE and SB_ATTEND: where K and V lie in a block, counted in a shape's layers
   int32_t window;  // a query sees tokens less than so many positions away; 0 is all
   int32_t n;       // of a product: output columns before padding; of SB_EMBED: rows of the table; of SB_ROTATE: first
                    // elements of each head, an even number, which alone are turned. Of RMSNorm: columns from `column`
@@ -271,6 +271,7 @@ struct SbOp {
   int32_t num_matrices;
   int32_t src_step;
   int32_t dst_step;
+  int32_t cache_group;  // of SB_ROTATE and SB_ATTEND: the group of layers in whose blocks K and V lie
 };
 
 // Steps of the program's element: of bfloat16, two steps lie in pairs.
@@ -306,13 +307,14 @@ struct SbShape {
   const float* rotary;  // [positions, 2, n / 2]: cosines, then sines, of each SB_ROTATE without a table of its own
 };
 
+// Slots and tables are those of group 0, then of each other group of layers that keeps blocks of its own.
 struct SbAttention {
   int32_t num_seqs;      // each of one token at least
   int32_t table_stride;  // of block_tables
-  const int64_t* slots;  // negative is padding
+  const int64_t* slots;  // [groups, num_tokens]; negative is padding
   const int64_t* query_start;
   const int64_t* context_lens;
-  const int32_t* block_tables;
+  const int32_t* block_tables;  // [groups, num_seqs, table_stride]
 };
 
 // The states of a step's sequences. The rows of a sequence are cut to runs, each of which leaves a state behind: the
