@@ -6,6 +6,13 @@ from typing import Any
 from google.protobuf.message import Message
 
 from signalbox_contract import pooling, sampling_defaults
+from signalbox_contract.cache_groups import (
+    FULL_GROUP,
+    CacheGroup,
+    check_groups,
+    decode_group,
+    encode_group,
+)
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from signalbox_contract.sections.store_moves import ClearMark, decode_mark, encode_mark
@@ -165,10 +172,16 @@ class WorkerCapacity:
     """Store to which blocks go from the CPU pool, and from which they come there."""
     block_format: str = ""
     """Format of a block's bytes; workers of one format may read each other's. Empty if none may."""
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+    """Groups of layers, each of which has a block for the same tokens of a sequence."""
 
     @property
     def num_stages(self) -> int:
         return self.pipeline_parallel_size
+
+    def num_tokens(self, num_blocks: int) -> int:
+        """Returns the tokens that so many blocks hold, of all groups."""
+        return num_blocks * self.block_size // len(self.groups)
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -183,6 +196,9 @@ class WorkerCapacity:
         for name, most in _MOST.items():
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
+        check_groups(self.groups)
+        if self.store is not None and any(group.window for group in self.groups):
+            raise ValueError("a store of KV blocks takes those of full groups alone")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
         if self.store is not None and self.store.kind not in STORE_KINDS:
@@ -235,6 +251,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         "prefill_tokens_per_second": int(capacity.prefill_tokens_per_s),
         "ranks": map(encode_rank, capacity.ranks),
         "store": capacity.store and _encode_store(capacity.store),
+        "groups": map(encode_group, capacity.groups),
     }
     return pb.WorkerCapacity(**_shared(capacity, WorkerCapacity, pb.WorkerCapacity) | own)
 
@@ -248,6 +265,7 @@ def decode_capacity(message: pb.WorkerCapacity) -> WorkerCapacity:
         "max_steps_in_flight": message.max_steps_in_flight or 1,
         "ranks": tuple(WorkerRank(**_shared(one, WorkerRank, one)) for one in message.ranks),
         "store": _decode_store(message.store) if message.HasField("store") else None,
+        "groups": tuple(map(decode_group, message.groups)) or (FULL_GROUP,),
     }
     return WorkerCapacity(**_shared(message, WorkerCapacity, message) | own)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import Numerics, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
@@ -86,6 +87,8 @@ class CacheShape:
     max_model_len: int
     prefix_caching: bool = True
     cpu_prefix_cache: bool = True
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+    """Groups of layers, each of which has a block for the same tokens of a sequence."""
 
     @property
     def has_cpu_cache(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, describe_groups
 from signalbox_contract.model import (
     MAX_BLOCKS,
     Adapter,
@@ -61,6 +62,10 @@ CAPACITY = WorkerCapacity(
         ),
     ),
     block_format="simulated, 16",
+    groups=(
+        CacheGroup(layers=(0, 2)),
+        CacheGroup(kind="window", window=512, layers=(1, 3)),
+    ),
     store=StoreCapacity(
         kind="disk",
         read_bytes_per_s=2e9,
@@ -85,6 +90,19 @@ def test_a_capacity_survives_the_wire_without_the_activations() -> None:
     assert decode_capacity(pb.WorkerCapacity.FromString(data)) == CAPACITY
 
 
+def test_a_capacity_without_groups_has_a_full_one() -> None:
+    message = encode_capacity(CAPACITY)
+    message.ClearField("groups")
+    assert decode_capacity(message).groups == (FULL_GROUP,)
+
+
+def test_groups_that_are_alike_are_described_once() -> None:
+    window = CacheGroup(kind="window", window=512, layers=(1, 3))
+    assert describe_groups((CacheGroup(layers=(0, 2)), window, window)) == (
+        "full (2 layers), 2 x window of 512 (2 layers)"
+    )
+
+
 def test_models_differ_in_the_first_field_that_does() -> None:
     assert MODEL.difference(MODEL) is None
     assert MODEL.difference(replace(MODEL, numerics=None)) is None
@@ -96,6 +114,10 @@ def test_models_differ_in_the_first_field_that_does() -> None:
     ("changes", "message"),
     [
         ({"num_gpu_blocks": 0}, "0 blocks of 16 tokens cannot hold a sequence"),
+        ({"groups": (CacheGroup(kind="ring"),)}, "is full or window, not 'ring'"),
+        ({"groups": (CacheGroup(kind="window"),)}, "a window group of layers has a window of 0"),
+        ({"groups": (CacheGroup(window=9),)}, "a full group of layers has a window of 9"),
+        ({"groups": (CacheGroup(),) * 65}, "at most 64 groups"),
         ({"block_size": 0}, "8 blocks of 0 tokens cannot hold a sequence"),
         ({"num_gpu_blocks": MAX_BLOCKS + 1}, "has more than 4194304"),
         ({"num_cpu_blocks": MAX_BLOCKS + 1}, "has more than 4194304"),

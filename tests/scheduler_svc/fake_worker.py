@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
 from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import PoolingModel, Vector
@@ -119,6 +120,7 @@ class FakeWorker:
     """Executes plans in order."""
 
     block_size: int
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     pooling: PoolingModel | None = None
     gpu: dict[int, Block] = field(default_factory=dict)
     cpu: dict[int, Block] = field(default_factory=dict)
@@ -222,26 +224,37 @@ class FakeWorker:
     def _write(self, known: Known, num_new_tokens: int) -> list[int]:
         start = known.num_computed_tokens
         assert start + num_new_tokens <= len(known.token_ids), "computes tokens it does not know"
-        _, value = self._slot(known, start - 1) if start else (0, 0)
+        _, value = self._slot(known, start - 1, 0) if start else (0, 0)
         for position in range(start, start + num_new_tokens):
             token_id = known.token_ids[position]
             value = chain(value, token_id)
-            slots = self.gpu.setdefault(known.block_table[position // self.block_size], {})
-            slots[position % self.block_size] = (token_id, value)
+            for column in range(len(self.groups)):
+                block = self._block(known, position, column)
+                assert block != NO_BLOCK, "a token has no block to be written to"
+                self.gpu.setdefault(block, {})[position % self.block_size] = (token_id, value)
         known.num_computed_tokens += num_new_tokens
         return known.token_ids[start : known.num_computed_tokens]
 
     def _read(self, known: Known) -> list[int]:
-        token_ids, expected_value = [], 0
-        for position in range(known.num_computed_tokens):
-            token_id, value = self._slot(known, position)
+        """Returns the computed tokens, spoilt where a group that the next token sees has others."""
+        token_ids, expected_value, num_computed = [], 0, known.num_computed_tokens
+        for position, token_id in enumerate(known.token_ids[:num_computed]):
             expected_value = chain(expected_value, token_id)
-            token_ids.append(token_id + (0 if value == expected_value else VOCAB_SIZE))
+            seen = {
+                self._slot(known, position, column)
+                for column, group in enumerate(self.groups)
+                if not group.window or position > num_computed - group.window
+            }
+            is_right = seen <= {(token_id, expected_value)}
+            token_ids.append(token_id + (0 if is_right else VOCAB_SIZE))
         return token_ids
 
-    def _slot(self, known: Known, position: int) -> tuple[int, int]:
-        block = self.gpu.get(known.block_table[position // self.block_size], {})
+    def _slot(self, known: Known, position: int, column: int) -> tuple[int, int]:
+        block = self.gpu.get(self._block(known, position, column), {})
         return block.get(position % self.block_size, (VOCAB_SIZE, -1))
+
+    def _block(self, known: Known, position: int, column: int) -> int:
+        return known.block_table[position // self.block_size * len(self.groups) + column]
 
     def _sample(self, seq_id: int, context: list[int], drawn: Drawn) -> None:
         known = self.sequences[seq_id]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.errors import Code
 from signalbox_contract.model import ModelInfo, Numerics, StoreCapacity
 from signalbox_contract.pooling import PoolingModel, PoolingParams, Vector
@@ -22,7 +23,7 @@ from signalbox_scheduler.config import (
     WorkerConfig,
 )
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv.prefix_cache import next_hash, root_hash
+from signalbox_scheduler.kv.prefix_cache import name_in_group, next_hash, root_hash
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -81,6 +82,7 @@ def make_scheduler(
     mode: PreemptionMode = PreemptionMode.SWAP,
     prefix_caching: bool = True,
     cpu_prefix_cache: bool = True,
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,),
     cost: CostModel | None = None,
     grammar_bytes: int = 1 << 30,
     numerics: Numerics | None = None,
@@ -108,6 +110,7 @@ def make_scheduler(
             max_model_len=max_model_len,
             prefix_caching=prefix_caching,
             cpu_prefix_cache=cpu_prefix_cache,
+            groups=groups,
         ),
         preemption_mode=mode,
         eos_token_ids=frozenset({EOS}),
@@ -305,7 +308,7 @@ def retract(loop: Loop, seq: Sequence) -> None:
     loop.scheduler.state.connector.step_answered(loop.now)
 
 
-def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
+def content_of(group: SequenceGroup, *, block_size: int, num_groups: int = 1) -> dict[bytes, Block]:
     """What each block that the group may compute holds, by its hash."""
     content = {}
     for branch in range(group.request.num_sequences):
@@ -317,7 +320,9 @@ def content_of(group: SequenceGroup, *, block_size: int) -> dict[bytes, Block]:
         )
         for end in range(block_size, len(tokens) + 1, block_size):
             block_hash = next_hash(block_hash, tokens[end - block_size : end])
-            content[block_hash] = last_block(tokens[:end], block_size=block_size)
+            for column in range(num_groups):
+                name = name_in_group(block_hash, column)
+                content[name] = last_block(tokens[:end], block_size=block_size)
     return content
 
 
@@ -331,8 +336,8 @@ def make_loop(
     step_s: float = 1.0,
 ) -> Loop:
     """`kept` is what the worker's store has; None is no store."""
-    size = scheduler.blocks.block_size
-    worker = FakeWorker(size, pooling=pooling, loses_copies=loses_copies)
+    size, groups = scheduler.blocks.block_size, scheduler.blocks.groups
+    worker = FakeWorker(size, groups, pooling=pooling, loses_copies=loses_copies)
     if kept is not None:
         worker.store = FakeStore(kept, worker.cpu)
     return Loop(scheduler, worker, depth, step_s=step_s)

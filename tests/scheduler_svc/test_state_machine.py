@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, held
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.updates import FinishReason
@@ -49,6 +50,11 @@ COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
     "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
 }
+WITH_WINDOWS = [
+    (CacheGroup(kind="window", window=6),),
+    (FULL_GROUP, CacheGroup(kind="window", window=5)),
+    (CacheGroup(kind="window", window=9), FULL_GROUP, CacheGroup(kind="window", window=4)),
+]
 MEMORY_STORE = StoreCapacity(kind="memory")
 BOUNDED_STORE = StoreCapacity(kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8)
 ENDINGS = st.builds(
@@ -79,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         endings=st.lists(ENDINGS, min_size=1, max_size=4),
         heeds_cancels=st.booleans(),
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
+        groups=st.sampled_from([(FULL_GROUP,), (FULL_GROUP,), *WITH_WINDOWS]),
         mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
     )
     def start(
@@ -91,6 +98,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.endings, self.heeds_cancels = options.pop("endings"), options.pop("heeds_cancels")
         self.mask_costs = options.pop("mask_costs")
         self.options = options | {"num_stages": max(1, depth - 1)}
+        self.groups_of_layers = options["groups"]
+        self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
+        if self.groups_of_layers in WITH_WINDOWS:
+            self.options["store"] = None
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
         self.step_s = step_s
@@ -168,7 +179,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.groups.append(group)
             self.admission.add(group)
             if beam_search is None:
-                self.content |= content_of(group, block_size=BLOCK_SIZE)
+                num_groups = len(self.groups_of_layers)
+                self.content |= content_of(group, block_size=BLOCK_SIZE, num_groups=num_groups)
             self.has_beams |= beam_search is not None
 
     @rule(
@@ -305,7 +317,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     request = group.request
                     owner = (request.tenant, request.cache_salt, request.adapter)
                     for seq in group.sequences:
-                        for block in seq.block_table:
+                        for block in held(seq.block_table):
                             assert owner_of.setdefault(block, owner) == owner
 
     @invariant()

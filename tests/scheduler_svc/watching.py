@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from signalbox_contract.cache_groups import held
 from signalbox_contract.columns import int32_list, int64_list
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2
@@ -53,13 +54,13 @@ class Shown:
         for seq_id, num_kept, num_blocks in patches:
             self.tables[seq_id][num_kept:] = islice(blocks, num_blocks)
         assert not list(blocks), "blocks of no table"
-        for pool, cached, held in zip((frame.gpu, frame.cpu), self.cached, self.held, strict=True):
+        for pool, cached, owned in zip((frame.gpu, frame.cpu), self.cached, self.held, strict=True):
             cached |= set(int32_list(pool.cached))
             cached -= set(int32_list(pool.uncached))
             for one in pool.held:
-                held[pb.HoldKind.Name(one.kind)] = int32_list(one.blocks)
-            for kind in [kind for kind, blocks in held.items() if not blocks]:
-                del held[kind]
+                owned[pb.HoldKind.Name(one.kind)] = int32_list(one.blocks)
+            for kind in [kind for kind, blocks in owned.items() if not blocks]:
+                del owned[kind]
 
 
 def expected_of(scheduler: Scheduler) -> Shown:
@@ -73,7 +74,7 @@ def expected_of(scheduler: Scheduler) -> Shown:
         )
         for seq in _sequences(scheduler)
     }
-    tables = {seq.seq_id: seq.block_table for seq in _sequences(scheduler)}
+    tables = {seq.seq_id: held(seq.block_table) for seq in _sequences(scheduler)}
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     cached = (set(gpu.cached_blocks), set(cpu.cached_blocks))
     return Shown(sequences, tables, cached, (_held(gpu), _held(cpu)))

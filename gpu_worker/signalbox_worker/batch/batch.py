@@ -31,13 +31,15 @@ class Batch:
     positions: Int64Array
     """[T], index of each token in its sequence."""
     slot_mapping: Int64Array
-    """[T], block * block_size + offset: where each token's K and V go."""
+    """[T], block * block_size + offset: where each token's K and V go; [T, G] of G > 1 groups of
+    layers, in the blocks of each."""
     query_start: Int64Array
     """[B + 1]: sequence i computes tokens query_start[i]:query_start[i + 1]."""
     context_lens: Int64Array
     """[B], tokens of each sequence whose K and V exist after this step."""
     block_tables: Int32Array
-    """[B, max_blocks], padded with 0 past each sequence's blocks."""
+    """[B, max_blocks * G], rows of a block of each group, padded with 0 past each sequence's
+    blocks."""
     rows: SampleRows
     prompt_rows: PromptRows | None = None
     """None if no request asks for log probabilities of the prompt tokens computed here."""

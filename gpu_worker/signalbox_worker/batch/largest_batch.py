@@ -8,26 +8,38 @@ from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutra
 
 
 def largest_batch(
-    *, num_tokens: int, num_seqs: int, max_model_len: int, block_size: int, top_p: float = 1.0
+    *,
+    num_tokens: int,
+    num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+    num_groups: int = 1,
+    top_p: float = 1.0,
 ) -> Batch:
     """The most sequences and tokens in one step, all drawn at random."""
     query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
     rows = _random_rows(query_lens.cumsum() - 1, top_p=top_p)
-    return made_up_batch(query_lens, query_lens, block_size, rows)
+    return made_up_batch(query_lens, query_lens, block_size, rows, num_groups=num_groups)
 
 
 def made_up_batch(
-    query_lens: Int64Array, context_lens: Int64Array, block_size: int, rows: SampleRows
+    query_lens: Int64Array,
+    context_lens: Int64Array,
+    block_size: int,
+    rows: SampleRows,
+    *,
+    num_groups: int = 1,
 ) -> Batch:
     """Returns a batch of these lengths; every block is block 0."""
     query_start = np.concatenate([[0], query_lens.cumsum()])
     first = np.repeat(context_lens - query_lens, query_lens)
     positions = first + np.arange(query_start[-1]) - np.repeat(query_start[:-1], query_lens)
-    max_blocks = -(-int(context_lens.max()) // block_size)
+    max_blocks = -(-int(context_lens.max()) // block_size) * num_groups
+    slots = positions % block_size
     return Batch(
         token_ids=np.zeros(len(positions), dtype=np.int64),
         positions=positions,
-        slot_mapping=positions % block_size,
+        slot_mapping=slots if num_groups == 1 else np.repeat(slots[:, None], num_groups, axis=1),
         query_start=query_start,
         context_lens=context_lens,
         block_tables=np.zeros((len(query_lens), max_blocks), dtype=np.int32),

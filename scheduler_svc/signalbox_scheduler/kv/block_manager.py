@@ -5,10 +5,11 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sized
 from enum import Enum, auto
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import NO_BLOCK, describe_groups, held
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
@@ -62,10 +63,15 @@ class BlockSpaceManager:
 
     def __init__(self, shape: CacheShape, *, costs: CopyCosts) -> None:
         self.block_size = shape.block_size
+        self.groups = shape.groups
+        self.num_groups = len(shape.groups)
+        """Blocks in a row of a table, which are for the same tokens."""
+        self._windows = [(i, group) for i, group in enumerate(shape.groups) if group.window]
         self.sizes = GroupSizes(
             block_size=shape.block_size,
             num_gpu_blocks=shape.num_gpu_blocks,
             max_model_len=shape.max_model_len,
+            groups=shape.groups,
         )
         self.prefix_caching = shape.prefix_caching
         self.cpu_tier = CpuTier(
@@ -84,13 +90,14 @@ class BlockSpaceManager:
         self._num_watermark_blocks = shape.num_watermark_blocks
         self._prefix_cache = PrefixCache(
             block_size=shape.block_size,
+            groups=shape.groups,
             gpu=self.gpu,
             cpu_tier=self.cpu_tier,
             is_on=shape.prefix_caching,
         )
 
     def samples(self, *, cache_dtype: str) -> Iterator[Sample]:
-        num_tokens = self.gpu.num_blocks * self.block_size
+        num_tokens = self.gpu.num_blocks * self.block_size // self.num_groups
         yield gauge(
             "cache_config_info",
             "How a worker's KV cache is set up; always 1.",
@@ -99,7 +106,8 @@ class BlockSpaceManager:
             num_gpu_blocks=str(self.gpu.num_blocks),
             num_cpu_blocks=str(self.cpu.num_blocks),
             kv_cache_size_tokens=str(num_tokens),
-            kv_cache_max_concurrency=f"{num_tokens / self.sizes.max_model_len:.4g}",
+            kv_cache_max_concurrency=f"{self.sizes.num_longest:.4g}",
+            groups=describe_groups(self.groups),
             enable_prefix_caching=str(self.prefix_caching),
             cache_dtype=cache_dtype,
         )
@@ -140,22 +148,26 @@ class BlockSpaceManager:
         return AllocStatus.OK if enough else AllocStatus.LATER
 
     def find_prefix(self, seq: Sequence) -> list[FoundBlock]:
-        """Returns the blocks that hold the sequence's first tokens, all but the last at most.
+        """Returns the first rows of a table for the sequence, for all tokens but the last at most.
 
         None for a prompt that has to be computed whatever is known of it.
         """
         return self._prefix_cache.find(seq)
+
+    def num_tokens(self, entries: Sized) -> int:
+        """Returns the tokens that some rows of a table hold."""
+        return len(entries) // self.num_groups * self.block_size
 
     def private_hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns a name of what a block of the sequence's table holds that nothing may find."""
         return self._prefix_cache.private_hash(seq, index)
 
     def prefix_hashes(self, seq: Sequence, start: int, end: int) -> list[BlockHash]:
-        """Returns the names of what the blocks [start, end) of the sequence's table are to hold."""
-        return [self._prefix_cache.hash(seq, index) for index in range(start, end)]
+        """Returns the names of what the entries [start, end) of its table are to hold."""
+        return [self._prefix_cache.name(seq, index) for index in range(start, end)]
 
     def estimate_prefix(self, seq: Sequence) -> int:
-        """Returns how many of the sequence's leading blocks are here, by looking at a few."""
+        """Returns how many of the sequence's leading rows are here, by looking at a few."""
         return self._prefix_cache.estimate(seq)
 
     def has_room(self, num_blocks: int) -> bool:
@@ -169,27 +181,40 @@ class BlockSpaceManager:
     def start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
         """Gives a sequence its first blocks: those of `prefix`, and new ones for its other tokens.
 
-        The sequence counts the tokens of `prefix` as computed already.
+        The sequence counts the tokens of `prefix` as computed already. The blocks of windows come
+        with the steps that compute their tokens.
         """
         for found in prefix:  # before a new block is taken, which might be one of these
-            if found.is_on_gpu:
-                self.gpu.share(found.block)
-            else:
+            if not found.is_on_gpu:
                 self.cpu_tier.pin([found.block], arriving=False)
+            elif found.block != NO_BLOCK:
+                self.gpu.share(found.block)
         for index, found in enumerate(prefix):
             block = found.block
             if not found.is_on_gpu:
-                block = self.gpu.obtain(self._prefix_cache.hash(seq, index)).block
+                block = self.gpu.obtain(self._prefix_cache.name(seq, index)).block
                 self.copies.add_in([BlockCopy(found.block, block)])
             seq.block_table.append(block)
-        self._prefix_cache.record_shared(seq, len(prefix))
+        num_rows = len(prefix) // self.num_groups
+        self._prefix_cache.record_shared(seq, num_rows)
         if self.records_events and prefix:
-            self._events.append(PrefixFound(seq, len(prefix)))
-        self.append_slots(seq, seq.num_remaining_tokens)
+            self._events.append(PrefixFound(seq, num_rows))
+        for _ in range(num_rows, self.sizes.num_rows(seq.num_tokens)):
+            seq.block_table += [
+                NO_BLOCK if one.window else self.gpu.allocate() for one in self.groups
+            ]
 
     def cache_blocks(self, seq: Sequence) -> None:
-        """Lets whole computed blocks be found; to be called when their tokens are accepted."""
+        """Lets whole computed blocks be found, and frees those behind a window; to be called when
+        their tokens are accepted, since no step computes again what is before them."""
         self._prefix_cache.cache_blocks(seq)
+        for column, group in self._windows:
+            first = group.first_block(seq.num_computed_tokens, block_size=self.block_size)
+            index = (first - 1) * self.num_groups + column
+            while index >= 0 and (block := seq.block_table[index]) != NO_BLOCK:
+                self.gpu.free(block)
+                seq.block_table[index] = NO_BLOCK
+                index -= self.num_groups
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
@@ -206,41 +231,70 @@ class BlockSpaceManager:
 
     def _num_taken(self, seq: Sequence, prefix: list[FoundBlock]) -> int:
         """Blocks that can no longer be had by others once the sequence has started."""
-        num_blocks = self._num_blocks_to_append(seq, seq.num_tokens)
-        in_use = sum(f.is_on_gpu and not self.gpu.is_cached(f.block) for f in prefix)
+        num_rows = self.sizes.num_rows(seq.num_tokens)
+        num_blocks = self.sizes.most_of_sequence(num_rows)
+        in_use = sum(
+            f.is_on_gpu and f.block != NO_BLOCK and not self.gpu.is_cached(f.block) for f in prefix
+        )
         return num_blocks - in_use
 
     def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
         """Says whether the sequence can have the blocks of its next tokens."""
-        wanted = self._num_blocks_to_append(seq, num_new_tokens)
-        if len(seq.block_table) + wanted > self.gpu.num_blocks:
+        wanted = self._num_to_append(seq, num_new_tokens)
+        if len(held(seq.block_table)) + wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
-        wanted += self.is_write_shared(seq)
+        wanted += len(self._shared_writes(seq))
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
 
-    def append_slots(self, seq: Sequence, num_new_tokens: int) -> int | None:
-        """Makes room for the next tokens; returns the block that replaces a shared one, if any."""
-        block = self._unshare(seq)
-        for _ in range(self._num_blocks_to_append(seq, num_new_tokens)):
-            self.append_block(seq)
-        return block
+    def most_new_tokens(self, seq: Sequence, num_new_tokens: int) -> int:
+        """Returns how many of its next tokens a sequence can have the blocks of now."""
+        if not self._windows:  # it has all since it started
+            return num_new_tokens
+        wanted = self._num_to_append(seq, num_new_tokens)
+        while num_new_tokens and wanted > self.gpu.num_free:
+            over = -(-(wanted - self.gpu.num_free) // len(self._windows)) * self.block_size
+            num_new_tokens = max(0, num_new_tokens - over)
+            wanted = self._num_to_append(seq, num_new_tokens)
+        return num_new_tokens
 
-    def _num_blocks_to_append(self, seq: Sequence, num_new_tokens: int) -> int:
-        num_tokens = seq.num_planned_tokens + num_new_tokens
-        return max(self.sizes.num_blocks(num_tokens) - len(seq.block_table), 0)
+    def append_slots(self, seq: Sequence, num_new_tokens: int) -> range:
+        """Makes room for the next tokens; returns the entries that it replaces in the table."""
+        start = len(seq.block_table)
+        changed = self._unshare(seq) + self._missing(seq, num_new_tokens)
+        for index in changed:
+            if seq.block_table[index] == NO_BLOCK:
+                seq.block_table[index] = self.gpu.allocate()
+        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
+        seq.block_table += [self.gpu.allocate() for _ in range(start, end)]
+        return range(min(changed), max(changed) + 1) if changed else range(0)
 
-    def append_block(self, seq: Sequence) -> int:
-        """Adds a GPU block to the sequence's table and returns it; ask `gpu.num_free` first."""
-        block = self.gpu.allocate()
-        seq.block_table.append(block)
-        return block
+    def _num_to_append(self, seq: Sequence, num_new_tokens: int) -> int:
+        """Returns the blocks that a sequence lacks for its next tokens."""
+        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
+        return max(end - len(seq.block_table), 0) + len(self._missing(seq, num_new_tokens))
+
+    def _missing(self, seq: Sequence, num_new_tokens: int) -> list[int]:
+        """Returns the entries of the next tokens that are in the table and have no block yet."""
+        if not self._windows:
+            return []
+        start = seq.num_planned_tokens // self.block_size * self.num_groups
+        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
+        entries = range(start, min(end, len(seq.block_table)))
+        return [index for index in entries if seq.block_table[index] == NO_BLOCK]
+
+    def append_row(self, seq: Sequence) -> list[int]:
+        """Adds a GPU block of each group to the sequence's table and returns them; ask
+        `gpu.num_free` first."""
+        blocks = [self.gpu.allocate() for _ in range(self.num_groups)]
+        seq.block_table += blocks
+        return blocks
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets a new branch share all blocks of its parent."""
         child.block_table = list(parent.block_table)
         child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
         child.num_cached_blocks = parent.num_cached_blocks
-        for block in child.block_table:
+        for block in held(child.block_table):
             self.gpu.share(block)
 
     def free(self, seq: Sequence) -> None:
@@ -248,28 +302,28 @@ class BlockSpaceManager:
         if self.records_events and seq.is_finished:
             self._events.append(SequenceFreed(seq, seq.num_cached_blocks))
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
-        pool.free_chain(seq.block_table)
+        pool.free_chain(held(seq.block_table))
         seq.block_table = []
         seq.num_cached_blocks = 0
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
-        return len({block for seq in group.unfinished for block in seq.block_table})
+        return len({block for seq in group.unfinished for block in held(seq.block_table)})
 
     def distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
         """Returns each GPU block of the group once, and the hash of what it holds if that is
         public."""
-        return distinct_blocks(group, self.gpu, block_size=self.block_size)
+        return distinct_blocks(group, self.gpu, self._prefix_cache)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
         hashes = self.distinct_blocks(group).values()
         return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
 
     def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
-        """Says whether the group's blocks fit on the GPU, with one more for each sequence."""
-        blocks = distinct_blocks(group, self.cpu, block_size=self.block_size)
+        """Says whether the group's blocks fit on the GPU, with a row more for each sequence."""
+        blocks = distinct_blocks(group, self.cpu, self._prefix_cache)
         hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
-        grown = len(hashes) + len(group.unfinished)
+        grown = len(hashes) + len(group.unfinished) * self.num_groups
         wanted = min(grown, max(len(hashes), self.sizes.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
@@ -284,7 +338,7 @@ class BlockSpaceManager:
             group,
             self.gpu,
             self.cpu,
-            block_size=self.block_size,
+            self._prefix_cache,
             finds=self.cpu_tier.is_cache,
         )
         self.copies.add_out(copies)
@@ -292,7 +346,7 @@ class BlockSpaceManager:
 
     def swap_in(self, group: SequenceGroup) -> None:
         """Moves the group's blocks back to the GPU."""
-        copies, left = move(group, self.cpu, self.gpu, block_size=self.block_size, finds=True)
+        copies, left = move(group, self.cpu, self.gpu, self._prefix_cache, finds=True)
         self.cpu_tier.unpin_after_step(Hold(self.cpu, left))
         self.copies.add_in(copies)
 
@@ -320,7 +374,8 @@ class BlockSpaceManager:
         for group in groups:
             for seq in group.unfinished:
                 pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
-                for block in seq.block_table[: seq.num_cached_blocks]:  # other blocks had the hash
+                # Other blocks had the hash.
+                for block in held(seq.block_table[: seq.num_cached_blocks * self.num_groups]):
                     pool.retract(block)
 
     def take_over(
@@ -344,30 +399,45 @@ class BlockSpaceManager:
         on_gpu: Counter[int] = Counter()
         on_cpu: Counter[int] = Counter()
         for seq in sequences:
-            (on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu).update(seq.block_table)
-            assert seq.num_cached_blocks <= len(seq.block_table), seq.seq_id
+            blocks = on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu
+            blocks.update(held(seq.block_table))
+            assert seq.num_cached_blocks * self.num_groups <= len(seq.block_table), seq.seq_id
+            self._check_windows(seq)
         self.gpu.check(on_gpu)
         self.cpu.check(on_cpu)
 
+    def _check_windows(self, seq: Sequence) -> None:
+        """Asserts that a sequence has all blocks that its next token sees, and none behind them."""
+        if seq.decode_index >= 0 or not seq.block_table:
+            return  # the decode batch has its counters
+        num_rows = self.sizes.num_rows(seq.num_planned_tokens)
+        for column, group in enumerate(self.groups):
+            first = group.first_block(seq.num_computed_tokens, block_size=self.block_size)
+            entries = seq.block_table[column :: self.num_groups]
+            assert not held(entries[:first]) or not group.window, f"{seq.seq_id}: behind the window"
+            assert NO_BLOCK not in entries[first:num_rows], f"{seq.seq_id}: a block is missing"
+
     def is_write_shared(self, seq: Sequence) -> bool:
         """Says whether the next token goes to a block that another sequence reads."""
-        return self._shared_write_index(seq) is not None
+        return bool(self._shared_writes(seq))
 
-    def _shared_write_index(self, seq: Sequence) -> int | None:
-        """Returns the index of the next token's block if another sequence reads that block."""
-        index = seq.num_planned_tokens // self.block_size
-        if index < len(seq.block_table) and self.gpu.is_shared(seq.block_table[index]):
-            return index
-        return None
+    def _shared_writes(self, seq: Sequence) -> list[int]:
+        """Returns the entries of the next token's blocks that another sequence reads."""
+        start = seq.num_planned_tokens // self.block_size * self.num_groups
+        row = seq.block_table[start : start + self.num_groups]
+        return [
+            index
+            for index, block in enumerate(row, start)
+            if block != NO_BLOCK and self.gpu.is_shared(block)
+        ]
 
-    def _unshare(self, seq: Sequence) -> int | None:
-        index = self._shared_write_index(seq)
-        if index is None:
-            return None
-        copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
-        if self.gpu.is_private(copy.src):
-            self.gpu.retract(copy.dst)
-        self.gpu.free(copy.src)
-        seq.block_table[index] = copy.dst
-        self.copies.add_within(copy)
-        return copy.dst
+    def _unshare(self, seq: Sequence) -> list[int]:
+        shared = self._shared_writes(seq)
+        for index in shared:
+            copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
+            if self.gpu.is_private(copy.src):
+                self.gpu.retract(copy.dst)
+            self.gpu.free(copy.src)
+            seq.block_table[index] = copy.dst
+            self.copies.add_within(copy)
+        return shared

@@ -5,8 +5,10 @@ What the other pool holds already, by its hash, is shared and not copied.
 
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import NO_BLOCK, held
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
-from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
+from signalbox_scheduler.kv.prefix_cache import PrefixCache
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 
 class GroupMove(NamedTuple):
@@ -17,13 +19,14 @@ class GroupMove(NamedTuple):
 
 
 def distinct_blocks(
-    group: SequenceGroup, pool: BlockAllocator, *, block_size: int
+    group: SequenceGroup, pool: BlockAllocator, prefix_cache: PrefixCache
 ) -> dict[int, BlockHash | None]:
     """Returns each block of the group once, and the hash of what it holds if that is public."""
     return {
-        block: _public_hash(seq, index, pool, block_size)
+        block: prefix_cache.public_hash(seq, index, pool)
         for seq in group.unfinished
         for index, block in enumerate(seq.block_table)
+        if block != NO_BLOCK
     }
 
 
@@ -31,8 +34,8 @@ def move(
     group: SequenceGroup,
     source: BlockAllocator,
     target: BlockAllocator,
+    prefix_cache: PrefixCache,
     *,
-    block_size: int,
     finds: bool,
 ) -> GroupMove:
     """Gives the group blocks of another pool; `finds` those that hold its tokens already."""
@@ -40,12 +43,14 @@ def move(
     copies: list[BlockCopy] = []
     left: list[int] = []
     for seq in group.unfinished:
-        left += seq.block_table
+        left += held(seq.block_table)
         for index, block in enumerate(seq.block_table):
+            if block == NO_BLOCK:
+                continue
             if block in moved:
                 target.share(moved[block])
             else:
-                block_hash = _public_hash(seq, index, source, block_size)
+                block_hash = prefix_cache.public_hash(seq, index, source)
                 obtained = target.obtain(block_hash if finds else None)
                 moved[block] = obtained.block
                 if source.is_private(block):
@@ -54,10 +59,3 @@ def move(
                     copies.append(BlockCopy(block, obtained.block))
             seq.block_table[index] = moved[block]
     return GroupMove(copies, left)
-
-
-def _public_hash(
-    seq: Sequence, index: int, pool: BlockAllocator, block_size: int
-) -> BlockHash | None:
-    is_public = index < seq.num_cached_blocks and not pool.is_private(seq.block_table[index])
-    return seq.block_hashes[block_size][index] if is_public else None

@@ -8,9 +8,12 @@ tenant, cache salt and adapter: requests that differ in one of them find nothing
 import bisect
 import hashlib
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from functools import cache, partial
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, held
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.cpu_tier import CpuTier
@@ -35,6 +38,11 @@ def next_hash(previous: BlockHash, token_ids: Tokens[int]) -> BlockHash:
     return hasher.digest()
 
 
+def name_in_group(block_hash: BlockHash, column: int) -> BlockHash:
+    """Returns the name of what a block of the group of layers in this column of tables holds."""
+    return block_hash[:-1] + bytes((block_hash[-1] ^ column,)) if column else block_hash
+
+
 class FoundBlock(NamedTuple):
     """A block that holds tokens that a sequence needs, on the GPU or, to be copied, on the CPU."""
 
@@ -42,22 +50,42 @@ class FoundBlock(NamedTuple):
     is_on_gpu: bool = True
 
 
+NOT_NEEDED = FoundBlock(NO_BLOCK)
+"""An entry behind a window."""
+
+
 class PrefixCache:
     """Finds blocks of both pools by what they hold, in use or not."""
 
     def __init__(
-        self, *, block_size: int, gpu: BlockAllocator, cpu_tier: CpuTier, is_on: bool
+        self,
+        *,
+        block_size: int,
+        groups: tuple[CacheGroup, ...],
+        gpu: BlockAllocator,
+        cpu_tier: CpuTier,
+        is_on: bool,
     ) -> None:
         self._block_size = block_size
+        self._groups = groups
+        self._width = len(groups)
+        self._windows = [(i, group) for i, group in enumerate(groups) if group.window]
+        full = (column for column, group in enumerate(groups) if not group.window)
+        self._full_column = next(full, None)
         self._gpu = gpu
         self._cpu_tier = cpu_tier
         self._is_on = is_on
 
     def find(self, seq: Sequence) -> list[FoundBlock]:
-        """Returns the blocks that hold the sequence's first tokens, all but the last at most."""
+        """Returns the first rows of a table for the sequence, for all tokens but the last at most.
+
+        They end where each group has what the next token sees.
+        """
         prefix: list[FoundBlock] = []
         if not self._is_on or seq.group.wants_prompt_logprobs:
             return prefix
+        if self._width > 1 or self._windows:
+            return self._find_rows(seq)
         for index in range((seq.num_tokens - 1) // self._block_size):
             found = self._find(self.hash(seq, index))
             if found is None:
@@ -65,13 +93,53 @@ class PrefixCache:
             prefix.append(found)
         return prefix
 
-    def estimate(self, seq: Sequence) -> int:
-        """Returns how many of the sequence's leading blocks are here, by looking at a few.
+    def _find_rows(self, seq: Sequence) -> list[FoundBlock]:
+        @cache
+        def found(column: int, row: int) -> FoundBlock | None:
+            return self._find(name_in_group(self.hash(seq, row), column))
 
-        A block is rarely here without those before it, as they are freed in that order.
+        num_rows = (seq.num_tokens - 1) // self._block_size
+        for column, group in enumerate(self._groups):
+            if not group.window:
+                rows = range(num_rows)
+                num_rows = next((row for row in rows if found(column, row) is None), num_rows)
+        before = -1
+        while num_rows != before:
+            before = num_rows
+            for column, group in self._windows:
+                num_rows = self._end_in_window(group, num_rows, partial(found, column))
+        firsts = [
+            group.first_block(num_rows * self._block_size, block_size=self._block_size)
+            for group in self._groups
+        ]
+        return [
+            found(column, row) or NOT_NEEDED if row >= first else NOT_NEEDED
+            for row in range(num_rows)
+            for column, first in enumerate(firsts)
+        ]
+
+    def _end_in_window(
+        self, group: CacheGroup, end: int, found: Callable[[int], FoundBlock | None]
+    ) -> int:
+        """Returns the last row, up to `end`, before which a window's rows are found."""
+        while end:
+            first = group.first_block(end * self._block_size, block_size=self._block_size)
+            missing = (row for row in reversed(range(first, end)) if found(row) is None)
+            if (gap := next(missing, None)) is None:
+                return end
+            end = gap
+        return 0
+
+    def estimate(self, seq: Sequence) -> int:
+        """Returns how many of the sequence's leading rows are here, by looking at a few.
+
+        A block is rarely here without those before it, as they are freed in that order, unless all
+        groups have windows.
         """
         if not self._is_on or seq.group.wants_prompt_logprobs:
             return 0
+        if self._full_column is None:
+            return len(self.find(seq)) // self._width
         bound, most = 1, (seq.num_tokens - 1) // self._block_size
         while bound <= most and self._is_found(seq, bound - 1):
             bound *= 2
@@ -79,8 +147,8 @@ class PrefixCache:
             range(min(bound, most)), True, key=lambda index: not self._is_found(seq, index)
         )
 
-    def _is_found(self, seq: Sequence, index: int) -> bool:
-        return self._find(self.hash(seq, index)) is not None
+    def _is_found(self, seq: Sequence, row: int) -> bool:
+        return self._find(name_in_group(self.hash(seq, row), self._full_column or 0)) is not None
 
     def _find(self, block_hash: BlockHash) -> FoundBlock | None:
         block = self._gpu.find(block_hash)
@@ -89,27 +157,42 @@ class PrefixCache:
         block = self._cpu_tier.find(block_hash)
         return None if block is None else FoundBlock(block, is_on_gpu=False)
 
-    def record_shared(self, seq: Sequence, num_blocks: int) -> None:
-        """Takes the first blocks of a sequence as public: others hold them too, or did."""
-        if self._is_on and num_blocks:
-            self.hash(seq, num_blocks - 1)
-            seq.num_cached_blocks = num_blocks
+    def record_shared(self, seq: Sequence, num_rows: int) -> None:
+        """Takes the first rows of a sequence as public: others hold them too, or did."""
+        if self._is_on and num_rows:
+            self.hash(seq, num_rows - 1)
+            seq.num_cached_blocks = num_rows
 
     def cache_blocks(self, seq: Sequence) -> None:
         """Lets whole computed blocks be found; to be called when their tokens are accepted."""
         if not self._is_on:
             return
-        num_whole_blocks = seq.num_computed_tokens // self._block_size
-        for index in range(seq.num_cached_blocks, num_whole_blocks):
-            self._gpu.cache_block(seq.block_table[index], self.hash(seq, index))
-        seq.num_cached_blocks = num_whole_blocks
+        num_whole_rows = seq.num_computed_tokens // self._block_size
+        width, table = self._width, seq.block_table
+        for index in range(seq.num_cached_blocks * width, num_whole_rows * width):
+            if table[index] != NO_BLOCK:
+                self._gpu.cache_block(table[index], self.name(seq, index))
+        seq.num_cached_blocks = num_whole_rows
+
+    def name(self, seq: Sequence, index: int) -> BlockHash:
+        """Returns the name of what a whole block of the sequence's table is to hold."""
+        row, column = divmod(index, self._width)
+        return name_in_group(self.hash(seq, row), column)
+
+    def public_hash(self, seq: Sequence, index: int, pool: BlockAllocator) -> BlockHash | None:
+        """Returns the name of a block of the sequence's table, in either pool, if it is found by
+        it."""
+        is_public = index < seq.num_cached_blocks * self._width
+        if not is_public or pool.is_private(seq.block_table[index]):
+            return None
+        return self.name(seq, index)
 
     def retract(self, seq: Sequence) -> list[BlockHash]:
         """Keeps the blocks of a sequence that went wrong, and copies of them, from being found.
 
         Returns the hashes by which they could be.
         """
-        hashes = [found for block in seq.block_table if (found := self._gpu.retract(block))]
+        hashes = [found for block in held(seq.block_table) if (found := self._gpu.retract(block))]
         for block_hash in hashes:
             self._cpu_tier.forget(block_hash)
         return hashes
@@ -125,14 +208,15 @@ class PrefixCache:
         packed = array("q", [seq.seq_id, *tokens]).tobytes()
         return hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"part").digest()
 
-    def hash(self, seq: Sequence, index: int) -> BlockHash:
-        """Returns the name of what a whole block of the sequence's table is to hold."""
+    def hash(self, seq: Sequence, row: int) -> BlockHash:
+        """Returns the name of the tokens of a whole row of the sequence's table, and of all before
+        them."""
         hashes = seq.block_hashes.setdefault(self._block_size, [])
-        while len(hashes) <= index:
+        while len(hashes) <= row:
             start = len(hashes) * self._block_size
             previous = hashes[-1] if hashes else _root_hash(seq.group)
             hashes.append(next_hash(previous, seq.tokens(start, start + self._block_size)))
-        return hashes[index]
+        return hashes[row]
 
 
 def _root_hash(group: SequenceGroup) -> BlockHash:

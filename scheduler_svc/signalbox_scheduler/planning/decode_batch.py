@@ -167,26 +167,26 @@ class DecodeBatch:
 
     def _pass_boundaries(self, plan: StepPlan) -> bool:
         """Appends blocks, and drops those that have no tokens left; False if blocks are short."""
-        size = self._blocks.block_size
+        size, num_groups = self._blocks.block_size, self._blocks.num_groups
         ends: list[Sequence] = []
         needy: list[Sequence] = []
         for seq, planned in self._reached.items():
             if planned == _last(seq):
                 ends.append(seq)
-            elif planned == len(seq.block_table) * size:
+            elif planned * num_groups == len(seq.block_table) * size:
                 needy.append(seq)
-        if len(needy) > self._blocks.gpu.num_free:
+        if len(needy) * num_groups > self._blocks.gpu.num_free:
             return False
         for seq in needy:
-            self._append_block(plan, seq)
+            self._append_row(plan, seq)
         self._stop_growing(sorted(ends, key=_row))
         self._reached = {}
         return True
 
-    def _append_block(self, plan: StepPlan, seq: Sequence) -> None:
-        block = self._blocks.append_block(seq)
-        plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, (block,)))
-        seq.num_sent_blocks += 1
+    def _append_row(self, plan: StepPlan, seq: Sequence) -> None:
+        row = self._blocks.append_row(seq)
+        plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, row))
+        seq.num_sent_blocks += len(row)
 
     def _await(self, seq: Sequence, planned: int) -> None:
         """Notes with which plan a sequence reaches its next boundary, if it has one."""
@@ -253,14 +253,14 @@ class DecodeBatch:
         assert self._growing == sorted(self._growing, key=_row)
         assert self._flows == Counter(seq.group.flow for seq in self.seqs)
         assert self._stop_token_ids == Counter(_stop_token_ids(self.seqs))
-        size, at_end = self._blocks.block_size, []
+        size, num_groups, at_end = self._blocks.block_size, self._blocks.num_groups, []
         for seq in self.seqs:
             assert seq.group.is_in_decode_batch
-            planned, room = self._num_planned(seq), len(seq.block_table) * size
+            planned, room = self._num_planned(seq), len(seq.block_table) // num_groups * size
             assert self._num_computed(seq) <= planned <= min(room, _last(seq))
-            index = planned // size
-            is_next = index == len(seq.block_table)
-            assert is_next or not self._blocks.gpu.is_shared(seq.block_table[index])
+            index = planned // size * num_groups
+            row = seq.block_table[index : index + num_groups]
+            assert not any(map(self._blocks.gpu.is_shared, row))
             assert planned == _last(seq) or seq in self._growing
             at_end += [seq] if planned == _last(seq) else []
         self._check_due(set(at_end))
@@ -276,8 +276,7 @@ class DecodeBatch:
         in_need = [
             seq
             for seq in self._growing
-            if seq in at_end
-            or self._num_planned(seq) == len(seq.block_table) * self._blocks.block_size
+            if seq in at_end or self._num_planned(seq) == self._blocks.num_tokens(seq.block_table)
         ]
         assert set(in_need) <= self._reached.keys() <= set(self.seqs)
         for seq, planned in self._reached.items():

@@ -231,7 +231,7 @@ class Planner:
 
     def _add_prefills(self, plan: StepPlan) -> None:
         """Spends what the decodes left on prompts, in chunks."""
-        for group in self._queues.running:
+        for group in list(self._queues.running):  # the last of them may cease to run meanwhile
             if group.is_in_decode_batch or group in plan.deferred_victims or not plan.takes(group):
                 continue
             for seq in group.sequences:
@@ -262,6 +262,10 @@ class Planner:
         num_new_tokens = seq.num_remaining_tokens
         if self._limits.cuts_prompts:
             num_new_tokens = min(num_new_tokens, plan.token_budget)
+        num_new_tokens = self._with_blocks(plan, seq, num_new_tokens)
+        if not num_new_tokens:
+            return
+        self._worker_state.append_slots(plan, seq, num_new_tokens)
         self._worker_state.add(plan, seq, num_new_tokens)
         seq.group.timeline.add(
             EventKind.PREFILL,
@@ -270,6 +274,16 @@ class Planner:
             num_tokens=num_new_tokens,
             num_cached_tokens=num_cached_tokens,
         )
+
+    def _with_blocks(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> int:
+        """Returns how many of a prompt's next tokens there are blocks of windows for.
+
+        Groups behind it yield if there are none; without such groups it waits.
+        """
+        while not (most := self._blocks.most_new_tokens(seq, num_new_tokens)):
+            if not self._preemption.preempt_behind(seq.group, plan, plan.planned_at):
+                break
+        return most
 
     def _start_sibling(self, plan: StepPlan, seq: Sequence) -> bool:
         """Lets a branch that is recomputed share what a sibling, or the cache, has of it."""
@@ -283,10 +297,10 @@ class Planner:
         return True
 
     def _start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
-        seq.num_computed_tokens = len(prefix) * self._blocks.block_size
+        seq.num_computed_tokens = self._blocks.num_tokens(prefix)
         self._blocks.start(seq, prefix)
-        num_fetched = sum(not found.is_on_gpu for found in prefix)
-        self.num_cpu_prefix_hits += num_fetched * self._blocks.block_size
+        num_fetched = self._blocks.num_tokens([one for one in prefix if not one.is_on_gpu])
+        self.num_cpu_prefix_hits += num_fetched
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens

@@ -44,10 +44,10 @@ class WorkerState:
     def append_slots(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""
         self._split_off(plan, seq)
-        index = seq.num_planned_tokens // self._blocks.block_size
-        block = self._blocks.append_slots(seq, num_new_tokens)
-        if block is not None and seq.is_on_worker:
-            plan.patches.append(TablePatch(seq.seq_id, index, (block,)))
+        replaced = self._blocks.append_slots(seq, num_new_tokens)
+        if replaced and seq.is_on_worker and replaced.start < seq.num_sent_blocks:
+            entries = seq.block_table[replaced.start : replaced.stop]
+            plan.patches.append(TablePatch(seq.seq_id, replaced.start, entries))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets the next plan split `child` off, if it holds the child; else it is sent in full."""

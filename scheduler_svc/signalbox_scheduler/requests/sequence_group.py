@@ -60,12 +60,14 @@ class Sequence:
     num_inflight_samples: int = 0
     """Number of those steps that draw a token."""
     block_table: list[int] = field(default_factory=list)
-    """Written by BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
+    """Rows of a block of each group of layers, for block_size tokens each. Written by
+    BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict, repr=False)
-    """Hashes of the first whole blocks, as many as were needed; by block size, which differs
-    between workers."""
+    """Hashes of the first whole rows, as many as were needed; by block size, which differs between
+    workers."""
     num_cached_blocks: int = 0
-    """Leading blocks that may be found by their hashes, unless their pool has them as private."""
+    """Leading rows whose blocks may be found by their hashes, unless their pool has them as
+    private."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
     decode_index: int = -1

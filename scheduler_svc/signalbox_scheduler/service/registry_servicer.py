@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from signalbox_contract.cache_groups import describe_groups
 from signalbox_contract.description_bounds import check_description
 from signalbox_contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from signalbox_contract.model import ModelInfo, WorkerCapacity
@@ -304,7 +305,7 @@ def _check_tokenizer(model: ModelInfo, files: dict[str, bytes]) -> None:
 
 _JOINED = (
     "worker joined: %(worker)s, KV cache of %(kv_cache_tokens)d tokens and swap space of"
-    " %(swap_space_tokens)d in blocks of %(block_size)d, steps of at most"
+    " %(swap_space_tokens)d in blocks of %(block_size)d (%(groups)s), steps of at most"
     " %(max_num_seqs)d sequences and %(max_num_batched_tokens)d tokens; %(numerics)s"
 )
 
@@ -320,9 +321,10 @@ def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
     numerics = scheduler.planner.numerics_changes.numerics
     return {
         "worker": scheduler.worker_name,
-        "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size,
-        "swap_space_tokens": blocks.cpu.num_blocks * blocks.block_size,
+        "kv_cache_tokens": blocks.gpu.num_blocks * blocks.block_size // blocks.num_groups,
+        "swap_space_tokens": blocks.cpu.num_blocks * blocks.block_size // blocks.num_groups,
         "block_size": blocks.block_size,
+        "groups": describe_groups(blocks.groups),
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "numerics": str(numerics or "numerics unknown"),

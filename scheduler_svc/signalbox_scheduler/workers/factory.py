@@ -68,6 +68,7 @@ def make_scheduler(
             max_model_len=model.max_model_len,
             prefix_caching=config.prefix_caching and not reads_all_tokens,
             cpu_prefix_cache=config.cpu_prefix_cache,
+            groups=capacity.groups,
         ),
         identity=replace(identity, kv_format=_kv_format(model, capacity)),
         preemption_mode=config.preemption_mode,
@@ -88,7 +89,8 @@ def make_scheduler(
 
 def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
     """Returns what workers have in common that read each other's blocks; empty if it has none."""
-    if not capacity.block_format:
+    has_windows = any(group.window for group in capacity.groups)
+    if has_windows or not capacity.block_format:  # transfers know no rows of blocks
         return ""
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
     return f"{capacity.block_format}, {sizes}, {model.numerics}"

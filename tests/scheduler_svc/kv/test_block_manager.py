@@ -116,7 +116,7 @@ def test_append_counts_blocks_and_says_never(
         blocks.gpu.allocate()
     assert blocks.can_append_slots(seq, num_new_tokens) is status
     if status is AllocStatus.OK:
-        assert blocks.append_slots(seq, num_new_tokens) is None
+        assert not blocks.append_slots(seq, num_new_tokens)
         assert len(seq.block_table) == num_blocks
 
 
@@ -128,8 +128,8 @@ def test_a_shared_block_is_copied_and_needs_room_for_the_copy() -> None:
     assert blocks.can_append_slots(first, 1) is AllocStatus.LATER
     blocks.gpu.free(other)
     assert blocks.can_append_slots(first, 1) is AllocStatus.OK
-    assert blocks.append_slots(first, 1) == first.block_table[0]
-    assert blocks.append_slots(second, 1) is None  # no sequence reads it any more
+    assert blocks.append_slots(first, 1) == range(1)
+    assert not blocks.append_slots(second, 1)  # no sequence reads it any more
     copy = BlockCopy(second.block_table[0], first.block_table[0])
     assert copies_of(blocks.copies.finish_plan().copy) == [copy]
     blocks.check(group.sequences)

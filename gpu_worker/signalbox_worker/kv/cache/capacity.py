@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import StoreCapacity, WorkerCapacity
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.largest_batch import largest_batch
@@ -71,6 +72,13 @@ class Footprint:
     """Bytes that graphs will take, which are not there yet."""
     adapters_bytes: int = 0
     """Bytes that are reserved for adapters, less those of adapters that are loaded."""
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+    """Groups of layers, each of which has blocks of `block_bytes`."""
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of the longest sequence, none behind a window freed."""
+        return -(-self.max_model_len // self.block_size) * len(self.groups)
 
 
 def measure_capacity(
@@ -97,7 +105,7 @@ def measure_capacity(
         share=share,
         others_bytes=model.others_bytes,
     )
-    useful = cache_config.max_num_seqs * -(-model.max_model_len // model.block_size)
+    useful = cache_config.max_num_seqs * model.most_blocks
     capacity = WorkerCapacity(
         block_size=model.block_size,
         num_gpu_blocks=min(budget // model.block_bytes, useful),
@@ -113,6 +121,7 @@ def measure_capacity(
         tensor_parallel_size=share.tensor_parallel_size,
         pipeline_parallel_size=share.pipeline_parallel_size,
         store=store,
+        groups=model.groups,
     )
     if store is not None and not capacity.num_cpu_blocks:
         raise MemoryError(
@@ -142,6 +151,7 @@ def _measure_step(
         num_seqs=num_seqs,
         max_model_len=model.max_model_len,
         block_size=model.block_size,
+        num_groups=len(model.groups),
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
         top_p=1.0 if device.type == "cpu" else 0.9,
     )

@@ -137,7 +137,7 @@ def _check_running(
 ) -> None:
     end = state["num_computed"] + num_new
     known = np.minimum(state["num_tokens"], limits.model.max_model_len)
-    room = num_blocks * limits.capacity.block_size
+    room = num_blocks // limits.num_groups * limits.capacity.block_size
     if not (end > np.minimum(known, room)).any():
         return
     if (end > known).any():
@@ -167,9 +167,9 @@ def _find_draws(state: NDArray[Any], num_new: Int64Array) -> tuple[Int64Array, I
     return drawers, state["branch"][drawers] + offsets(num_draws)
 
 
-def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batch:
+def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch:
     """Returns the batch that a runner computes."""
-    num_new, size = planned.num_new, block_size
+    num_new, size = planned.num_new, limits.capacity.block_size
     computed = np.ascontiguousarray(planned.state["num_computed"])
     query_start = np.zeros(len(num_new) + 1, dtype=np.int64)
     np.cumsum(num_new, out=query_start[1:])
@@ -177,7 +177,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
     if query_start[-1] > len(num_new):
         token_rows = np.repeat(token_rows, num_new)
         positions = np.repeat(computed, num_new) + offsets(num_new)
-    blocks = rows.block_tables[token_rows, positions // size].astype(np.int64)
+    slots = _slots(rows.block_tables, token_rows, positions, size, limits.num_groups)
     context_lens = computed + num_new
     token_ids, fed_from = _tokens(rows.tokens[token_rows, positions].astype(np.int64))
     prompt_rows = None
@@ -185,12 +185,12 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         prompt_rows = prompt_logprobs.rows_of(
             planned.state, planned.rows, num_new, rows=rows, query_start=query_start
         )
-    width = -(-int(context_lens.max(initial=0)) // size)
+    width = -(-int(context_lens.max(initial=0)) // size) * limits.num_groups
     draws, add_rules = _sample_rows(planned, rows, query_start)
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=blocks * size + positions % size,
+        slot_mapping=slots,
         query_start=query_start,
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
@@ -202,6 +202,17 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, block_size: int) -> Batc
         token_types=pooled_prompts.token_types(planned.state, num_new, positions),
         pooling=planned.pooling,
     )
+
+
+def _slots(
+    tables: Int32Array, rows: Int64Array, positions: Int64Array, size: int, num_groups: int
+) -> Int64Array:
+    """Returns the slots of tokens as a `Batch` has them."""
+    if num_groups == 1:
+        return tables[rows, positions // size].astype(np.int64) * size + positions % size
+    entries = (positions // size * num_groups)[:, None] + np.arange(num_groups)
+    blocks = tables[rows[:, None], entries].astype(np.int64)
+    return blocks * size + (positions % size)[:, None]
 
 
 def _adapters(planned: PlannedBatch, query_start: Int64Array) -> Int32Array | None:

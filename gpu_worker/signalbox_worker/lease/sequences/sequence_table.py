@@ -115,7 +115,7 @@ class SequenceTable:
         )
         if staged is not None:
             self._commit(staged)
-        batch = batch_builder.build(planned, rows, block_size=limits.capacity.block_size)
+        batch = batch_builder.build(planned, rows, limits=limits)
         planned.prompt_rows = batch.prompt_rows
         self._planned = planned
         return batch

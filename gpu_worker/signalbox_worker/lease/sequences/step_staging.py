@@ -108,7 +108,7 @@ class StagedStep:
         seq_ids = [patch.seq_id for patch in patches]
         rows = find_rows(self.row_of, seq_ids, "block_table_patches.seq_ids")
         blocks = np.fromiter(chain.from_iterable(patch.blocks for patch in patches), dtype=np.int64)
-        check_range("block_table_patches.blocks", blocks, self.limits.num_gpu_blocks)
+        self.limits.check_blocks("block_table_patches.blocks", blocks)
         ends = self._table_ends(rows.tolist(), patches)
         self.num_blocks[list(ends)] = list(ends.values())
         firsts = np.array([patch.first_index for patch in patches], dtype=np.int64)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.sampling_params import find_fault
@@ -28,9 +29,19 @@ class Limits:
     """Slots of the adapters that are loaded, by SHA-256."""
 
     @property
+    def num_groups(self) -> int:
+        """Blocks in a row of a table."""
+        return len(self.capacity.groups)
+
+    @property
     def max_blocks(self) -> int:
-        """Blocks of the longest sequence."""
-        return -(-self.model.max_model_len // self.capacity.block_size)
+        """Entries of the table of the longest sequence."""
+        return -(-self.model.max_model_len // self.capacity.block_size) * self.num_groups
+
+    def check_blocks(self, field: str, blocks: NDArray[np.integer] | Sequence[int]) -> None:
+        """Checks that entries of a table are blocks, or none where a window may keep none."""
+        has_windows = any(group.window for group in self.capacity.groups)
+        check_range(field, blocks, self.num_gpu_blocks, lowest=NO_BLOCK if has_windows else 0)
 
     def most_tokens(self, num_seqs: int) -> int:
         """Returns the most tokens of a step: a sequence alone may be as long as it is whole."""
@@ -40,14 +51,16 @@ class Limits:
         return most
 
 
-def check_range(field: str, values: NDArray[np.integer] | Sequence[int], end: int) -> None:
-    """Checks that all values are in [0, end)."""
+def check_range(
+    field: str, values: NDArray[np.integer] | Sequence[int], end: int, *, lowest: int = 0
+) -> None:
+    """Checks that all values are in [lowest, end)."""
     array = np.asarray(values)
     if not array.size:
         return
     for value in (int(array.min()), int(array.max())):
-        if not 0 <= value < end:
-            raise InvalidArgument(field, value, f"in [0, {end})")
+        if not lowest <= value < end:
+            raise InvalidArgument(field, value, f"in [{lowest}, {end})")
 
 
 def check_new(new: NewSequence, limits: Limits) -> None:
@@ -61,18 +74,31 @@ def check_new(new: NewSequence, limits: Limits) -> None:
         ("num_computed_tokens", new.num_computed_tokens, 0, num_tokens - 1),
         ("num_new_tokens", new.num_new_tokens, 1, num_tokens - new.num_computed_tokens),
         ("num_samples", new.num_samples, 1, capacity.max_num_seqs),
-        ("block_table", len(new.block_table), -(-end // block_size), None),
+        ("block_table", len(new.block_table), -(-end // block_size) * limits.num_groups, None),
         ("block_table", len(new.block_table), 1, limits.max_blocks),
     ):
         _check_between(f"{where}.{field}", value, low, high)
     _check_between("new_groups.num_prompt_tokens", new.num_prompt_tokens, 1, num_tokens)
     check_range(f"{where}.token_ids", new.token_ids, model.vocab_size)
-    check_range(f"{where}.block_table", new.block_table, limits.num_gpu_blocks)
+    limits.check_blocks(f"{where}.block_table", new.block_table)
+    _check_windows(new, limits)
     if new.adapter and new.adapter not in limits.adapter_slots:
         raise InvalidArgument("new_groups.adapter", new.adapter, "an adapter that is loaded")
     where = "new_groups.sampling_params"
     if fault := find_fault(new.params, vocab_size=model.vocab_size, where=where):
         raise fault
+
+
+def _check_windows(new: NewSequence, limits: Limits) -> None:
+    """Checks that a new sequence has a block wherever its first step reads or writes."""
+    size, width = limits.capacity.block_size, limits.num_groups
+    end = -(-(new.num_computed_tokens + new.num_new_tokens) // size)
+    for column, group in enumerate(limits.capacity.groups):
+        first = group.first_block(new.num_computed_tokens, block_size=size)
+        entries = list(new.block_table[column::width])
+        if NO_BLOCK in entries[first:end]:
+            allowed = f"blocks of group {column} for the rows [{first}, {end})"
+            raise InvalidArgument("new_groups.sequences.block_table", NO_BLOCK, allowed)
 
 
 def _check_between(field: str, value: float, low: float, high: float | None) -> None:

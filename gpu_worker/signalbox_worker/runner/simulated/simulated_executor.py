@@ -49,6 +49,7 @@ class SimulatedExecutor(Executor):
         self.device = HostDevice()
         self.adapters = SimulatedAdapters(config.adapters)
         self.stages = StageTimes(config.stages)
+        self._width = len(config.groups)
         num_slots = config.max_model_len + config.block_size
         self._weights = mix(np.arange(num_slots, dtype=np.uint64)) | np.uint64(1)
         self.drop_pools()
@@ -75,6 +76,7 @@ class SimulatedExecutor(Executor):
             block_size=block_size,
             block_bytes=block_size * np.dtype(np.uint64).itemsize,
             max_model_len=self.config.max_model_len,
+            groups=self.config.groups,
         )
 
     def make_pools(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> BlockPools:
@@ -145,13 +147,14 @@ class SimulatedExecutor(Executor):
         )
         sums = np.cumsum(own, dtype=np.uint64)
         offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
-        slots[batch.slot_mapping] = sums + np.repeat(offset, np.diff(batch.query_start))
+        values = sums + np.repeat(offset, np.diff(batch.query_start))
+        slots[batch.slot_mapping] = values if self._width == 1 else values[:, None]
 
     def _before(self, batch: Batch, starts: Int64Array) -> UInt64Array:
         """Returns [B], what the slot before each sequence's first new position holds, or 0."""
         last = np.maximum(starts - 1, 0)
         size = self.config.block_size
-        blocks = batch.block_tables[np.arange(len(starts)), last // size]
+        blocks = batch.block_tables[np.arange(len(starts)), last // size * self._width]
         return np.where(starts > 0, self.gpu_kv[blocks, last % size], np.uint64(0))
 
     def _attend(self, batch: Batch, tokens: Int64Array) -> UInt64Array:
@@ -163,15 +166,21 @@ class SimulatedExecutor(Executor):
         num_rows = max(1, _MAX_GATHERED // max(1, num_blocks * self.config.block_size))
         for start in range(0, len(tokens), num_rows):
             part = slice(start, start + num_rows)
-            tables = batch.block_tables[owners[part], :num_blocks]
-            sums[part] = self._read(tables, contexts[part])
+            tables = batch.block_tables[owners[part], : num_blocks * self._width]
+            sums[part] = 0
+            for column, group in enumerate(self.config.groups):
+                of_group = tables[:, column :: self._width]
+                sums[part] += self._read(of_group, contexts[part], window=group.window)
         return sums
 
-    def _read(self, tables: NDArray[np.int32], contexts: Int64Array) -> UInt64Array:
+    def _read(self, tables: NDArray[np.int32], contexts: Int64Array, *, window: int) -> UInt64Array:
         num_slots = tables.shape[1] * self.config.block_size
         context = self.gpu_kv[tables].reshape(len(tables), num_slots)
         context *= self._weights[:num_slots]
-        context *= np.arange(num_slots) < contexts[:, None]
+        positions = np.arange(num_slots)
+        context *= positions < contexts[:, None]
+        if window:
+            context *= positions >= contexts[:, None] - window
         total: UInt64Array = context.sum(axis=1, dtype=np.uint64)
         return total
 

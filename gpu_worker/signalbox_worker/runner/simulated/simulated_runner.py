@@ -37,6 +37,7 @@ class SimulatedModel(RunnerModel):
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else 1,
             ranks=_ranks(num_stages) if num_stages > 1 else (),
             store=store,
+            groups=config.groups,
             block_format=f"simulated, {config.block_size}" if has_blocks else "",
         )
 

@@ -222,9 +222,9 @@ class SequenceMetadata(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_computed_tokens: int
     num_new_tokens: int
-    block_table: _containers.RepeatedScalarFieldContainer[int]
+    block_table: bytes
     num_samples: int
-    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., block_table: _Optional[bytes] = ..., num_samples: _Optional[int] = ...) -> None: ...
 
 class RunningSequences(_message.Message):
     __slots__ = ("seq_ids", "num_new_tokens")

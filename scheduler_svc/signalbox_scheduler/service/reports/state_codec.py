@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from signalbox_contract import sampling_codec
+from signalbox_contract.cache_groups import held
 from signalbox_contract.model import encode_model
 from signalbox_contract.sections.block_moves import NO_MOVES, encode_block_moves
 from signalbox_protos.scheduler.v1 import state_pb2 as pb
@@ -116,7 +117,7 @@ def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
         num_computed_tokens=counters.num_computed_tokens,
         num_inflight_tokens=counters.num_inflight_tokens,
         num_inflight_samples=counters.num_inflight_samples,
-        block_table=seq.block_table,
+        block_table=held(seq.block_table),
         num_sent_blocks=seq.num_sent_blocks,
         num_cached_blocks=seq.num_cached_blocks,
         is_on_worker=seq.is_on_worker,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import held
 from signalbox_contract.columns import pack_int32, pack_int64
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import StepResult
@@ -143,9 +144,8 @@ class WorkerPicture(StepObserver):
                 frame.new_sequences.append(watched)
                 told = _NOTHING
             progress, table = _progress(seq), told.table
-            if seq.block_table != table:
-                num_kept = _num_common(table, seq.block_table)
-                table = seq.block_table.copy()
+            if (blocks := held(seq.block_table)) != table:
+                num_kept, table = _num_common(table, blocks), blocks
                 tables[seq.seq_id] = (num_kept, table[num_kept:])
             self._told[seq.seq_id] = now = _Told(progress, table)
             if progress != told.progress:

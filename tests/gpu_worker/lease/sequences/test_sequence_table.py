@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from signalbox_contract import columns
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
@@ -52,6 +53,46 @@ def test_a_prompt_is_packed_with_its_slots_and_draws_one_token() -> None:
     outcome = table.append_tokens(draw(batch, 20))
     assert (outcome.seq_ids.tolist(), outcome.token_ids.tolist()) == ([1], [20])
     assert table.token_ids(1) == [*PROMPT, 20]
+    table.check()
+
+
+GROUPS = (FULL_GROUP, CacheGroup(kind="window", window=3))
+
+
+def test_a_token_has_a_slot_in_a_block_of_each_group() -> None:
+    table = make_table(make_runner(groups=GROUPS))
+    batch = table.apply(make_step(new=[make_new(1, PROMPT, [3, 9, 1, 8], num_new_tokens=5)]))
+    assert batch.slot_mapping.tolist() == [[12, 36], [13, 37], [14, 38], [15, 39], [4, 32]]
+    assert batch.block_tables.tolist() == [[3, 9, 1, 8]]
+    table.append_tokens(draw(batch))
+    batch = table.apply(make_step(2, running={1: 1}))
+    assert batch.slot_mapping.tolist() == [[5, 33]]
+    table.append_tokens(draw(batch, 20))
+    with pytest.raises(InvalidArgument, match="room for 9 tokens"):
+        for _ in range(3):
+            advance(table, make_step(3, running={1: 1}), 20)
+    batch = table.apply(make_step(5, running={1: 1}, patches=[TablePatch(1, 4, [2, 7])]))
+    assert batch.block_tables.tolist() == [[3, 9, 1, 8, 2, 7]]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "is_taken"),
+    [
+        ([3, -1, 1, 8], True),  # the window of position 6 begins at position 4
+        ([3, -1, 1, -1], False),
+        ([-1, 9, 1, 8], False),
+    ],
+)
+def test_a_window_alone_may_lack_blocks_that_the_next_token_does_not_see(
+    blocks: list[int], is_taken: bool
+) -> None:
+    table = make_table(make_runner(groups=GROUPS))
+    step = make_step(new=[make_new(1, [*PROMPT, 20], blocks, num_computed_tokens=6)])
+    if is_taken:
+        assert table.apply(step).slot_mapping.tolist() == [[6, 34]]
+        return
+    with pytest.raises(InvalidArgument, match="blocks of group"):
+        table.apply(step)
     table.check()
 
 

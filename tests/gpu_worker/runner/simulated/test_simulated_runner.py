@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.step import Step, TablePatch
@@ -69,6 +70,22 @@ def test_output_is_as_expected_whatever_the_chunks_and_blocks(
         runner, make_table(runner), chunk=chunk, num_tokens=9, temperature=temperature, seed=seed
     )
     assert tokens == expected_tokens(PROMPT, num_tokens=9, temperature=temperature, seed=seed)
+
+
+def test_what_is_behind_a_window_does_not_matter_and_what_is_in_it_does() -> None:
+    runner = make_runner(groups=(FULL_GROUP, CacheGroup(kind="window", window=3)))
+    table = make_table(runner)
+    batch = table.apply(make_step(new=[make_new(1, PROMPT, [3, 9, 1, 8])]))
+    table.append_tokens(runner.execute(batch))
+    batch = table.apply(make_step(2, running={1: 1}))
+    (token,) = runner.execute(batch).token_ids.tolist()
+    kv = runner.simulation.gpu_kv
+    for block, offset, matters in ((9, 3, False), (3, 3, True), (8, 0, True)):
+        before = kv[block, offset].copy()
+        kv[block, offset] = POISON
+        (other,) = runner.execute(batch).token_ids.tolist()
+        assert (other != token) is matters
+        kv[block, offset] = before
 
 
 class DropsOneSwap(SimulatedRunner):

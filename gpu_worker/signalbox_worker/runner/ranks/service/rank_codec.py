@@ -172,11 +172,15 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
 
 def _batch(message: pb.RankBatch) -> Batch:
     context_lens = unpack_int64(message.context_lens)
+    token_ids = unpack_int64(message.token_ids).copy()
+    slots = unpack_int64(message.slot_mapping).copy()
+    if len(slots) > len(token_ids):
+        slots = slots.reshape(len(token_ids), -1)
     # What is read of the wire is read-only, which Torch's tensors cannot be.
     return Batch(
-        token_ids=unpack_int64(message.token_ids).copy(),
+        token_ids=token_ids,
         positions=unpack_int64(message.positions).copy(),
-        slot_mapping=unpack_int64(message.slot_mapping).copy(),
+        slot_mapping=slots,
         query_start=unpack_int64(message.query_start).copy(),
         context_lens=context_lens.copy(),
         block_tables=unpack_int32(message.block_tables).reshape(len(context_lens), -1).copy(),
