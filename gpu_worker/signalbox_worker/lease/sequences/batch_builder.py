@@ -209,10 +209,12 @@ def _slots(
 ) -> Int64Array:
     """Returns the slots of tokens as a `Batch` has them."""
     if num_groups == 1:
-        return tables[rows, positions // size].astype(np.int64) * size + positions % size
+        of_tokens: Int64Array = tables[rows, positions // size].astype(np.int64)
+        return of_tokens * size + positions % size
     entries = (positions // size * num_groups)[:, None] + np.arange(num_groups)
     blocks = tables[rows[:, None], entries].astype(np.int64)
-    return blocks * size + (positions % size)[:, None]
+    slots: Int64Array = blocks * size + (positions % size)[:, None]
+    return slots
 
 
 def _adapters(planned: PlannedBatch, query_start: Int64Array) -> Int32Array | None:
