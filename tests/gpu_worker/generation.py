@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -124,31 +125,49 @@ def add_history(
     rows.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(rows))
 
 
-def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Batch:
-    """Packs (sequence, tokens to compute); whoever computes its last token draws."""
+def num_groups_of(runner: Any) -> int:
+    """Returns the groups of layers of a runner's model, each of which has blocks of its own."""
+    return len(runner.executor.footprint.groups) if hasattr(runner, "executor") else 1
+
+
+def make_batch(
+    work: Sequence[tuple[Generated, int]], *, block_size: int, num_groups: int = 1
+) -> Batch:
+    """Packs (sequence, tokens to compute); whoever computes its last token draws.
+
+    A block b of a sequence stands for the blocks [b * num_groups, (b + 1) * num_groups), one of
+    each group.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    slots: list[list[int]] = []
     starts = [0]
     drawing: list[tuple[Generated, int]] = []
     for sequence, count in work:
         span = range(sequence.num_computed, sequence.num_computed + count)
         token_ids += sequence.token_ids[span.start : span.stop]
         positions += span
-        slots += [sequence.blocks[p // block_size] * block_size + p % block_size for p in span]
+        slots += [
+            [
+                block * block_size + p % block_size
+                for block in _row(sequence.blocks[p // block_size], num_groups)
+            ]
+            for p in span
+        ]
         starts.append(len(token_ids))
         if span.stop == len(sequence.token_ids):
             drawing.append((sequence, len(token_ids) - 1))
     lens = [sequence.num_computed + count for sequence, count in work]
     width = -(-max(lens) // block_size)
-    tables = np.zeros((len(work), width), dtype=np.int32)
+    tables = np.zeros((len(work), width * num_groups), dtype=np.int32)
     for i, (sequence, _) in enumerate(work):
-        used = sequence.blocks[:width]
+        used = [one for block in sequence.blocks[:width] for one in _row(block, num_groups)]
         tables[i, : len(used)] = used
+    slot_mapping = np.array(slots, dtype=np.int64)
     return Batch(
         token_ids=np.array(token_ids, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),
-        slot_mapping=np.array(slots, dtype=np.int64),
+        slot_mapping=slot_mapping[:, 0] if num_groups == 1 else slot_mapping,
         query_start=np.array(starts, dtype=np.int64),
         context_lens=np.array(lens, dtype=np.int64),
         block_tables=tables,
@@ -160,6 +179,10 @@ def make_batch(work: Sequence[tuple[Generated, int]], *, block_size: int) -> Bat
         ),
         adapters=_adapters(work),
     )
+
+
+def _row(block: int, num_groups: int) -> range:
+    return range(block * num_groups, (block + 1) * num_groups)
 
 
 def _adapters(work: Sequence[tuple[Generated, int]]) -> Int32Array | None:
@@ -180,7 +203,9 @@ class Driver:
 
     def step(self, sequences: Sequence[Generated]) -> BatchOutput:
         work = [(s, min(s.num_left, self.chunk)) for s in sequences]
-        samples = self.runner.execute(make_batch(work, block_size=self.block_size))
+        num_groups = num_groups_of(self.runner)
+        batch = make_batch(work, block_size=self.block_size, num_groups=num_groups)
+        samples = self.runner.execute(batch)
         tokens = iter(samples.token_ids.tolist())
         for sequence, count in work:
             sequence.num_computed += count

@@ -14,7 +14,7 @@ from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.service import runner_factory as factory
-from tests.gpu_worker.generation import Driver, make_batch, make_sequence
+from tests.gpu_worker.generation import Driver, make_batch, make_sequence, num_groups_of
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
     config = RunnerConfig(model=model_config, cache=cache_config, device=device_config)
     runner: Any = factory.make_runner(config, **options)
-    runner.init_cache_engine(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
+    num_groups = num_groups_of(runner)
+    runner.init_cache_engine(
+        num_gpu_blocks=num_gpu_blocks * num_groups, num_cpu_blocks=num_cpu_blocks
+    )
     return runner
 
 
@@ -105,7 +108,8 @@ def last_logits(runner: "LocalRunner", *prompts: list[int], chunks: Sequence[int
     probe = Probe(runner)
     sequences = [make_sequence(prompt, range(3 * i, 3 * i + 3)) for i, prompt in enumerate(prompts)]
     for chunk in chunks:
-        runner.execute(make_batch([(one, chunk) for one in sequences], block_size=16))
+        work = [(one, chunk) for one in sequences]
+        runner.execute(make_batch(work, block_size=16, num_groups=num_groups_of(runner)))
         for sequence in sequences:
             sequence.num_computed += chunk
     return probe.logits[-1][0].float()
@@ -115,7 +119,8 @@ def log_probabilities(runner: Any, prompt: list[int] = LONG_PROMPT) -> "Tensor":
     """Returns those of each token of the prompt but the first."""
     import torch
 
-    batch = make_batch([(make_sequence(prompt, range(10)), len(prompt))], block_size=16)
+    work, num_groups = [(make_sequence(prompt, range(10)), len(prompt))], num_groups_of(runner)
+    batch = make_batch(work, block_size=16, num_groups=num_groups)
     batch.prompt_rows = PromptRows(
         seq_index=np.array([0]),
         first_position=np.array([1]),

@@ -127,5 +127,8 @@ class AttentionCompiler:
     def _cached(self, index: int, heads: LayerHeads) -> CachedLayer:
         owner = self._config.kv_layer(index)
         return CachedLayer(
-            self._places.first[owner], self._own_heads(heads), *self._kv_scales[owner]
+            self._places.first[owner],
+            self._own_heads(heads),
+            *self._kv_scales[owner],
+            group=self._places.group_of[owner],
         )

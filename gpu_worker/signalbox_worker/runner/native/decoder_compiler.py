@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_kernels.arena import Arena, Packed
 from signalbox_kernels.floats import to_dtype, to_float32
 from signalbox_kernels.group import Group
@@ -38,6 +39,7 @@ class KVForm:
     """"float32", "bfloat16", "int8", "fp8", or "auto" for the type of activations."""
     scales: KVScales
     """Scales of K and V in "fp8", for all layers of the model."""
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
 
 
 def compile_decoder(
@@ -63,7 +65,7 @@ def compile_decoder(
         group: tensor-parallel ranks, of one of which the weights are; None is one rank.
     """
     isa, config = best_isa(), weights.share.config
-    places = kv_places(config, weights.stage)
+    places = kv_places(config, weights.stage, kv.groups)
     shape = program_shape(
         config,
         weights.dtype,

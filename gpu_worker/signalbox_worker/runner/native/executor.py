@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays
-from signalbox_worker.batch.arrays import FloatArray, Int64Array
+from signalbox_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import TokenRuns
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
@@ -60,6 +60,7 @@ class NativeExecutor(Executor):
         self.layers, self.device = layers, HostDevice()
         self.weights_bytes = self.program.weights_bytes
         self._group, self._draws, self._is_last = group, draws, layers.is_last
+        self._groups = loaded.groups
         self._vocab_size = self.program.shape.vocab_size
         self._logits = np.empty((0, self._vocab_size), dtype=np.float32)
         self.drop_pools()
@@ -73,6 +74,7 @@ class NativeExecutor(Executor):
             max_model_len=self.model.max_model_len,
             step_divisor=_STEP_DIVISOR,
             adapters_bytes=self.adapters.memory.left,
+            groups=self._groups,
         )
 
     @property
@@ -187,6 +189,14 @@ class NativeExecutor(Executor):
         if num_rows > len(self._logits):
             self._logits = np.empty((num_rows, self._vocab_size), dtype=np.float32)
 
+    def _tables_of(self, batch: Batch) -> Int32Array:
+        """Returns the tables of all sequences in the first group, then in each other."""
+        if len(self._groups) == 1:
+            return np.ascontiguousarray(batch.block_tables)
+        num_seqs, num_groups = len(batch.context_lens), len(self._groups)
+        tables = batch.block_tables.reshape(num_seqs, -1, num_groups).transpose(2, 0, 1)
+        return np.ascontiguousarray(tables).reshape(num_groups * num_seqs, -1)
+
     def _arrays(
         self, batch: Batch, tokens: Int64Array, wanted: Int64Array, suppressed: TokenRuns
     ) -> StepArrays:
@@ -202,10 +212,10 @@ class NativeExecutor(Executor):
             token_ids=batch.token_ids,
             positions=batch.positions,
             attention=AttentionArrays(
-                slots=batch.slot_mapping,
+                slots=np.ascontiguousarray(batch.slot_mapping.T),
                 query_start=batch.query_start,
                 context_lens=batch.context_lens,
-                block_tables=np.ascontiguousarray(batch.block_tables),
+                block_tables=self._tables_of(batch),
             ),
             row_tokens=tokens,
             logits_of_row=logits_of_row,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import ModelInfo, Numerics
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_kernels.arena import Arena
@@ -40,6 +41,7 @@ from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
+from signalbox_worker.runner.native.kv_places import cache_groups
 from signalbox_worker.runner.native.memory_fit import check_memory
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.packed_weights import PackedWeights, packed_weights
@@ -104,6 +106,7 @@ class NativeModel:
     adapters: NativeAdapters
     pooling: NativePooling | None
     """None of a model that generates."""
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
 
 
 def load_natively(
@@ -126,7 +129,7 @@ def load_natively(
     info = model_info(model_config, opened, dtype)
     form = _weight_form(opened, model_config, dtype)
     stored = stored_tensors(opened.source, config, progress)
-    kv = _kv_form(opened, settings, stored)
+    kv = _kv_form(opened, settings, stored, max_model_len=info.max_model_len)
     share = tensor_share(config, settings.parallel, stored)
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
@@ -143,7 +146,12 @@ def load_natively(
     numerics = numerics_of(program, _activations(opened.source, form))
     info = replace(info, numerics=numerics, adapters=adapters.slots.loaded)
     return NativeModel(
-        info=info, program=program, sampler=sampler, adapters=adapters, pooling=pooling
+        info=info,
+        program=program,
+        sampler=sampler,
+        adapters=adapters,
+        pooling=pooling,
+        groups=kv.groups,
     )
 
 
@@ -218,7 +226,11 @@ def _activations(source: ModelSource, form: WeightForm) -> str:
 
 
 def _kv_form(
-    opened: OpenedModel, settings: RunnerConfig, stored: Mapping[str, StoredTensor]
+    opened: OpenedModel,
+    settings: RunnerConfig,
+    stored: Mapping[str, StoredTensor],
+    *,
+    max_model_len: int,
 ) -> KVForm:
     cache, num_layers = settings.cache, opened.config.num_layers
     check_kv_scheme(opened.source.config, cache.kv_cache_dtype)
@@ -226,7 +238,23 @@ def _kv_form(
     if cache.kv_cache_dtype == "fp8":
         scales = read_kv_scales(stored, num_layers)
     block_size = cache.block_size or USUAL_BLOCK_SIZE
-    return KVForm(block_size=block_size, dtype=cache.kv_cache_dtype, scales=scales)
+    return KVForm(
+        block_size=block_size,
+        dtype=cache.kv_cache_dtype,
+        scales=scales,
+        groups=_cache_groups(opened, settings, max_model_len=max_model_len),
+    )
+
+
+def _cache_groups(
+    opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
+) -> tuple[CacheGroup, ...]:
+    """Returns the groups of layers; stages and stores have blocks of all layers."""
+    is_staged = settings.parallel.pipeline_parallel_size > 1
+    if is_staged or settings.disk.has_disk or settings.shared.has_server:
+        return (FULL_GROUP,)
+    assert isinstance(opened.config, DecoderConfig)
+    return cache_groups(opened.config, max_model_len=max_model_len)
 
 
 def _pooling(opened: OpenedModel, weights: Weights) -> NativePooling | None:

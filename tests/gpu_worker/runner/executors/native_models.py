@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.gpu_worker.generation import Driver, make_sequence
+from tests.gpu_worker.generation import Driver, make_sequence, num_groups_of
 from tests.gpu_worker.model_runners import (
     LONG_PROMPT,
     WHOLE,
@@ -86,6 +86,7 @@ def assert_bits_depend_on_the_sequence_alone(
         while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
             driver.step(active)
         pool = runner.pools.gpu_pool
+        pool = pool.reshape(len(pool) // num_groups_of(runner), -1)
         whole = [one.blocks[: one.num_computed // 16] for one in sequences]
         return [
             (one.token_ids, np.ascontiguousarray(pool[blocks]).tobytes())
