@@ -57,6 +57,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "startup",
         "worker_role",
         "description_bounds",
+        "cache_groups",
         "logprobs",
         "pooling",
         "sections",
