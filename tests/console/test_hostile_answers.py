@@ -108,12 +108,12 @@ def test_characters_that_turn_the_direction_stay_in_their_block(
 def test_code_shows_what_would_change_how_it_reads(person: Person, services: Services) -> None:
     """Characters that turn the direction are seen by their numbers, and copied as they are."""
     code = "if access != 'none\u202e\u2066': # check\u2069\u2066"
-    services.model.answers["Show the check"] = f"```python\n{code}\n```\n"
+    services.model.answers["Show the check"] = f"```python\n{code}\n```\nand `a\u202eb`"
     person.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = person.open()
     message = ask(page, "Show the check")
     shown = "if access != 'noneU+202EU+2066': # checkU+2069U+2066"
-    expect(message.locator("code")).to_have_text(shown)
+    expect(message.locator("code")).to_have_text([shown, "aU+202Eb"])
     message.get_by_role("button", name="Copy the code").click()
     expect(message.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == code

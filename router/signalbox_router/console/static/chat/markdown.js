@@ -95,7 +95,7 @@ const inline = (tokens, isInLink) => tokens.map((token) => inlineOf(token, isInL
 
 /** What is no element here is shown as it is written; an image is a link. Of HTML there is `<br>`. */
 function inlineOf({ type, raw, text, href, tokens }, isInLink) {
-  if (type in TAGS) return h(TAGS[type], {}, tokens ? inline(tokens, isInLink) : text);
+  if (type in TAGS) return h(TAGS[type], {}, tokens ? inline(tokens, isInLink) : withCodes(text));
   if (type === "br" || type === "html") return "\n";
   if (isInLink || !href || !LINK.test(href)) {
     return type === "text" || type === "escape" ? text : raw;

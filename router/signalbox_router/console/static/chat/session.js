@@ -4,6 +4,7 @@ import * as tree from "./conversations.js";
 import { generate } from "./generation.js";
 import * as store from "./store.js";
 import { UNREACHABLE, onConnection } from "../lib/connection.js";
+import { saveJson } from "../lib/format.js";
 import { useEffect, useReducer } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
 
@@ -219,10 +220,7 @@ class Session {
   exportFile(ids, name) {
     return this.guard(async () => {
       const found = (await Promise.all(ids.map(store.load))).filter(Boolean);
-      const file = new Blob([tree.toFile(found)], { type: "application/json" });
-      const link = document.createElement("a");
-      Object.assign(link, { href: URL.createObjectURL(file), download: `${name}.json` }).click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+      saveJson(`${name}.json`, tree.toFile(found));
     });
   }
 }
