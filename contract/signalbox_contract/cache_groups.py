@@ -13,7 +13,7 @@ from signalbox_protos.common.v1 import common_pb2 as pb
 NO_BLOCK = -1
 """Entry of a table where a group keeps no block: its tokens are behind the window, or have none
 yet."""
-MAX_GROUPS = 64
+_MAX_GROUPS = 64
 """Groups that a worker may announce."""
 FULL, WINDOW = "full", "window"
 """Kinds of groups."""
@@ -43,19 +43,14 @@ class CacheGroup:
         return min(num_blocks, -(-self.window // block_size) + 1) if self.window else num_blocks
 
 
-def held(table: Sequence[int]) -> list[int]:
-    """Returns the blocks of a table."""
-    return [block for block in table if block != NO_BLOCK]
-
-
 FULL_GROUP = CacheGroup()
 """All layers of a model that keeps all tokens."""
 
 
 def check_groups(groups: Sequence[CacheGroup]) -> None:
     """Raises ValueError if a scheduler cannot keep the blocks of such groups."""
-    if len(groups) > MAX_GROUPS:
-        raise ValueError(f"a worker has at most {MAX_GROUPS} groups of layers")
+    if len(groups) > _MAX_GROUPS:
+        raise ValueError(f"a worker has at most {_MAX_GROUPS} groups of layers")
     for group in groups:
         if group.kind not in (FULL, WINDOW):
             raise ValueError(f"a group of layers is {FULL} or {WINDOW}, not {group.kind[:40]!r}")

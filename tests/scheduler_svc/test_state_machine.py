@@ -12,11 +12,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, held
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.updates import FinishReason
 from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMode
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from signalbox_contract.cache_groups import held
 from signalbox_contract.columns import int32_list, int64_list
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.service.reports.worker_frame_codec import WorkerPicture
 from signalbox_scheduler.workers.engine.scheduler import Scheduler

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Sized
 from enum import Enum, auto
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, describe_groups, held
+from signalbox_contract.cache_groups import NO_BLOCK, describe_groups
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_moves import distinct_blocks, move
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier
 from signalbox_scheduler.kv.group_sizes import GroupSizes
 from signalbox_scheduler.kv.hold import Hold

@@ -5,8 +5,9 @@ What the other pool holds already, by its hash, is shared and not copied.
 
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, held
+from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.prefix_cache import PrefixCache
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence as Tokens
 from functools import cache, partial
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, held
+from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cpu_tier import CpuTier
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 

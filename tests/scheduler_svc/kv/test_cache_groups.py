@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, held
+from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import Sequence
 from tests.scheduler_svc.make import make_loop, make_request, make_scheduler, outputs

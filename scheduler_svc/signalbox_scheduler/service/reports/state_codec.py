@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from signalbox_contract import sampling_codec
-from signalbox_contract.cache_groups import held
 from signalbox_contract.model import encode_model
 from signalbox_contract.sections.block_moves import NO_MOVES, encode_block_moves
 from signalbox_protos.scheduler.v1 import state_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.explain import explain
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.service.reports import insight_codec

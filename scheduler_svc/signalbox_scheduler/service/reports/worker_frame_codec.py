@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import held
 from signalbox_contract.columns import pack_int32, pack_int64
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import StepResult
@@ -17,6 +16,7 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_scheduler.insight.step_observer import UNOBSERVED, StepObserver
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.pool_watch import PoolChange, PoolWatch
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceStatus

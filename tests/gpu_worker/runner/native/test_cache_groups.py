@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, held
+from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup
 from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_worker.device.stage_layers import all_layers
