@@ -64,7 +64,7 @@ CAPACITY = WorkerCapacity(
     block_format="simulated, 16",
     groups=(
         CacheGroup(layers=(0, 2)),
-        CacheGroup(kind="window", window=512, layers=(1, 3)),
+        CacheGroup(layers=(1, 3)),
     ),
     store=StoreCapacity(
         kind="disk",
@@ -88,6 +88,15 @@ def test_a_model_without_numerics_has_none_behind_the_wire() -> None:
 def test_a_capacity_survives_the_wire_without_the_activations() -> None:
     data = encode_capacity(replace(CAPACITY, activations_bytes=9)).SerializeToString()
     assert decode_capacity(pb.WorkerCapacity.FromString(data)) == CAPACITY
+
+
+def test_windows_survive_the_wire_and_go_without_a_store() -> None:
+    window = CacheGroup(kind="window", window=512, layers=(1, 3))
+    capacity = replace(CAPACITY, groups=(CacheGroup(layers=(0, 2)), window))
+    assert decode_capacity(encode_capacity(capacity)) == capacity
+    replace(capacity, store=None).check()
+    with pytest.raises(ValueError, match="those of full groups alone"):
+        capacity.check()
 
 
 def test_a_capacity_without_groups_has_a_full_one() -> None:
