@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from signalbox_worker.config import ModelError
-from signalbox_worker.models.decoder_config import MAX_NUM_LAYERS, FULL
+from signalbox_worker.models.decoder_config import FULL, MAX_NUM_LAYERS
 from signalbox_worker.models.family_config import FamilyConfig, UnsoundConfig, counted
 
 LINEAR, CONVOLUTION = "linear_attention", "conv"

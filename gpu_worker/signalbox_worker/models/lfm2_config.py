@@ -74,7 +74,9 @@ def _with_convolutions(config: FamilyConfig, kinds: Any) -> DecoderConfig:
     tied = "tie_embedding" if config.says("tie_embedding") else "tie_word_embeddings"
     return dense_config(
         config.replacing(
-            rms_norm_eps=config["norm_eps"], hidden_act="silu", tie_word_embeddings=flag(config, tied)
+            rms_norm_eps=config["norm_eps"],
+            hidden_act="silu",
+            tie_word_embeddings=flag(config, tied),
         ),
         qk_norm=True,
         recurrence=GatedConvolution(

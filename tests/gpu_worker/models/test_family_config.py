@@ -15,7 +15,9 @@ import transformers
 from torch import Tensor
 
 from scripts.family_table import text
+from signalbox_kernels.floats import DTYPES
 from signalbox_worker.config import CacheConfig, ModelConfig, ModelError
+from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.kv.cache.cache_engine import CacheEngine
 from signalbox_worker.models import ModelShape, architectures, find_model, model_spec
 from signalbox_worker.models.attention import attention_backend
@@ -24,12 +26,10 @@ from signalbox_worker.models.layers import ForwardContext, ParallelGroup, Placem
 from signalbox_worker.runner.loading.attention_shape import attention_shape
 from signalbox_worker.runner.loading.hf_directory import DirectorySource
 from signalbox_worker.runner.loading.opened_model import open_with_config
+from signalbox_worker.runner.loading.weight_loader import load_weights
 from signalbox_worker.runner.native.native_model import stored_tensors
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weights import WeightForm, Weights
-from signalbox_worker.device.stage_layers import StageLayers
-from signalbox_kernels.floats import DTYPES
-from signalbox_worker.runner.loading.weight_loader import load_weights
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import log_probabilities, make_runner
 from tests.gpu_worker.tiny_models import make_tokenizer
@@ -100,7 +100,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"shared_intermediate_size": 24},
     "HeliumForCausalLM": SHAPE | {"num_attention_heads": 4, "head_dim": 16},
     "Lfm2ForCausalLM": SHAPE | _CONVOLUTION | {"block_multiple_of": 16},
-    "Lfm2MoeForCausalLM": SHAPE | _CONVOLUTION | _MIXTURE
+    "Lfm2MoeForCausalLM": SHAPE
+    | _CONVOLUTION
+    | _MIXTURE
     | {"num_experts": 4, "num_dense_layers": 1},
     "LlamaForCausalLM": SHAPE,
     "Ministral3ForCausalLM": SHAPE
@@ -462,7 +464,7 @@ def test_decoder_that_sees_both_ways_pools_and_does_not_generate(folder: Path) -
 def test_recurrent_layers_are_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("Lfm2ForCausalLM", {})))
     started = ModelConfig(model=str(tmp_path), load_format="dummy")
-    with pytest.raises(ModelError, match="which keep 1.0 KiB of each sequence"):
+    with pytest.raises(ModelError, match=r"which keep 1\.0 KiB of each sequence"):
         open_with_config(started, lambda _: None)
 
 

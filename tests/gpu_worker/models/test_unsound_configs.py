@@ -63,7 +63,11 @@ def test_each_value_is_read_or_refused(name: str) -> None:
             {"hybrid_override_pattern": "M-X*"},
             r"hybrid_override_pattern = M-X\*, which has other letters than M E",
         ),
-        ("NemotronHForCausalLM", {"mamba_n_groups": 3}, "mamba_num_heads = 128, which mamba_n_groups"),
+        (
+            "NemotronHForCausalLM",
+            {"mamba_n_groups": 3},
+            "mamba_num_heads = 128, which mamba_n_groups",
+        ),
         (
             "NemotronHForCausalLM",
             {"time_step_limit": [0.01, 1.0]},
