@@ -1,9 +1,14 @@
 /** Shows Markdown: elements are made of the parser's tokens, so no text becomes markup or a request. */
 
 import { h, html, quietButton, useEffect, useRef, useState } from "../lib/html.js";
-import { Marked } from "../vendor/marked.esm.js";
+import { Lexer, Marked } from "../vendor/marked.esm.js";
 
 const MAX_DEPTH = 12; // of quotes and lists; what is deeper is text
+const MOST_MARKS = 300; // of one paragraph, heading or cell; one with more is text
+const MOST_CHARACTERS = 1 << 18; // a longer text is shown as it is
+const MARKS = /[*_~`[\]<(]/g;
+const MOST_LAZY = 100; // lines of a quote without its mark, each of which has the parser begin again
+const LAZY = /^(?! {0,3}>)./gm;
 const SHOWN_MS = 2000;
 const LINK = /^(?:https?:\/\/|mailto:)./i;
 const TAGS = { strong: "strong", em: "em", del: "del", codespan: "code" };
@@ -19,11 +24,13 @@ const maths = {
   start: (text) => /^[^$\\]{0,100}/.exec(text)[0].length, // how far other text reaches, at least
   tokenizer(text) {
     const [raw] = MATHS.exec(text) ?? [];
-    return raw && { type: "text", raw, text: raw };
+    return raw && plainly(raw);
   },
 };
 
 const asText = () => undefined;
+const plainly = (raw) => ({ type: "text", raw, text: raw });
+
 const parser = new Marked({
   extensions: [maths],
   // What returns false leaves the text to the parser's own rule.
@@ -31,6 +38,16 @@ const parser = new Marked({
     html: asText,
     def: asText,
     lheading: asText, // else a line would be a heading until the list behind it has begun
+    blockquote(source) {
+      const [raw] = this.rules.block.blockquote.exec(source) ?? [];
+      return raw?.match(LAZY)?.length > MOST_LAZY ? plainly(raw) : false;
+    },
+    /** Rows that lack their cells are filled, which takes quadratic time if all do. */
+    table(source) {
+      const [raw] = this.rules.block.table.exec(source) ?? [];
+      const [header, ...rows] = raw?.trimEnd().split("\n") ?? [""];
+      return header.split("|").length * rows.length > 2 * raw?.length ? plainly(raw) : false;
+    },
     tag: (text) => (/^<br ?\/?>/i.test(text) ? false : undefined),
     del: (text) => (text.startsWith("~~") ? false : undefined),
     /** By CommonMark, marks beside a bracket need a space, which Chinese and Japanese do not have. */
@@ -41,16 +58,38 @@ const parser = new Marked({
   },
 });
 
-function tokensOf(text) {
-  try {
-    return parser.lexer(text);
-  } catch {
-    return [{ type: "text", raw: text }]; // nested too deeply for the parser
+/** Leaves as text what would take the parser quadratic time: many marks in one place, and deep nesting. */
+class BoundedLexer extends Lexer {
+  #depth = 0;
+
+  blockTokens(source, tokens = [], ...others) {
+    if (this.#depth > MAX_DEPTH) {
+      tokens.push(plainly(source));
+      return tokens;
+    }
+    this.#depth++;
+    try {
+      return super.blockTokens(source, tokens, ...others);
+    } finally {
+      this.#depth--;
+    }
   }
+
+  inlineTokens(source, tokens = []) {
+    const marks = source.match(MARKS)?.length ?? 0;
+    if (marks <= MOST_MARKS) return super.inlineTokens(source, tokens);
+    tokens.push(plainly(source));
+    return tokens;
+  }
+}
+
+function tokensOf(text) {
+  return new BoundedLexer(parser.defaults).lex(text);
 }
 
 /** Returns `{text, tokens}` of a text, with the finished blocks of `before`, that of its beginning. */
 export function parsed(text, before) {
+  if (text.length > MOST_CHARACTERS) return { text, tokens: [plainly(text)] };
   const kept = before && text.startsWith(before.text) ? before.tokens.slice(0, -3) : [];
   const length = kept.reduce((sum, { raw }) => sum + raw.length, 0);
   return { text, tokens: [...kept, ...tokensOf(text.slice(length))] };
