@@ -186,6 +186,43 @@ test("fields of a file that have another type are empty, and circles are left ou
   assert.ok(new Date(read.updatedAt).toISOString());
 });
 
+test("params of a file that Settings could not show are left out", () => {
+  const read = (params) => {
+    const file = JSON.parse(toFile([greeting()]));
+    file.conversations[0].params = params;
+    return fromFile(JSON.stringify(file))[0].params;
+  };
+  const right = {
+    samplingParams: {
+      temperature: "0.5",
+      seed: 1,
+      stop: ["a"],
+      ignoreEos: true,
+      structuredOutput: { jsonSchema: "{}" },
+    },
+    thinking: { effort: "low", budget: 5 },
+    tools: [{ name: "look" }, { type: "function", function: { name: "see" } }],
+  };
+  assert.deepEqual(read(right), right);
+  assert.deepEqual(read({ tools: { name: "look" } }), { tools: { name: "look" } });
+  const broken = { toString: 5, join: 5 };
+  const samplingParams = {
+    seed: 1,
+    stop: broken,
+    topP: broken,
+    topK: [null],
+    minP: null,
+    other: 1,
+  };
+  const structuredOutput = { jsonSchema: broken };
+  const wrong = { toolChoice: { mode: 5 }, tools: [null], thinking: "much", model: "other" };
+  const params = { ...wrong, samplingParams: { ...samplingParams, structuredOutput } };
+  assert.deepEqual(read(params), { samplingParams: { seed: 1 } });
+  for (const tools of [{ name: 5 }, [{ name: 5 }], [{ function: {} }], "look"]) {
+    assert.deepEqual(read({ tools, samplingParams: 5, thinking: [5] }), {});
+  }
+});
+
 test("tools are asked for in the form of the RPC, however they are typed", () => {
   const parameters = { type: "object" };
   const tool = { name: "look", parameters };

@@ -11,6 +11,8 @@
  * RPC's Finish, or `{reason: "STOPPED"}` if the user stopped the answer.
  */
 
+import { knownParams } from "./fields.js";
+
 const FORMAT = "signalbox.conversations";
 const VERSION = 1;
 const ROLES = {
@@ -196,7 +198,7 @@ function imported({ title, model, system, params, selected, messages, updatedAt 
     ...newConversation({ model: textOf(model), now: isTime(updatedAt) ? updatedAt : Date.now() }),
     title: textOf(title),
     system: textOf(system),
-    params: { ...params },
+    params: knownParams(params ?? {}),
     selected: { ...selected },
     messages: reachable(new Map(whole)),
   };

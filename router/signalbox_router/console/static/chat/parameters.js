@@ -1,14 +1,9 @@
 /** What a request asks for besides its messages: sampling, thinking, structure and tools. */
 
 import { html, useEffect, useState } from "../lib/html.js";
+import { GROUPS, partOf } from "./fields.js";
 
-/** Fields of ChatRequest, and the names by which the HTTP API describes some of them. */
-const GROUPS = {
-  Sampling: ["temperature", "topP", "topK", "minP", "typicalP", "seed", "logprobs"],
-  Penalties: ["presencePenalty", "frequencyPenalty", "repetitionPenalty"],
-  "Length and end": ["maxTokens", "minTokens", "stop", "ignoreEos"],
-  Thinking: ["effort", "budget"],
-};
+/** The names by which the HTTP API describes some fields. */
 const DESCRIBED_AS = {
   logprobs: "top_logprobs",
   effort: "reasoning_effort",
@@ -54,10 +49,14 @@ export function Parameters({ value, onChange, model, violations = [] }) {
     };
   };
   const fieldOf = (name) => {
-    const part = GROUPS.Thinking.includes(name) ? "thinking" : "samplingParams";
     const told = { name: snake(name), about: about[DESCRIBED_AS[name] ?? snake(name)] };
     const standard = model?.defaultSamplingParams?.[name];
-    return html`<${Field} key=${name} ...${told} standard=${standard} ...${bound(part, name)} />`;
+    return html`<${Field}
+      key=${name}
+      ...${told}
+      standard=${standard}
+      ...${bound(partOf(name), name)}
+    />`;
   };
   const groups = Object.entries(GROUPS).map(
     ([title, names]) =>
