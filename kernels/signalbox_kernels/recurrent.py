@@ -111,7 +111,7 @@ class Scan:
     step: int
     """First column of the gates, as `strength` is; each has one for each head."""
     strength: int = 0
-    """Of the gated delta rule alone."""
+    """First column of beta, which the gated delta rule alone has."""
     step_limits: tuple[float, float] = (0.0, inf)
     rates: AnyArray
     """[num_heads], below 0: A, or -exp(A_log)."""

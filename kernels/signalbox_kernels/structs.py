@@ -416,7 +416,7 @@ class StepArrays:
     adapters: NDArray[np.int32] | None = None
     token_types: NDArray[np.int32] | None = None
     states: StateArrays | None = None
-    """Of a program with recurrent layers."""
+    """States of its sequences; None for a program without recurrent layers."""
 
     def as_struct(self) -> SbBatch:
         absent = {name for name in ("adapters", "token_types") if getattr(self, name) is None}

@@ -138,7 +138,7 @@ class DecoderConfig:
     has_gate: bool = True
     """False of a feed-forward that is one product, its activation, and another product."""
     recurrence: Recurrence | None = None
-    """What the layers of `recurrent_layers` do in place of attention."""
+    """Sizes of layers that have a recurrence in place of attention; None without such layers."""
     recurrent_layers: frozenset[int] = frozenset()
     has_one_part: bool = False
     """True if a layer is attention, a recurrence or a feed-forward alone, with one norm

@@ -1,4 +1,4 @@
-"""What the configurations of families with recurrent layers have in common."""
+"""Fields that the configurations of families with recurrent layers have in common."""
 
 from collections.abc import Collection
 from typing import Any

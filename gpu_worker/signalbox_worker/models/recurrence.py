@@ -1,4 +1,4 @@
-"""What recurrent layers keep of a sequence in place of K and V: a state of one size, in float32.
+"""Sizes of recurrent layers, which keep a state of one size for each sequence, in float32.
 
 A short convolution reads the last inputs of each channel. Behind one, the gated delta rule (Yang et
 al., 2024) and Mamba-2 (Dao and Gu, 2024) keep a matrix for each head.

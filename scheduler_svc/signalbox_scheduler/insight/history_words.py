@@ -1,4 +1,4 @@
-"""What happened to one request, in words: `signalbox explain` and the console's Why show them."""
+"""Words for the history of one request, which `signalbox explain` and the console's Why show."""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
