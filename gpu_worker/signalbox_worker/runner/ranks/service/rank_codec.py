@@ -172,14 +172,14 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
 
 def _batch(message: pb.RankBatch) -> Batch:
     context_lens = unpack_int64(message.context_lens)
-    token_ids = unpack_int64(message.token_ids).copy()
+    positions = unpack_int64(message.positions).copy()
     slots = unpack_int64(message.slot_mapping).copy()
-    if len(slots) > len(token_ids):
-        slots = slots.reshape(len(token_ids), -1)
+    if len(slots) > len(positions):
+        slots = slots.reshape(len(positions), -1)
     # What is read of the wire is read-only, which Torch's tensors cannot be.
     return Batch(
-        token_ids=token_ids,
-        positions=unpack_int64(message.positions).copy(),
+        token_ids=unpack_int64(message.token_ids).copy(),
+        positions=positions,
         slot_mapping=slots,
         query_start=unpack_int64(message.query_start).copy(),
         context_lens=context_lens.copy(),
