@@ -183,7 +183,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
                     token_ids=new.token_ids,
                     num_computed_tokens=new.num_computed_tokens,
                     num_new_tokens=new.num_new_tokens,
-                    block_table=pack_int32(new.block_table),
+                    block_table=new.block_table,
                     num_samples=new.num_samples,
                 )
                 for new in members
@@ -204,7 +204,7 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             num_prompt_tokens=group.num_prompt_tokens,
             num_computed_tokens=sequence.num_computed_tokens,
             num_new_tokens=sequence.num_new_tokens,
-            block_table=int32_list(sequence.block_table, "new_groups.sequences.block_table"),
+            block_table=list(sequence.block_table),
             num_samples=sequence.num_samples,
             params=params,
             request_id=group.request_id,

@@ -209,22 +209,22 @@ class SequenceGroupMetadata(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
-    __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "num_samples", "block_table")
+    __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
     BRANCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BLOCK_TABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     seq_id: int
     branch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_computed_tokens: int
     num_new_tokens: int
+    block_table: _containers.RepeatedScalarFieldContainer[int]
     num_samples: int
-    block_table: bytes
-    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., num_samples: _Optional[int] = ..., block_table: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, seq_id: _Optional[int] = ..., branch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_computed_tokens: _Optional[int] = ..., num_new_tokens: _Optional[int] = ..., block_table: _Optional[_Iterable[int]] = ..., num_samples: _Optional[int] = ...) -> None: ...
 
 class RunningSequences(_message.Message):
     __slots__ = ("seq_ids", "num_new_tokens")
