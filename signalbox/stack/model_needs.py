@@ -5,11 +5,12 @@ a model that runs through it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
@@ -38,7 +39,7 @@ from signalbox_worker.runner.loading.unfetched_model import with_holes
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
 from signalbox_worker.runner.native.encoder_weights import EncoderWeights
 from signalbox_worker.runner.native.kv_places import kv_places
-from signalbox_worker.runner.native.native_model import dtype_name, stored_tensors
+from signalbox_worker.runner.native.native_model import dtype_name, groups_of, stored_tensors
 from signalbox_worker.runner.native.program_parts import program_shape
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weights import WeightForm, Weights
@@ -78,7 +79,7 @@ class ModelNeeds:
     rank_weights_bytes: int | None
     """About what each rank holds."""
     kv_block_bytes: int
-    """Bytes of a block on rank 0; 0 of a model that keeps no K and V."""
+    """Bytes of a block of each group of layers on rank 0; 0 of a model that keeps no K and V."""
     kv_block_size: int
     kv_window_bytes: int
     """K and V of one sequence of `max_model_len` tokens, on all ranks."""
@@ -136,8 +137,10 @@ def _needs(
     if opened.pooling is not None:
         check_pooling(settings.runner_config)
     why_not = native_unsupported_reason(opened, settings, settings, settings, parallel)
+    groups: Sequence[CacheGroup] = (FULL_GROUP,)
     if why_not is None:
-        built = _built_natively(settings, opened)
+        groups = groups_of(opened, settings.runner_config, max_model_len=window(settings, opened))
+        built = _built_natively(settings, opened, groups)
     else:
         check_pytorch(settings, settings, opened, why_not)
         opened = for_pytorch(opened, settings, parallel, why_not)
@@ -149,6 +152,8 @@ def _needs(
     length, shape = window(settings, opened), opened.shape
     block_size = settings.block_size or USUAL_BLOCK_SIZE
     layers_bytes = built.block_bytes * shape.num_layers // len(stage_layers(opened, parallel))
+    num_rows = -(-length // block_size)
+    most_blocks = sum(group.most_blocks(num_rows, block_size=block_size) for group in groups)
     return ModelNeeds(
         architecture=shape.architecture,
         multimodal_architecture=source.config.get(MULTIMODAL),
@@ -168,14 +173,16 @@ def _needs(
         weights_bytes=weights,
         num_ranks=parallel.num_ranks,
         rank_weights_bytes=None if weights is None else -(-weights // parallel.num_ranks),
-        kv_block_bytes=built.block_bytes,
+        kv_block_bytes=built.block_bytes * len(groups),
         kv_block_size=block_size,
-        kv_window_bytes=-(-length // block_size) * (layers_bytes * parallel.tensor_parallel_size),
+        kv_window_bytes=most_blocks * layers_bytes * parallel.tensor_parallel_size,
         to_fetch=to_fetch,
     )
 
 
-def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel:
+def _built_natively(
+    settings: EngineSettings, opened: OpenedModel, groups: Sequence[CacheGroup]
+) -> BuiltModel:
     """Returns what `built_in_pytorch` does, of a model that runs natively."""
     dtype = dtype_name(settings.dtype, is_half=opened.source.is_half)
     quantization = check_native(settings, opened)
@@ -183,7 +190,9 @@ def _built_natively(settings: EngineSettings, opened: OpenedModel) -> BuiltModel
         device="cpu",
         device_bytes=None,
         dtype=dtype,
-        block_bytes=0 if opened.shape.is_bidirectional else _native_block(settings, opened, dtype),
+        block_bytes=0
+        if opened.shape.is_bidirectional
+        else _native_block(settings, opened, dtype, groups),
         quantization=quantization,
     )
 
@@ -215,7 +224,9 @@ def _check_tensors(opened: OpenedModel) -> None:
     Weights(stored, TensorShare(whole=config, size=1), layers, WeightForm(float32))
 
 
-def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> int:
+def _native_block(
+    settings: EngineSettings, opened: OpenedModel, dtype: str, groups: Sequence[CacheGroup]
+) -> int:
     """Returns the bytes of a KV block of a native program."""
     config, parallel = opened.config, settings.parallel
     assert isinstance(config, DecoderConfig), "encoders keep no K and V"
@@ -225,7 +236,7 @@ def _native_block(settings: EngineSettings, opened: OpenedModel, dtype: str) -> 
         DTYPES[dtype],
         isa=best_isa(),
         block_size=settings.block_size or USUAL_BLOCK_SIZE,
-        places=kv_places(share, stage_layers(opened, parallel)),
+        places=kv_places(share, stage_layers(opened, parallel), groups),
         kv_dtype=settings.kv_cache_dtype,
     )
     return shape.block_bytes

@@ -43,7 +43,7 @@ def test_a_whole_request_is_decoded() -> None:
                             token_ids=[1, 2, 3],
                             num_computed_tokens=1,
                             num_new_tokens=2,
-                            block_table=pack_int32([4]),
+                            block_table=[4],
                             num_samples=1,
                         )
                     ],
@@ -171,7 +171,7 @@ sequences = st.builds(
     token_ids=st.lists(st.integers(0, (1 << 32) - 1) | small, max_size=8),
     num_computed_tokens=small,
     num_new_tokens=small,
-    block_table=st.lists(st.integers(-1, (1 << 31) - 1) | small, max_size=4).map(pack_int32),
+    block_table=st.lists(st.integers(-1, (1 << 31) - 1) | small, max_size=4),
     num_samples=small,
     branch=st.integers(0, (1 << 32) - 1),
 )

@@ -242,18 +242,18 @@ def _kv_form(
         block_size=block_size,
         dtype=cache.kv_cache_dtype,
         scales=scales,
-        groups=_cache_groups(opened, settings, max_model_len=max_model_len),
+        groups=groups_of(opened, settings, max_model_len=max_model_len),
     )
 
 
-def _cache_groups(
+def groups_of(
     opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
 ) -> tuple[CacheGroup, ...]:
-    """Returns the groups of layers; stages and stores have blocks of all layers."""
+    """Returns the groups of layers; stages and stores have blocks of all layers, encoders none."""
     is_staged = settings.parallel.pipeline_parallel_size > 1
-    if is_staged or settings.disk.has_disk or settings.shared.has_server:
+    has_store = settings.disk.has_disk or settings.shared.has_server
+    if is_staged or has_store or not isinstance(opened.config, DecoderConfig):
         return (FULL_GROUP,)
-    assert isinstance(opened.config, DecoderConfig)
     return cache_groups(opened.config, max_model_len=max_model_len)
 
 

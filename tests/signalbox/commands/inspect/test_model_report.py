@@ -90,12 +90,12 @@ def test_the_report_is_what_a_worker_has_then(
     found = needs_of(tmp_path, **flags)
     runner = make_runner(tmp_path, **{"dtype": "auto", **flags})
     footprint = runner.executor.footprint
-    assert found.kv_block_bytes == footprint.block_bytes
+    assert found.kv_block_bytes == footprint.block_bytes * len(footprint.groups)
     assert found.kv_block_size == footprint.block_size
     assert (found.dtype, found.max_model_len) == (runner.model.dtype, runner.model.max_model_len)
-    assert found.kv_window_bytes == footprint.block_bytes * -(
-        -footprint.max_model_len // footprint.block_size
-    )
+    num_rows = -(-footprint.max_model_len // footprint.block_size)
+    sizes = (one.most_blocks(num_rows, block_size=footprint.block_size) for one in footprint.groups)
+    assert found.kv_window_bytes == footprint.block_bytes * sum(sizes)
     assert found.is_native is ("cpu_backend" not in flags)
 
 
