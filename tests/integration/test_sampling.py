@@ -72,7 +72,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def make_runner(path: Path, num_blocks: int | None) -> Runner:
-    size = 0 if num_blocks is None else num_blocks * block_bytes(path)
+    size = 0 if num_blocks is None else num_blocks * row_bytes(path)
     return factory.make_runner(
         RunnerConfig(
             model=ModelConfig(model=str(path), dtype="float32"),
@@ -88,8 +88,10 @@ def make_runner(path: Path, num_blocks: int | None) -> Runner:
     )
 
 
-def block_bytes(path: Path) -> int:
-    return make_runner(path, None).profile().block_bytes
+def row_bytes(path: Path) -> int:
+    """Returns the bytes of a block of each group of layers."""
+    capacity = make_runner(path, None).profile()
+    return capacity.block_bytes * len(capacity.groups)
 
 
 class Stack:
