@@ -47,7 +47,7 @@ def _page_url(given: str) -> str:
         raise ValueError(f"--url is {given!r}; give http://HOST:PORT or https://HOST:PORT")
     if url.username is not None:
         raise ValueError("--url names a user; keys are given in the page, not in its address")
-    path = quote(url.path, safe="/%:@!$&'()*+,;=").rstrip("/").removesuffix("/v1")
+    path = quote(url.path, safe="/%:@!$&'(),;=*+").rstrip("/").removesuffix("/v1")
     return f"{url.scheme}://{url.netloc}{path}/"
 
 
