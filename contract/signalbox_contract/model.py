@@ -251,7 +251,7 @@ def encode_capacity(capacity: WorkerCapacity) -> pb.WorkerCapacity:
         "prefill_tokens_per_second": int(capacity.prefill_tokens_per_s),
         "ranks": map(encode_rank, capacity.ranks),
         "store": capacity.store and _encode_store(capacity.store),
-        "groups": map(encode_group, capacity.groups),
+        "groups": map(encode_group, capacity.groups) if capacity.groups != (FULL_GROUP,) else (),
     }
     return pb.WorkerCapacity(**_shared(capacity, WorkerCapacity, pb.WorkerCapacity) | own)
 
