@@ -90,7 +90,7 @@ test-chaos: $(INSTALLED) ## kills, stops and cuts off real processes under load;
 test-clients: $(INSTALLED) $(MODEL) $(OTHERS)/.installed ## clients of other projects against a live stack; CLIENTS=--write-docs
 	@$(BIN)/python -m tests.third_party.run $(CLIENTS)
 
-test-console: $(INSTALLED) $(OTHERS)/console/.installed tests/console/node_modules/.installed ## the console in Chromium, as a person uses it; SCREENSHOTS=FOLDER keeps pictures of its views
+test-console: $(INSTALLED) $(MODEL) $(OTHERS)/console/.installed tests/console/node_modules/.installed ## the console in Chromium, as a person uses it; SCREENSHOTS=FOLDER keeps pictures of its views
 	@SIGNALBOX_TEST_EVENT_S=60 $(OTHERS)/console/bin/python -m pytest --timeout 110 $(SCREENSHOTS:%=--screenshots %) tests/console
 
 test-agents: $(INSTALLED) tests/agents/node_modules/.installed ## command lines of agents, where there is no network; AGENTS="PACKAGE PACKAGE"
