@@ -47,6 +47,7 @@ class _Told(NamedTuple):
 
     progress: _Progress
     table: list[int]
+    """The sequence's own; watchers know the blocks in it."""
 
 
 _NOTHING = _Told(_Progress(), [])
@@ -113,7 +114,7 @@ class WorkerPicture(StepObserver):
             new_sequences=self._sequences.values(),
         )
         _set_sequences(frame, self._told)
-        _set_tables(frame, {seq_id: (0, told.table) for seq_id, told in self._told.items()})
+        _set_tables(frame, {seq_id: (0, held(told.table)) for seq_id, told in self._told.items()})
         _set_pool(frame.gpu, self._on_gpu.full())
         _set_pool(frame.cpu, self._on_cpu.full())
         return frame
@@ -144,9 +145,11 @@ class WorkerPicture(StepObserver):
                 frame.new_sequences.append(watched)
                 told = _NOTHING
             progress, table = _progress(seq), told.table
-            if (blocks := held(seq.block_table)) != table:
-                num_kept, table = _num_common(table, blocks), blocks
-                tables[seq.seq_id] = (num_kept, table[num_kept:])
+            if seq.block_table != table:
+                blocks, known, table = held(seq.block_table), held(table), seq.block_table.copy()
+                if blocks != known:
+                    num_kept = _num_common(known, blocks)
+                    tables[seq.seq_id] = (num_kept, blocks[num_kept:])
             self._told[seq.seq_id] = now = _Told(progress, table)
             if progress != told.progress:
                 changed[seq.seq_id] = now
