@@ -47,6 +47,11 @@ FULL_GROUP = CacheGroup()
 """All layers of a model that keeps all tokens."""
 
 
+def windows_of(groups: Sequence[CacheGroup]) -> list[tuple[int, CacheGroup]]:
+    """Returns the groups that have a window, each behind the column of tables that is its own."""
+    return [(column, group) for column, group in enumerate(groups) if group.window]
+
+
 def check_groups(groups: Sequence[CacheGroup]) -> None:
     """Raises ValueError if a scheduler cannot keep the blocks of such groups."""
     if len(groups) > _MAX_GROUPS:

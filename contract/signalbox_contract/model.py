@@ -12,6 +12,7 @@ from signalbox_contract.cache_groups import (
     check_groups,
     decode_group,
     encode_group,
+    windows_of,
 )
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -197,7 +198,7 @@ class WorkerCapacity:
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
         check_groups(self.groups)
-        if self.store is not None and any(group.window for group in self.groups):
+        if self.store is not None and windows_of(self.groups):
             raise ValueError("a store of KV blocks takes those of full groups alone")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")

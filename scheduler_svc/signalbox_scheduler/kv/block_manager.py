@@ -5,11 +5,11 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sized
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, describe_groups
+from signalbox_contract.cache_groups import NO_BLOCK, describe_groups, windows_of
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
@@ -67,7 +67,7 @@ class BlockSpaceManager:
         self.groups = shape.groups
         self.num_groups = len(shape.groups)
         """Blocks in a row of a table, which are for the same tokens."""
-        self._windows = [(i, group) for i, group in enumerate(shape.groups) if group.window]
+        self._windows = windows_of(shape.groups)
         self.sizes = GroupSizes(
             block_size=shape.block_size,
             num_gpu_blocks=shape.num_gpu_blocks,
@@ -98,7 +98,7 @@ class BlockSpaceManager:
         )
 
     def samples(self, *, cache_dtype: str) -> Iterator[Sample]:
-        num_tokens = self.gpu.num_blocks * self.block_size // self.num_groups
+        num_tokens = self.num_tokens(self.gpu.num_blocks)
         yield gauge(
             "cache_config_info",
             "How a worker's KV cache is set up; always 1.",
@@ -155,9 +155,9 @@ class BlockSpaceManager:
         """
         return self._prefix_cache.find(seq)
 
-    def num_tokens(self, entries: Sized) -> int:
-        """Returns the tokens that some rows of a table hold."""
-        return len(entries) // self.num_groups * self.block_size
+    def num_tokens(self, num_blocks: int) -> int:
+        """Returns the tokens that so many blocks hold, of all groups."""
+        return num_blocks * self.block_size // self.num_groups
 
     def private_hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns a name of what a block of the sequence's table holds that nothing may find."""
@@ -242,7 +242,8 @@ class BlockSpaceManager:
     def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
         """Says whether the sequence can have the blocks of its next tokens."""
         wanted = self._num_to_append(seq, num_new_tokens)
-        if len(held(seq.block_table)) + wanted > self.gpu.num_blocks:
+        most = self.gpu.num_blocks - wanted
+        if len(seq.block_table) > most and len(held(seq.block_table)) > most:
             return AllocStatus.NEVER
         wanted += len(self._shared_writes(seq))
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER

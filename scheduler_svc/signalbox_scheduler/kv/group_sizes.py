@@ -3,7 +3,7 @@
 import bisect
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import CacheGroup
+from signalbox_contract.cache_groups import CacheGroup, windows_of
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 
@@ -77,7 +77,7 @@ class GroupSizes:
 
     @property
     def has_windows(self) -> bool:
-        return any(group.window for group in self.groups)
+        return bool(windows_of(self.groups))
 
     @property
     def longest_alone(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Tokens
 from functools import cache, partial
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup
+from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, windows_of
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.block_table import held
@@ -70,7 +70,7 @@ class PrefixCache:
         self._block_size = block_size
         self._groups = groups
         self._width = len(groups)
-        self._windows = [(i, group) for i, group in enumerate(groups) if group.window]
+        self._windows = windows_of(groups)
         full = (column for column, group in enumerate(groups) if not group.window)
         self._full_column = next(full, None)
         self._gpu = gpu
@@ -169,10 +169,11 @@ class PrefixCache:
         if not self._is_on:
             return
         num_whole_rows = seq.num_computed_tokens // self._block_size
-        width, table = self._width, seq.block_table
-        for index in range(seq.num_cached_blocks * width, num_whole_rows * width):
-            if table[index] != NO_BLOCK:
-                self._gpu.cache_block(table[index], self.name(seq, index))
+        for row in range(seq.num_cached_blocks, num_whole_rows):
+            block_hash, start = self.hash(seq, row), row * self._width
+            for column, block in enumerate(seq.block_table[start : start + self._width]):
+                if block != NO_BLOCK:
+                    self._gpu.cache_block(block, name_in_group(block_hash, column))
         seq.num_cached_blocks = num_whole_rows
 
     def name(self, seq: Sequence, index: int) -> BlockHash:

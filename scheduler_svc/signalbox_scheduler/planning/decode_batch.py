@@ -276,7 +276,8 @@ class DecodeBatch:
         in_need = [
             seq
             for seq in self._growing
-            if seq in at_end or self._num_planned(seq) == self._blocks.num_tokens(seq.block_table)
+            if seq in at_end
+            or self._num_planned(seq) == self._blocks.num_tokens(len(seq.block_table))
         ]
         assert set(in_need) <= self._reached.keys() <= set(self.seqs)
         for seq, planned in self._reached.items():

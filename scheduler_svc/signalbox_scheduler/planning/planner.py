@@ -297,10 +297,10 @@ class Planner:
         return True
 
     def _start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
-        seq.num_computed_tokens = self._blocks.num_tokens(prefix)
+        seq.num_computed_tokens = self._blocks.num_tokens(len(prefix))
         self._blocks.start(seq, prefix)
-        num_fetched = self._blocks.num_tokens([one for one in prefix if not one.is_on_gpu])
-        self.num_cpu_prefix_hits += num_fetched
+        num_fetched = sum(not found.is_on_gpu for found in prefix)
+        self.num_cpu_prefix_hits += self._blocks.num_tokens(num_fetched)
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens

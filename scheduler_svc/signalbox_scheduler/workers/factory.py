@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from signalbox_contract.cache_groups import windows_of
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_scheduler.config import (
     CacheShape,
@@ -89,8 +90,7 @@ def make_scheduler(
 
 def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
     """Returns what workers have in common that read each other's blocks; empty if it has none."""
-    has_windows = any(group.window for group in capacity.groups)
-    if has_windows or not capacity.block_format:  # transfers know no rows of blocks
+    if windows_of(capacity.groups) or not capacity.block_format:  # transfers know no rows of blocks
         return ""
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
     return f"{capacity.block_format}, {sizes}, {model.numerics}"

@@ -52,7 +52,7 @@ def begin(blocks: BlockSpaceManager, num_tokens: int, *, kind: int = 1) -> Seque
         return None
     (seq,) = group.sequences
     prefix = blocks.find_prefix(seq)
-    seq.num_computed_tokens = blocks.num_tokens(prefix)
+    seq.num_computed_tokens = blocks.num_tokens(len(prefix))
     blocks.start(seq, prefix)
     compute(blocks, seq, num_tokens - seq.num_computed_tokens)
     return seq
@@ -110,7 +110,7 @@ def test_a_prefix_is_found_after_its_blocks_were_freed(num_more: int) -> None:
     assert rows_kept(blocks, seq, 1)[0] > 1
     (other,) = make_request([1] * 22 + [2] * 9).sequences
     prefix = blocks.find_prefix(other)
-    assert blocks.num_tokens(prefix) == 20
+    assert blocks.num_tokens(len(prefix)) == 20
     needed = [[found.block != NO_BLOCK for found in prefix[column::3]] for column in range(3)]
     assert needed == [[True] * 5, [False] * 3 + [True] * 2, [False] * 3 + [True] * 2]
     other.num_computed_tokens = 20
@@ -129,7 +129,7 @@ def test_a_prefix_ends_where_each_group_has_what_the_next_token_sees() -> None:
         assert block is not None
         blocks.gpu.retract(block)
         (other,) = make_request([1] * 41).sequences
-        assert blocks.num_tokens(blocks.find_prefix(other)) == num_found
+        assert blocks.num_tokens(len(blocks.find_prefix(other))) == num_found
     assert blocks.estimate_prefix(other) == 10  # it looks at the full group
 
 
@@ -139,7 +139,7 @@ def test_a_worker_of_windows_alone_finds_what_its_next_token_sees() -> None:
     blocks.free(seq)
     (other,) = make_request([1] * 37).sequences
     found = blocks.find_prefix(other)
-    assert blocks.num_tokens(found) == 36
+    assert blocks.num_tokens(len(found)) == 36
     assert [one.block != NO_BLOCK for one in found] == [False] * 7 + [True] * 2
     assert blocks.estimate_prefix(other) == 9
 

@@ -137,7 +137,7 @@ def _check_running(
 ) -> None:
     end = state["num_computed"] + num_new
     known = np.minimum(state["num_tokens"], limits.model.max_model_len)
-    room = num_blocks // limits.num_groups * limits.capacity.block_size
+    room = num_blocks // len(limits.capacity.groups) * limits.capacity.block_size
     if not (end > np.minimum(known, room)).any():
         return
     if (end > known).any():
@@ -177,7 +177,11 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch
     if query_start[-1] > len(num_new):
         token_rows = np.repeat(token_rows, num_new)
         positions = np.repeat(computed, num_new) + offsets(num_new)
-    slots = _slots(rows.block_tables, token_rows, positions, size, limits.num_groups)
+    num_groups = len(limits.capacity.groups)
+    num_rows, num_entries = rows.block_tables.shape
+    by_group = rows.block_tables.reshape(num_rows, num_entries // num_groups, num_groups)
+    blocks = by_group[token_rows, positions // size].astype(np.int64)
+    slots = blocks * size + (positions % size)[:, None]
     context_lens = computed + num_new
     token_ids, fed_from = _tokens(rows.tokens[token_rows, positions].astype(np.int64))
     prompt_rows = None
@@ -185,12 +189,12 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch
         prompt_rows = prompt_logprobs.rows_of(
             planned.state, planned.rows, num_new, rows=rows, query_start=query_start
         )
-    width = -(-int(context_lens.max(initial=0)) // size) * limits.num_groups
+    width = -(-int(context_lens.max(initial=0)) // size) * num_groups
     draws, add_rules = _sample_rows(planned, rows, query_start)
     return Batch(
         token_ids=token_ids,
         positions=positions,
-        slot_mapping=slots,
+        slot_mapping=slots if num_groups > 1 else slots[:, 0],
         query_start=query_start,
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
@@ -202,19 +206,6 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch
         token_types=pooled_prompts.token_types(planned.state, num_new, positions),
         pooling=planned.pooling,
     )
-
-
-def _slots(
-    tables: Int32Array, rows: Int64Array, positions: Int64Array, size: int, num_groups: int
-) -> Int64Array:
-    """Returns the slots of tokens as a `Batch` has them."""
-    if num_groups == 1:
-        of_tokens: Int64Array = tables[rows, positions // size].astype(np.int64)
-        return of_tokens * size + positions % size
-    entries = (positions // size * num_groups)[:, None] + np.arange(num_groups)
-    blocks = tables[rows[:, None], entries].astype(np.int64)
-    slots: Int64Array = blocks * size + (positions % size)[:, None]
-    return slots
 
 
 def _adapters(planned: PlannedBatch, query_start: Int64Array) -> Int32Array | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.cache_groups import NO_BLOCK
+from signalbox_contract.cache_groups import NO_BLOCK, windows_of
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.sampling_params import find_fault
@@ -29,19 +29,14 @@ class Limits:
     """Slots of the adapters that are loaded, by SHA-256."""
 
     @property
-    def num_groups(self) -> int:
-        """Blocks in a row of a table."""
-        return len(self.capacity.groups)
-
-    @property
     def max_blocks(self) -> int:
         """Entries of the table of the longest sequence."""
-        return -(-self.model.max_model_len // self.capacity.block_size) * self.num_groups
+        return -(-self.model.max_model_len // self.capacity.block_size) * len(self.capacity.groups)
 
     def check_blocks(self, field: str, blocks: NDArray[np.integer] | Sequence[int]) -> None:
         """Checks that entries of a table are blocks, or none where a window may keep none."""
-        has_windows = any(group.window for group in self.capacity.groups)
-        check_range(field, blocks, self.num_gpu_blocks, lowest=NO_BLOCK if has_windows else 0)
+        lowest = NO_BLOCK if windows_of(self.capacity.groups) else 0
+        check_range(field, blocks, self.num_gpu_blocks, lowest=lowest)
 
     def most_tokens(self, num_seqs: int) -> int:
         """Returns the most tokens of a step: a sequence alone may be as long as it is whole."""
@@ -74,7 +69,7 @@ def check_new(new: NewSequence, limits: Limits) -> None:
         ("num_computed_tokens", new.num_computed_tokens, 0, num_tokens - 1),
         ("num_new_tokens", new.num_new_tokens, 1, num_tokens - new.num_computed_tokens),
         ("num_samples", new.num_samples, 1, capacity.max_num_seqs),
-        ("block_table", len(new.block_table), -(-end // block_size) * limits.num_groups, None),
+        ("block_table", len(new.block_table), -(-end // block_size) * len(capacity.groups), None),
         ("block_table", len(new.block_table), 1, limits.max_blocks),
     ):
         _check_between(f"{where}.{field}", value, low, high)
@@ -91,11 +86,11 @@ def check_new(new: NewSequence, limits: Limits) -> None:
 
 def _check_windows(new: NewSequence, limits: Limits) -> None:
     """Checks that a new sequence has a block wherever its first step reads or writes."""
-    size, width = limits.capacity.block_size, limits.num_groups
+    groups, size = limits.capacity.groups, limits.capacity.block_size
     end = -(-(new.num_computed_tokens + new.num_new_tokens) // size)
-    for column, group in enumerate(limits.capacity.groups):
+    for column, group in enumerate(groups):
         first = group.first_block(new.num_computed_tokens, block_size=size)
-        entries = list(new.block_table[column::width])
+        entries = list(new.block_table[column :: len(groups)])
         if NO_BLOCK in entries[first:end]:
             allowed = f"blocks of group {column} for the rows [{first}, {end})"
             raise InvalidArgument("new_groups.sequences.block_table", NO_BLOCK, allowed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from signalbox_kernels.group import CalledOff, Group
 from signalbox_kernels.program import Program
 from signalbox_kernels.structs import AttentionArrays, StepArrays
-from signalbox_worker.batch.arrays import FloatArray, Int32Array, Int64Array
+from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import TokenRuns
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
@@ -189,14 +189,6 @@ class NativeExecutor(Executor):
         if num_rows > len(self._logits):
             self._logits = np.empty((num_rows, self._vocab_size), dtype=np.float32)
 
-    def _tables_of(self, batch: Batch) -> Int32Array:
-        """Returns the tables of all sequences in the first group, then in each other."""
-        if len(self._groups) == 1:
-            return np.ascontiguousarray(batch.block_tables)
-        num_seqs, num_groups = len(batch.context_lens), len(self._groups)
-        tables = batch.block_tables.reshape(num_seqs, -1, num_groups).transpose(2, 0, 1)
-        return np.ascontiguousarray(tables).reshape(num_groups * num_seqs, -1)
-
     def _arrays(
         self, batch: Batch, tokens: Int64Array, wanted: Int64Array, suppressed: TokenRuns
     ) -> StepArrays:
@@ -208,6 +200,9 @@ class NativeExecutor(Executor):
         self._reserve(len(wanted))
         logits_of_row = np.full(len(tokens), -1, dtype=np.int32)
         logits_of_row[wanted] = np.arange(len(wanted))
+        num_groups, (num_seqs, num_entries) = len(self._groups), batch.block_tables.shape
+        by_row = batch.block_tables.reshape(num_seqs, num_entries // num_groups, num_groups)
+        by_group = np.ascontiguousarray(by_row.transpose(2, 0, 1))
         return StepArrays(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -215,7 +210,7 @@ class NativeExecutor(Executor):
                 slots=np.ascontiguousarray(batch.slot_mapping.T),
                 query_start=batch.query_start,
                 context_lens=batch.context_lens,
-                block_tables=self._tables_of(batch),
+                block_tables=by_group.reshape(num_groups * num_seqs, num_entries // num_groups),
             ),
             row_tokens=tokens,
             logits_of_row=logits_of_row,
