@@ -151,9 +151,6 @@ def _needs(
     weights = None if sizes is None else sizes.bytes_in(form)
     length, shape = window(settings, opened), opened.shape
     block_size = settings.block_size or USUAL_BLOCK_SIZE
-    layers_bytes = built.block_bytes * shape.num_layers // len(stage_layers(opened, parallel))
-    num_rows = -(-length // block_size)
-    most_blocks = sum(group.most_blocks(num_rows, block_size=block_size) for group in groups)
     return ModelNeeds(
         architecture=shape.architecture,
         multimodal_architecture=source.config.get(MULTIMODAL),
@@ -175,9 +172,25 @@ def _needs(
         rank_weights_bytes=None if weights is None else -(-weights // parallel.num_ranks),
         kv_block_bytes=built.block_bytes * len(groups),
         kv_block_size=block_size,
-        kv_window_bytes=most_blocks * layers_bytes * parallel.tensor_parallel_size,
+        kv_window_bytes=_window_bytes(settings, opened, built.block_bytes, groups),
         to_fetch=to_fetch,
     )
+
+
+def _window_bytes(
+    settings: EngineSettings, opened: OpenedModel, block_bytes: int, groups: Sequence[CacheGroup]
+) -> int:
+    """Returns the bytes of K and V of the longest sequence, on all ranks.
+
+    Args:
+        block_bytes: of a block of the layers of rank 0.
+    """
+    size, parallel = settings.block_size or USUAL_BLOCK_SIZE, settings.parallel
+    num_rows = -(-window(settings, opened) // size)
+    most_blocks = sum(group.most_blocks(num_rows, block_size=size) for group in groups)
+    num_layers = len(stage_layers(opened, parallel))
+    layers_bytes = block_bytes * opened.shape.num_layers // num_layers
+    return most_blocks * layers_bytes * parallel.tensor_parallel_size
 
 
 def _built_natively(
