@@ -4,7 +4,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from signalbox_contract.columns import pack_int32
 from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_protos.worker.v1 import worker_pb2_grpc
@@ -89,7 +88,7 @@ def make_group(seq_id: int, token_ids: list[int], blocks: list[int]) -> pb.Seque
         seq_id=seq_id,
         token_ids=token_ids,
         num_new_tokens=len(token_ids),
-        block_table=pack_int32(blocks),
+        block_table=blocks,
         num_samples=1,
     )
     return pb.SequenceGroupMetadata(
