@@ -170,7 +170,9 @@ def _serving() -> Iterator[dict[str, str]]:
         folder = Path(name)
         encoder, reranker, expected = save_pooled_models(folder)
         with (
-            serve(folder / "log", MODEL, *cpu, "--allowed-origins=*") as stack,
+            serve(
+                folder / "log", MODEL, *cpu, "--allowed-origins=*", "--max-model-len=2048"
+            ) as stack,
             serve(folder / "encoder.log", str(encoder), *pooled) as embeds,
             serve(folder / "reranker.log", str(reranker), *pooled) as scores,
             serving_scripted_model() as scripted,

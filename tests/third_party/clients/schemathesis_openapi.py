@@ -11,7 +11,7 @@ URL = HTTP.removesuffix("/v1")
 CHECKS = "not_a_server_error,response_schema_conformance,content_type_conformance"
 
 options = ["--url", URL, "--checks", CHECKS, "--phases", "examples,fuzzing"]
-options += ["--seed", "1", "--max-examples", "5", "--request-timeout", "120"]
+options += ["--seed", "1", "--max-examples", "5", "--request-timeout", "500"]
 schemathesis = Path(sys.executable).with_name("schemathesis")
 done = subprocess.run(
     [schemathesis, "run", f"{URL}/openapi.json", *options], capture_output=True, text=True
