@@ -74,7 +74,7 @@ def expected_of(scheduler: Scheduler) -> Shown:
         )
         for seq in _sequences(scheduler)
     }
-    tables = {seq.seq_id: held(seq.block_table) for seq in _sequences(scheduler)}
+    tables = {seq.seq_id: seq.block_table for seq in _sequences(scheduler)}
     gpu, cpu = scheduler.blocks.gpu, scheduler.blocks.cpu
     cached = (set(gpu.cached_blocks), set(cpu.cached_blocks))
     return Shown(sequences, tables, cached, (_held(gpu), _held(cpu)))
@@ -118,6 +118,6 @@ class WorkerWatcher:
         pool = self._scheduler.blocks.gpu
         swapped = "REQUEST_STATE_SWAPPED"
         tables = [one for i, one in fresh.tables.items() if fresh.sequences[i][0] != swapped]
-        used = {block for one in (*tables, *fresh.held[0].values()) for block in one}
+        used = {block for one in (*tables, *fresh.held[0].values()) for block in held(one)}
         assert not used & fresh.cached[0]
         assert pool.num_free == pool.num_blocks - len(used)

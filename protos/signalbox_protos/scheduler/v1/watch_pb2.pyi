@@ -94,7 +94,7 @@ class WorkerFrame(_message.Message):
     def __init__(self, number: _Optional[int] = ..., description: _Optional[_Union[WorkerDescription, _Mapping]] = ..., new_sequences: _Optional[_Iterable[_Union[WatchedSequence, _Mapping]]] = ..., gone_seq_ids: _Optional[bytes] = ..., seq_ids: _Optional[bytes] = ..., states: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., table_seq_ids: _Optional[bytes] = ..., table_num_kept: _Optional[bytes] = ..., table_num_blocks: _Optional[bytes] = ..., table_blocks: _Optional[bytes] = ..., gpu: _Optional[_Union[PoolFrame, _Mapping]] = ..., cpu: _Optional[_Union[PoolFrame, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ..., num_omitted_steps: _Optional[int] = ...) -> None: ...
 
 class WorkerDescription(_message.Message):
-    __slots__ = ("address", "is_draining", "role", "block_size", "num_gpu_blocks", "num_cpu_blocks", "ranks", "store")
+    __slots__ = ("address", "is_draining", "role", "block_size", "num_gpu_blocks", "num_cpu_blocks", "ranks", "store", "groups")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class WorkerDescription(_message.Message):
     NUM_CPU_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     address: str
     is_draining: bool
     role: str
@@ -111,7 +112,8 @@ class WorkerDescription(_message.Message):
     num_cpu_blocks: int
     ranks: _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerRank]
     store: str
-    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., role: _Optional[str] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ..., store: _Optional[str] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.CacheGroup]
+    def __init__(self, address: _Optional[str] = ..., is_draining: _Optional[bool] = ..., role: _Optional[str] = ..., block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[_common_pb2.WorkerRank, _Mapping]]] = ..., store: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.CacheGroup, _Mapping]]] = ...) -> None: ...
 
 class WatchedSequence(_message.Message):
     __slots__ = ("seq_id", "request_number", "num_prompt_tokens", "max_tokens", "arrived_at_ns")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import encode_group
 from signalbox_contract.columns import pack_int32, pack_int64
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import StepResult
@@ -16,7 +17,6 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_scheduler.insight.step_observer import UNOBSERVED, StepObserver
-from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.pool_watch import PoolChange, PoolWatch
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceStatus
@@ -47,7 +47,6 @@ class _Told(NamedTuple):
 
     progress: _Progress
     table: list[int]
-    """The sequence's own; watchers know the blocks in it."""
 
 
 _NOTHING = _Told(_Progress(), [])
@@ -114,7 +113,7 @@ class WorkerPicture(StepObserver):
             new_sequences=self._sequences.values(),
         )
         _set_sequences(frame, self._told)
-        _set_tables(frame, {seq_id: (0, held(told.table)) for seq_id, told in self._told.items()})
+        _set_tables(frame, {seq_id: (0, told.table) for seq_id, told in self._told.items()})
         _set_pool(frame.gpu, self._on_gpu.full())
         _set_pool(frame.cpu, self._on_cpu.full())
         return frame
@@ -132,6 +131,7 @@ class WorkerPicture(StepObserver):
             num_cpu_blocks=blocks.cpu.num_blocks,
             ranks=map(encode_rank, self._scheduler.config.ranks),
             store=store.kind if (store := self._scheduler.config.store) else "",
+            groups=map(encode_group, blocks.groups),
         )
 
     def _compare_sequences(self, frame: pb.WorkerFrame) -> None:
@@ -146,10 +146,8 @@ class WorkerPicture(StepObserver):
                 told = _NOTHING
             progress, table = _progress(seq), told.table
             if seq.block_table != table:
-                blocks, known, table = held(seq.block_table), held(table), seq.block_table.copy()
-                if blocks != known:
-                    num_kept = _num_common(known, blocks)
-                    tables[seq.seq_id] = (num_kept, blocks[num_kept:])
+                num_kept, table = _num_common(table, seq.block_table), seq.block_table.copy()
+                tables[seq.seq_id] = (num_kept, table[num_kept:])
             self._told[seq.seq_id] = now = _Told(progress, table)
             if progress != told.progress:
                 changed[seq.seq_id] = now
@@ -191,7 +189,7 @@ def _watched(seq: Sequence) -> pb.WatchedSequence:
 
 
 def _num_common(before: list[int], after: list[int]) -> int:
-    """Returns how many leading blocks two tables have in common; most tables grow at their end."""
+    """Returns how many leading entries two tables have in common; most tables grow at their end."""
     if after[: len(before)] == before:
         return len(before)
     pairs = zip(before, after, strict=False)
@@ -210,7 +208,7 @@ def _set_sequences(frame: pb.WorkerFrame, told: dict[int, _Told]) -> None:
 
 
 def _set_tables(frame: pb.WorkerFrame, tables: dict[int, tuple[int, list[int]]]) -> None:
-    """Sets the tables, each as the number of blocks that it keeps and those that follow."""
+    """Sets the tables, each as the number of entries that it keeps and those that follow."""
     frame.table_seq_ids = pack_int64(list(tables))
     frame.table_num_kept = pack_int32([num_kept for num_kept, _ in tables.values()])
     frame.table_num_blocks = pack_int32([len(blocks) for _, blocks in tables.values()])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, decode_group
 from signalbox_contract.columns import int32_list, int64_list
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_rpc.limits.watchers import MAX_WAITING, Watcher
@@ -102,6 +103,35 @@ async def test_a_watcher_that_falls_behind_starts_again_from_a_full_picture() ->
                 late.apply(worker)
         assert late == expected_of(loop.scheduler) or not slow.follows(HERE)
         assert not others or not any(frame.is_full for frame in others)
+
+
+async def test_an_entry_of_a_table_tells_its_tokens_and_its_group() -> None:
+    """Tables keep their rows, whatever has been freed behind a window."""
+    groups = (FULL_GROUP, CacheGroup(kind="window", window=9))
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster, groups=groups)
+    feed, shown = WatchFeed(cluster), Shown()
+    add_request(cluster, router, 1, max_tokens=40)
+    with feed.joined() as watcher:
+        for step in range(25):
+            turn(cluster, loop)
+            send(feed, float(step))
+            for frame in waiting(watcher):
+                for worker in frame.workers:
+                    shown.apply(worker)
+        assert feed._picture is not None
+        (worker,) = feed._picture.full(25.0).workers
+    assert tuple(map(decode_group, worker.description.groups)) == groups
+    late = Shown()
+    late.apply(worker)
+    assert late == shown == expected_of(loop.scheduler)
+    ((*_, num_computed),), (table,) = shown.sequences.values(), shown.tables.values()
+    size = worker.description.block_size
+    for column, group in enumerate(groups):
+        first = group.first_block(num_computed, block_size=size)
+        kept = [row for row, one in enumerate(table[column::2]) if one != NO_BLOCK]
+        assert kept == [*range(first, len(table) // 2)]
+        assert bool(first) == (group is not FULL_GROUP)
 
 
 @pytest.mark.parametrize("content", [{}, {"kind": 7}])
