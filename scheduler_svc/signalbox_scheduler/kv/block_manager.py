@@ -411,12 +411,14 @@ class BlockSpaceManager:
     def _check_windows(self, seq: Sequence) -> None:
         """Asserts that a sequence has all blocks that its next token sees, and none behind them."""
         if seq.decode_index >= 0 or not seq.block_table:
-            return  # the decode batch has its counters
+            return  # the decode batch has its counters, and frees at the ends of blocks
+        size, num_computed = self.block_size, seq.num_computed_tokens
         num_rows = self.sizes.num_rows(seq.num_planned_tokens)
         for column, group in enumerate(self.groups):
-            first = group.first_block(seq.num_computed_tokens, block_size=self.block_size)
+            first = group.first_block(num_computed, block_size=size)
+            freed = group.first_block(num_computed // size * size, block_size=size)
             entries = seq.block_table[column :: self.num_groups]
-            assert not held(entries[:first]) or not group.window, f"{seq.seq_id}: behind the window"
+            assert not held(entries[:freed]), f"{seq.seq_id}: behind the window"
             assert NO_BLOCK not in entries[first:num_rows], f"{seq.seq_id}: a block is missing"
 
     def is_write_shared(self, seq: Sequence) -> bool:

@@ -144,7 +144,12 @@ class RecordedCluster:
         self._replayed.join(self._num_workers, **joined)
         _, loop, preparations = self._replayed.workers[self._num_workers]
         loop.recorder = recorder
-        fake = FakeWorker(capacity.block_size, pooling=self.model.pooling, mask_costs=mask_costs)
+        fake = FakeWorker(
+            capacity.block_size,
+            capacity.groups,
+            pooling=self.model.pooling,
+            mask_costs=mask_costs,
+        )
         fake.store = FakeStore(self.kept, fake.cpu, tickets=self._tickets, patience=20)
         worker = RecordedWorker(self._num_workers, loop, recorder, fake, preparations)
         self.workers.append(worker)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import Adapter, StoreCapacity, WorkerCapacity
 from signalbox_contract.pooling import PoolingModel, PoolingParams
 from signalbox_contract.request import BeamSearchParams, DeliveredSequence, Request
@@ -78,12 +79,20 @@ PREFILL, DECODE, BOTH = WorkerRole.PREFILL, WorkerRole.DECODE, WorkerRole.BOTH
 STORE = {"store": StoreCapacity(kind="disk", read_bytes_per_s=1e5)}
 SHARED = {"store": StoreCapacity(kind="shared", max_write_bytes_per_s=4000)}
 ALONE = {"block_format": ""}
+WINDOWS = {"groups": (FULL_GROUP, *(CacheGroup(kind="window", window=size) for size in (9, 6)))}
 SCENARIOS = {
     "swap": Scenario(
         seed=1,
         settings={"preemption_mode": PreemptionMode.SWAP, "watermark": 0.1},
         capacity=ALONE | {"num_cpu_blocks": 24},
         kinds=("plain", "forks", "beams"),
+    ),
+    "windows": Scenario(
+        seed=16,
+        settings={"preemption_mode": PreemptionMode.SWAP},
+        capacity=ALONE | WINDOWS | {"num_gpu_blocks": 48, "num_cpu_blocks": 48},
+        kinds=("plain", "turns", "forks"),
+        longest=40,
     ),
     "recompute": Scenario(
         seed=2,
