@@ -386,11 +386,11 @@ class BlockSpaceManager:
         """Gives a sequence that comes from another worker blocks that hold what it had there.
 
         Args:
-            table: blocks that the caller keeps for it; they are the sequence's, too.
+            table: its blocks, which the caller keeps for it; they are the sequence's, too.
             num_cached_blocks: see `Sequence`.
             private: those of the blocks that nothing may find.
         """
-        for block in table:
+        for block in held(table):
             self.gpu.share(block)
             if block in private:
                 self.gpu.retract(block)

@@ -8,9 +8,8 @@ tenant, cache salt and adapter: requests that differ in one of them find nothing
 import bisect
 import hashlib
 from array import array
-from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, windows_of
@@ -18,6 +17,7 @@ from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cpu_tier import CpuTier
+from signalbox_scheduler.kv.prefix_rows import PrefixRows
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 _BLOCK = hashlib.blake2b(digest_size=HASH_BYTES, person=b"block")
@@ -68,9 +68,9 @@ class PrefixCache:
         is_on: bool,
     ) -> None:
         self._block_size = block_size
-        self._groups = groups
         self._width = len(groups)
         self._windows = windows_of(groups)
+        self._rows = PrefixRows(groups, block_size=block_size)
         full = (column for column, group in enumerate(groups) if not group.window)
         self._full_column = next(full, None)
         self._gpu = gpu
@@ -99,37 +99,14 @@ class PrefixCache:
         def found(column: int, row: int) -> FoundBlock | None:
             return self._find(name_in_group(self.hash(seq, row), column))
 
-        num_rows = (seq.num_tokens - 1) // self._block_size
-        for column, group in enumerate(self._groups):
-            if not group.window:
-                rows = range(num_rows)
-                num_rows = next((row for row in rows if found(column, row) is None), num_rows)
-        before = -1
-        while num_rows != before:
-            before = num_rows
-            for column, group in self._windows:
-                num_rows = self._end_in_window(group, num_rows, partial(found, column))
-        firsts = [
-            group.first_block(num_rows * self._block_size, block_size=self._block_size)
-            for group in self._groups
-        ]
+        most_rows = (seq.num_tokens - 1) // self._block_size
+        num_rows = self._rows.longest(most_rows, lambda *place: found(*place) is not None)
+        firsts = self._rows.firsts(num_rows)
         return [
             found(column, row) or NOT_NEEDED if row >= first else NOT_NEEDED
             for row in range(num_rows)
             for column, first in enumerate(firsts)
         ]
-
-    def _end_in_window(
-        self, group: CacheGroup, end: int, found: Callable[[int], FoundBlock | None]
-    ) -> int:
-        """Returns the last row, up to `end`, before which a window's rows are found."""
-        while end:
-            first = group.first_block(end * self._block_size, block_size=self._block_size)
-            missing = (row for row in reversed(range(first, end)) if found(row) is None)
-            if (gap := next(missing, None)) is None:
-                return end
-            end = gap
-        return 0
 
     def estimate(self, seq: Sequence) -> int:
         """Returns how many of the sequence's leading rows are here, by looking at a few.
@@ -204,11 +181,13 @@ class PrefixCache:
 
         No block is found by it, and no other sequence has the same.
         """
-        start = index * self._block_size
-        previous = self.hash(seq, index - 1) if index else _root_hash(seq.group)
+        row, column = divmod(index, self._width)
+        start = row * self._block_size
+        previous = self.hash(seq, row - 1) if row else _root_hash(seq.group)
         tokens = seq.tokens(start, min(start + self._block_size, seq.num_computed_tokens))
         packed = array("q", [seq.seq_id, *tokens]).tobytes()
-        return hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"part").digest()
+        part = hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"part")
+        return name_in_group(part.digest(), column)
 
     def hash(self, seq: Sequence, row: int) -> BlockHash:
         """Returns the name of the tokens of a whole row of the sequence's table, and of all before

@@ -8,6 +8,7 @@ source."""
 
 from dataclasses import dataclass, field
 
+from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -63,6 +64,8 @@ class MigrationEnd:
     def pause(self, group: SequenceGroup) -> None:
         """Lets no step take a group of this worker any more until its migration has ended."""
         self._state.decode_batch.release(group)
+        for seq in group.unfinished:
+            self.blocks.cache_blocks(seq)  # the decode batch frees blocks of windows by whole rows
         self.queues.pause(group)
 
     def release(self, group: SequenceGroup) -> None:
@@ -134,19 +137,29 @@ class Migration:
         """
         named: dict[int, BlockHash] = {}
         blocks = self.source.blocks
+        width = blocks.num_groups
         for seq in self.group.unfinished:
             num_whole = num_named = seq.num_cached_blocks
             if self.has_paused:
                 num_named = max(num_whole, -(-seq.num_computed_tokens // blocks.block_size))
-            for index, block in enumerate(seq.block_table[:num_named]):
-                if block in named:
+            public = blocks.prefix_hashes(seq, 0, num_whole * width)
+            for index, block in enumerate(seq.block_table[: num_named * width]):
+                if block == NO_BLOCK or block in named:
                     continue
-                if index < num_whole and not blocks.gpu.is_private(block):
-                    named[block] = seq.block_hashes[blocks.block_size][index]
+                if index < len(public) and not blocks.gpu.is_private(block):
+                    named[block] = public[index]
                 else:
                     named[block] = blocks.private_hash(seq, index)
                     self.private.add(named[block])
         return named
+
+    def drop_outdated(self) -> None:
+        """Gives up what the destination has of blocks that are behind a window by now."""
+        needed = set(self.names().values())
+        for name in self.arrived.keys() - needed:
+            self.filled.drop(self.arrived.pop(name))
+        for name in self.landed.keys() - needed:
+            self.landed.pop(name).release()
 
     @property
     def num_reserved(self) -> int:

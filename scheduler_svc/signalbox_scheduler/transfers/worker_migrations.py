@@ -6,6 +6,7 @@ source pause the group, or takes it in.
 
 from collections.abc import Iterator
 
+from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
 from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
@@ -22,10 +23,10 @@ MAX_INCOMING = 4
 """Groups that may come to a worker at once."""
 MAX_OUTGOING = 8
 """Groups that a draining worker migrates at once."""
-TAIL_BLOCKS = 2
-"""Whole blocks of each sequence that may be missing when the group is paused."""
-GROWTH_BLOCKS = 2
-"""Blocks of each sequence that are reserved beyond those which it has."""
+TAIL_ROWS = 2
+"""Rows of whole blocks of each sequence that may be missing when the group is paused."""
+GROWTH_ROWS = 2
+"""Rows of blocks of each sequence that are reserved beyond those which it has."""
 
 
 class WorkerMigrations(MigrationEnd):
@@ -100,7 +101,8 @@ class WorkerMigrations(MigrationEnd):
         hashes = source.blocks.distinct_blocks(group).values()
         found = {h: block for h in hashes if h and (block := self.blocks.gpu.find(h)) is not None}
         num_slots = group.num_reserved_sequences
-        num_spare = len(hashes) - len(found) + GROWTH_BLOCKS * num_slots
+        num_spare = len(hashes) - len(found)
+        num_spare += GROWTH_ROWS * self.blocks.num_groups * num_slots
         num_unused = sum(map(self.blocks.gpu.is_cached, found.values()))
         num_wanted = sum(migration.num_wanted for migration in self.incoming.values())
         if not self.blocks.has_room(num_spare + num_unused + num_wanted):
@@ -143,7 +145,7 @@ class WorkerMigrations(MigrationEnd):
             self._grammars.want(migration.group)
         missing = self._rounds.missing(migration)
         if not migration.has_paused:
-            if len(missing) > TAIL_BLOCKS * migration.num_slots:
+            if len(missing) > TAIL_ROWS * self.blocks.num_groups * migration.num_slots:
                 return self._rounds.begin(migration, missing, now)
             if not (migration.may_pause and has_grammar):
                 return True
@@ -202,7 +204,7 @@ class WorkerMigrations(MigrationEnd):
     def _take(self, migration: Migration, now: float) -> None:
         """Moves a group from its source to this worker."""
         group, source, names = migration.group, migration.source, migration.names()
-        placed: dict[int, int] = {}  # block at the source: its copy here
+        placed = {NO_BLOCK: NO_BLOCK}  # block at the source: its copy here
         for block in source.blocks.distinct_blocks(group):
             if (name := names.get(block)) is not None:
                 placed[block] = migration.arrived[name]
@@ -210,7 +212,7 @@ class WorkerMigrations(MigrationEnd):
                 place = migration.next_spare()
                 (placed[block],) = place.blocks
                 migration.filled.absorb(place)
-        private = {placed[block] for block in placed if source.blocks.gpu.is_private(block)}
+        private = {place for block, place in placed.items() if source.blocks.gpu.is_private(block)}
         tables = {seq: [placed[block] for block in seq.block_table] for seq in group.unfinished}
         num_cached = {seq: seq.num_cached_blocks for seq in group.unfinished}
         source.release(group)

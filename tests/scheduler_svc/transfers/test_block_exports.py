@@ -87,9 +87,13 @@ class Workers:
     def add(self, prompt: list[int] = PROMPT, *, tenant: str = "") -> SequenceGroup:
         self.num_requests += 1
         group = make_request(prompt, max_tokens=2, arrival=float(self.num_requests), tenant=tenant)
-        self.content |= content_of(group, block_size=4)
+        self.content |= self.content_of(group)
         self.admission.add(group)
         return group
+
+    def content_of(self, group: SequenceGroup) -> dict[bytes, Block]:
+        num_groups = self.loops[0].scheduler.blocks.num_groups
+        return content_of(group, block_size=4, num_groups=num_groups)
 
     def step(self, number: int, *, seconds: float = 0.0) -> None:
         """Lets a worker take a step, which takes so long."""

@@ -57,7 +57,7 @@ class Pair(Workers):
         fields = {"max_tokens": NUM_TOKENS, "arrival": float(len(self.groups)), **request}
         group = make_request(prompt, **fields)
         if group.request.beam_search is None:
-            self.content |= content_of(group, block_size=4)
+            self.content |= self.content_of(group)
         else:
             self.knows_all = False
         self.groups.append(group)
