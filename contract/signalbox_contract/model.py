@@ -12,7 +12,9 @@ from signalbox_contract.cache_groups import (
     check_groups,
     decode_group,
     encode_group,
-    windows_of,
+    keep_all,
+    num_token_groups,
+    state_group,
 )
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -182,7 +184,7 @@ class WorkerCapacity:
 
     def num_tokens(self, num_blocks: int) -> int:
         """Returns the tokens that so many blocks hold, of all groups."""
-        return num_blocks * self.block_size // len(self.groups)
+        return num_blocks * self.block_size // num_token_groups(self.groups)
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""
@@ -198,7 +200,9 @@ class WorkerCapacity:
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
         check_groups(self.groups)
-        if self.store is not None and windows_of(self.groups):
+        if self.pipeline_parallel_size > 1 and state_group(self.groups):
+            raise ValueError("states of recurrent layers pass through no pipeline stages")
+        if self.store is not None and not keep_all(self.groups):
             raise ValueError("a store of KV blocks takes those of full groups alone")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")

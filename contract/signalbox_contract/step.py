@@ -90,6 +90,9 @@ class Step:
     pooling: Pooling | None = None
     """Parameters of pooling the new sequences; None for a worker that generates."""
     store_moves: StoreMoves | None = None
+    states: Sequence[Sequence[int]] = ()
+    """Blocks, the head first, of each state of recurrent layers that a table names for the first
+    time since they were handed out."""
 
     @property
     def changes_sequences(self) -> bool:
@@ -132,6 +135,8 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
         message.pooling.CopyFrom(encode_pooling(step.pooling))
     if step.store_moves is not None:
         message.store_moves.CopyFrom(encode_store_moves(step.store_moves))
+    if step.states:
+        message.states.extend(pb.State(blocks=blocks) for blocks in step.states)
     return message
 
 
@@ -161,6 +166,7 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         store_moves=decode_store_moves(message.store_moves)
         if message.HasField("store_moves")
         else None,
+        states=tuple(tuple(one.blocks) for one in message.states) if message.states else (),
     )
 
 

@@ -72,6 +72,7 @@ CAPACITY = WorkerCapacity(
         max_write_bytes_per_s=100 << 20,
     ),
 )
+STATES = CacheGroup(kind="state", state_blocks=2)
 
 
 def test_a_model_survives_the_wire() -> None:
@@ -99,6 +100,22 @@ def test_windows_survive_the_wire_and_go_without_a_store() -> None:
         capacity.check()
 
 
+def test_states_survive_the_wire_and_go_without_a_store_and_without_stages() -> None:
+    states = CacheGroup(kind="state", state_blocks=3, layers=(1, 3))
+    capacity = replace(CAPACITY, groups=(CacheGroup(layers=(0, 2)), states))
+    assert decode_capacity(encode_capacity(capacity)) == capacity
+    with pytest.raises(ValueError, match="through no pipeline stages"):
+        replace(capacity, pipeline_parallel_size=2).check()
+    with pytest.raises(ValueError, match="those of full groups alone"):
+        replace(capacity, pipeline_parallel_size=1).check()
+    replace(capacity, pipeline_parallel_size=1, store=None).check()
+
+
+def test_blocks_of_states_count_as_no_tokens() -> None:
+    groups = (CacheGroup(layers=(0, 2)), CacheGroup(kind="state", state_blocks=3, layers=(1, 3)))
+    assert replace(CAPACITY, groups=groups).num_tokens(5) == 5 * CAPACITY.block_size
+
+
 def test_a_capacity_without_groups_has_a_full_one() -> None:
     message = encode_capacity(CAPACITY)
     message.ClearField("groups")
@@ -123,7 +140,12 @@ def test_models_differ_in_the_first_field_that_does() -> None:
     ("changes", "message"),
     [
         ({"num_gpu_blocks": 0}, "0 blocks of 16 tokens cannot hold a sequence"),
-        ({"groups": (CacheGroup(kind="ring"),)}, "is full or window, not 'ring'"),
+        ({"groups": (CacheGroup(kind="ring"),)}, "is full, window or state, not 'ring'"),
+        ({"groups": (FULL_GROUP, CacheGroup(kind="state"))}, "a state group of layers has states"),
+        ({"groups": (CacheGroup(state_blocks=1),)}, "a full group of layers has states of 1"),
+        ({"groups": (STATES, FULL_GROUP)}, "behind all other groups"),
+        ({"groups": (FULL_GROUP, STATES, STATES)}, "behind all other groups"),
+        ({"groups": (STATES,)}, "beside a group of layers with attention"),
         ({"groups": (CacheGroup(kind="window"),)}, "a window group of layers has a window of 0"),
         ({"groups": (CacheGroup(window=9),)}, "a full group of layers has a window of 9"),
         ({"groups": (CacheGroup(),) * 65}, "at most 64 groups"),

@@ -149,14 +149,16 @@ class WorkerCapacity(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., copy_bytes_per_second: _Optional[int] = ..., prefill_tokens_per_second: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., grammar_bytes: _Optional[int] = ..., max_steps_in_flight: _Optional[int] = ..., pipeline_parallel_size: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[WorkerRank, _Mapping]]] = ..., store: _Optional[_Union[BlockStore, _Mapping]] = ..., block_format: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ...) -> None: ...
 
 class CacheGroup(_message.Message):
-    __slots__ = ("kind", "window", "layers")
+    __slots__ = ("kind", "window", "layers", "state_blocks")
     KIND_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     window: int
     layers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[str] = ..., window: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ...) -> None: ...
+    state_blocks: int
+    def __init__(self, kind: _Optional[str] = ..., window: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., state_blocks: _Optional[int] = ...) -> None: ...
 
 class BlockStore(_message.Message):
     __slots__ = ("kind", "read_bytes_per_second", "max_write_bytes_per_second", "clears")

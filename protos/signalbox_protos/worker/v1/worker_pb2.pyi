@@ -258,8 +258,14 @@ class Forks(_message.Message):
     token_ids: bytes
     def __init__(self, parent_seq_ids: _Optional[bytes] = ..., child_seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
+class State(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ExecuteModelRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling", "store_moves")
+    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling", "store_moves", "states")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +277,7 @@ class ExecuteModelRequest(_message.Message):
     BLOCK_MOVES_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     STORE_MOVES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     finished_seq_ids: bytes
@@ -282,7 +289,8 @@ class ExecuteModelRequest(_message.Message):
     block_moves: _common_pb2.BlockMoves
     pooling: Pooling
     store_moves: StoreMoves
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[State]
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ...) -> None: ...
 
 class StoreMoves(_message.Message):
     __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores", "exports")
