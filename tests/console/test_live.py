@@ -71,6 +71,19 @@ def test_the_last_minute_can_be_paused_and_moved_over(
         expect(row).not_to_have_text(frozen)
 
 
+def test_a_paused_view_takes_another_theme(person: Person) -> None:
+    page = person.open("live")
+    expect(map_of(page)).to_have_accessible_name(re.compile(r" 0 used"))
+    page.get_by_role("button", name="Pause").click()
+
+    def drawn() -> str:
+        return map_of(page).evaluate("canvas => canvas.toDataURL()")
+
+    before = drawn()
+    page.get_by_role("combobox", name="Theme").select_option("dark")
+    wait_until(lambda: drawn() != before)
+
+
 def test_a_worker_joins_drains_and_leaves(
     person: Person, services: Services, router: Router
 ) -> None:

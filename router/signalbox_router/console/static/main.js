@@ -1,6 +1,7 @@
 /** The shell: which view is shown, and what all views share. */
 
 import { Chat } from "./chat/chat.js";
+import { useWindowEvent } from "./lib/hooks.js";
 import { html, render, useEffect, useRef, useState } from "./lib/html.js";
 import { askForKey } from "./lib/key.js";
 import { isSingleKey, useShortcutList } from "./lib/shortcuts.js";
@@ -34,11 +35,7 @@ function decoded(text) {
 
 function usePlace() {
   const [place, setPlace] = useState(() => placeOf(location.hash));
-  useEffect(() => {
-    const follow = () => setPlace(placeOf(location.hash));
-    addEventListener("hashchange", follow);
-    return () => removeEventListener("hashchange", follow);
-  }, []);
+  useWindowEvent("hashchange", () => setPlace(placeOf(location.hash)));
   return place;
 }
 
@@ -55,17 +52,13 @@ function useArrival(name, main) {
 
 function useKeys(showHelp) {
   useShortcutList("Everywhere", KEYS);
-  useEffect(() => {
-    const onKeyDown = (event) => {
-      const view = Object.keys(VIEWS)[event.key - 1];
-      if (!(view || event.key === "?") || !isSingleKey(event)) return;
-      event.preventDefault();
-      if (view) location.hash = `#/${view}`;
-      else showHelp();
-    };
-    addEventListener("keydown", onKeyDown);
-    return () => removeEventListener("keydown", onKeyDown);
-  }, []);
+  useWindowEvent("keydown", (event) => {
+    const view = Object.keys(VIEWS)[event.key - 1];
+    if (!(view || event.key === "?") || !isSingleKey(event)) return;
+    event.preventDefault();
+    if (view) location.hash = `#/${view}`;
+    else showHelp();
+  });
 }
 
 function Navigation({ name }) {
@@ -95,7 +88,7 @@ function Shell() {
   useKeys(() => setHasHelp(true));
   const changeKey = async () => (await askForKey()) && setNumKeys((count) => count + 1);
   return html`<div class="shell">
-      <header class="shell-bar">
+      <header class="shell-bar row">
         <button class="shell-skip" onClick=${() => main.current.focus()}>Skip to the view</button>
         <${Navigation} name=${name} />
         <${ServerState} key=${numKeys} />

@@ -1,7 +1,7 @@
 /** One message of a conversation, with what is known of it and what can be done with it. */
 
 import { html, quietButton, useEffect, useState } from "../lib/html.js";
-import { duration, number } from "../lib/format.js";
+import { counted, duration, number } from "../lib/format.js";
 import { Copy, Markdown } from "./markdown.js";
 import { Tokens } from "./tokens.js";
 
@@ -81,7 +81,7 @@ function Body({ message: { id, role, text, logprobs }, showsTokens }) {
 function Reasoning({ message: { reasoning, usage } }) {
   const count = usage?.reasoningTokens;
   return html`<details class="muted">
-    <summary>Reasoning${count ? `, ${number(count)} tokens` : ""}</summary>
+    <summary>Reasoning${count ? `, ${counted(count, "token")}` : ""}</summary>
     <${Markdown} text=${reasoning} />
   </details>`;
 }
@@ -130,7 +130,7 @@ function Call({ call, onResult }) {
 function factsOf({ usage = {}, timing = {}, finish = {} }) {
   const { completionTokens: count, promptTokens, cachedTokens = 0 } = usage;
   return [
-    count && `${number(count)} ${count === 1 ? "token" : "tokens"}`,
+    count && counted(count, "token"),
     timing.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
     timing.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
     promptTokens && `prompt of ${number(promptTokens)}, ${number(cachedTokens)} cached`,

@@ -3,7 +3,7 @@
 import * as tree from "./conversations.js";
 import { generate } from "./generation.js";
 import * as store from "./store.js";
-import { UNREACHABLE, onConnection } from "../lib/connection.js";
+import { onLost } from "../lib/connection.js";
 import { saveJson } from "../lib/format.js";
 import { useEffect, useReducer } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
@@ -37,7 +37,7 @@ class Session {
       this.loadModels();
       if (!document.hidden) this.#reload();
     });
-    onConnection((state) => state === UNREACHABLE && this.loadModels());
+    onLost(() => this.loadModels());
     this.#reload().then(() => {
       const isTyping = this.draft.text || this.path.length;
       if (this.conversations.length && !isTyping) this.open(this.conversations[0].id);

@@ -1,19 +1,17 @@
 /** Whether the server answers, as the calls of all views find it. */
 
-export const CONNECTED = "connected";
-export const UNREACHABLE = "unreachable";
-
 const listeners = new Set();
-let state = CONNECTED;
+let isThere = true;
 
-export function setConnection(next) {
-  if (next === state) return;
-  state = next;
-  for (const listener of listeners) listener(state);
+/** Takes what a call has found. */
+export function setThere(is) {
+  const isLost = isThere && !is;
+  isThere = is;
+  if (isLost) for (const listener of listeners) listener();
 }
 
-/** Calls `listener` at each change; returns the function that ends this. */
-export function onConnection(listener) {
+/** Calls `listener` each time that the server ceases to answer; returns the function that ends this. */
+export function onLost(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }

@@ -1,6 +1,6 @@
 /** Calls of the router's services by Connect, in JSON (connectrpc.com/docs/protocol). */
 
-import { CONNECTED, UNREACHABLE, setConnection } from "./connection.js";
+import { setThere } from "./connection.js";
 import { askForKeyOnce, getKey } from "./key.js";
 
 export const INFERENCE = "signalbox.inference.v1.InferenceService";
@@ -109,7 +109,7 @@ async function post(service, method, body, type, signal) {
   const url = new URL(`${service}/${method}`, document.baseURI);
   const response = await reached(fetch(url, { method: "POST", body, headers, signal }));
   if (!response.ok) throw await errorOf(response);
-  setConnection(CONNECTED);
+  setThere(true);
   return response;
 }
 
@@ -123,7 +123,7 @@ async function reached(step) {
 }
 
 function unreachable(message, more) {
-  setConnection(UNREACHABLE);
+  setThere(false);
   return new RpcError("unavailable", message, more);
 }
 
@@ -136,7 +136,7 @@ async function errorOf(response) {
   const retryAfterS = Number(response.headers.get("retry-after")) || null;
   const body = await response.json().catch(() => null);
   if (body?.code) {
-    setConnection(CONNECTED);
+    setThere(true);
     return errorFrom(body, retryAfterS);
   }
   const text = `The server, or a proxy before it, answered with HTTP status ${response.status}.`;

@@ -1,26 +1,15 @@
 /** What a browser keeps. One that keeps nothing, as with all cookies blocked, keeps it for this page. */
 
-class Forgetful {
-  #items = new Map();
-
-  getItem(name) {
-    return this.#items.get(name) ?? null;
-  }
-
-  setItem(name, value) {
-    this.#items.set(name, value);
-  }
-
-  removeItem(name) {
-    this.#items.delete(name);
-  }
-}
-
 function kept(name) {
   try {
     return globalThis[name];
   } catch {
-    return new Forgetful();
+    const items = new Map();
+    return {
+      getItem: (item) => items.get(item) ?? null,
+      setItem: (item, value) => items.set(item, value),
+      removeItem: (item) => items.delete(item),
+    };
   }
 }
 

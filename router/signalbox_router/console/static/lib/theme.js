@@ -7,7 +7,7 @@ const system = matchMedia("(prefers-color-scheme: dark)");
 const root = document.documentElement;
 const colors = new Map();
 
-/** Event of `document` after the colours have changed, for what draws on a canvas. */
+/** Event of the window after the colours have changed, for what draws on a canvas. */
 export const THEME_CHANGED = "themechange";
 export const THEMES = { system: "System", light: "Light", dark: "Dark" };
 
@@ -40,5 +40,5 @@ function show() {
   const theme = choice === "system" ? (system.matches ? "dark" : "light") : choice;
   root.dataset.theme = root.style.colorScheme = theme;
   colors.clear();
-  document.dispatchEvent(new Event(THEME_CHANGED));
+  dispatchEvent(new Event(THEME_CHANGED));
 }

@@ -44,7 +44,7 @@ export function KeyDialog() {
       It is kept for this tab alone, until the tab is closed. Calls of this page carry it in a
       header.
     </p>
-    <div class="shell-buttons">
+    <div class="row">
       <button class="primary" value="use">Use</button>
       <button value="cancel">Cancel</button>
       ${getKey() && html`<button value="forget">Forget it</button>`}
@@ -73,6 +73,6 @@ export function ShortcutsDialog({ onClose }) {
       />
       Shortcuts of one character
     </label>
-    <div class="shell-buttons"><button value="close" autofocus>Close</button></div>
+    <div class="row"><button value="close" autofocus>Close</button></div>
   <//>`;
 }

@@ -1,6 +1,6 @@
 /** What the server serves, or why it does not, in words. */
 
-import { UNREACHABLE, onConnection } from "../lib/connection.js";
+import { onLost } from "../lib/connection.js";
 import { html, useEffect, useState } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
 
@@ -25,7 +25,7 @@ export function ServerState() {
         setState({ words: wordsFor(await call(INFERENCE, "ListModels", {}, { signal })) });
       retrying(signal, ask, fail).catch(fail);
     };
-    const stop = onConnection((connection) => connection === UNREACHABLE && look());
+    const stop = onLost(look);
     look();
     return () => {
       stop();

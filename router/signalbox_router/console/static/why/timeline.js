@@ -71,13 +71,7 @@ export function ticksOf(end) {
 /** Chrome's trace events: a thread for each lane, an instant for each line. Times are µs. */
 export function traceOf(name, text) {
   const common = { pid: 1, tid: 0, cat: "request" };
-  const named = (what, tid, said) => ({
-    ...common,
-    ph: "M",
-    name: what,
-    tid,
-    args: { name: said },
-  });
+  const named = (name, tid, said) => ({ ...common, ph: "M", name, tid, args: { name: said } });
   const traceEvents = [named("process_name", 0, name)];
   lanesOf(text).forEach(([lane, spans], i) => {
     traceEvents.push(named("thread_name", i + 1, lane));

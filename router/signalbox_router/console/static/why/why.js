@@ -25,7 +25,7 @@ export function Why({ id }) {
     location.hash = `#/why/${encodeURIComponent(asked)}`;
   };
   return html`<div class="why">
-    <form class="why-find" role="search" onSubmit=${find}>
+    <form class="why-find row" role="search" onSubmit=${find}>
       <label for="why-request">Request</label>
       <input
         id="why-request"
@@ -104,7 +104,7 @@ function Explained({ scheduler, explanation }) {
   const since = `${state === "ended" ? "after" : "for"} ${secondsOf(ageNs).toFixed(3)} s`;
   const trace = () => traceOf(`request ${requestId} at ${scheduler}`, text);
   return html`<article>
-    <h1 class="why-id">${requestId}</h1>
+    <h1><code>${requestId}</code></h1>
     <p aria-live="polite"><strong>${state}</strong> ${since}${place}</p>
     ${code && html`<p class="bad">${message}</p>`}
     <${Timeline} text=${text} end=${Math.max(secondsOf(ageNs), 1e-6)} />
