@@ -41,7 +41,8 @@ def test_blocks_appear_by_request(person: Person, services: Services, router: Ro
         expect(requests_of(page)).to_have_count(2)
         expect(map_of(page)).to_have_accessible_name(re.compile(r" [1-9]\d* used"))
         expect(requests_of(page).first).to_contain_text("running")
-        told = page.get_by_text(re.compile(r"block \d+: used · request \d+: \d+ block"))
+        words = r"block \d+: used · tokens \d+ to \d+ · request \d+: \d+ block"
+        told = page.get_by_text(re.compile(words))
         assert any(told.count() for _ in hovered_points(page))
         page.mouse.move(0, 0)
         expect(told).to_have_count(0)

@@ -4,7 +4,9 @@
 import assert from "node:assert/strict";
 import { createInterface } from "node:readline";
 
-const { EMPTY, afterFrame, countsOf, kindsOf } = await import(`${process.env.LIVE}/picture.js`);
+const { EMPTY, afterFrame, blocksOf, contentOf, countsOf, groupsText, kindsOf } = await import(
+  `${process.env.LIVE}/picture.js`
+);
 const { History, SPAN_S } = await import(`${process.env.LIVE}/history.js`);
 const SCHEDULER = "host:1";
 const CLOCK_S = 1e9;
@@ -24,7 +26,12 @@ function shown(worker) {
     held: Object.fromEntries(held),
   }));
   const counts = ["gpu", "cpu"].map((name) => countsOf(kindsOf(worker, name)));
-  return { sequences, pools, counts };
+  const { description } = worker;
+  const contents = [...worker.sequences].map(([id, { ...one }]) => {
+    const blocks = ["gpu", "cpu"].flatMap((name) => [...blocksOf({ sequences: [one] }, name)]);
+    return [id, blocks.map(([block, index]) => [block, contentOf(description, index)])];
+  });
+  return { sequences, pools, counts, contents, groups: groupsText(description.groups) };
 }
 
 const history = new History();

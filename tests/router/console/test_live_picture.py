@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import signalbox_router
+from signalbox_contract.cache_groups import NO_BLOCK, decode_group, describe_groups
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_router.apis.connect import json_codec
 from signalbox_scheduler.service.replay.replay_codec import Replay
@@ -49,9 +50,22 @@ def kind_of(shown: Shown, pool: int, block: int) -> str:
     return "cached" if block in shown.cached[pool] else "free"
 
 
-def expected(shown: Shown, sizes: tuple[int, int]) -> dict[str, Any]:
+def contents_of(table: list[int], described: pb.WorkerDescription) -> list[list[Any]]:
+    """Returns the blocks of a table, each with what it is for, in words."""
+    groups = list(map(decode_group, described.groups))
+    contents = []
+    for first in range(0, len(table), len(groups)):
+        start = first // len(groups) * described.block_size
+        tokens = f"tokens {start + 1} to {start + described.block_size}"
+        for block, group in zip(table[first:], groups, strict=False):
+            if block != NO_BLOCK:
+                contents.append([block, f"{tokens}, {group}" if len(groups) > 1 else tokens])
+    return contents
+
+
+def expected(shown: Shown, described: pb.WorkerDescription) -> dict[str, Any]:
     counts = []
-    for pool, size in enumerate(sizes):
+    for pool, size in enumerate((described.num_gpu_blocks, described.num_cpu_blocks)):
         found = Counter(kind_of(shown, pool, block) for block in range(size))
         counts.append([found[kind] for kind in KINDS])
     return {
@@ -64,10 +78,14 @@ def expected(shown: Shown, sizes: tuple[int, int]) -> dict[str, Any]:
             for cached, held in zip(shown.cached, shown.held, strict=True)
         ],
         "counts": counts,
+        "contents": [
+            [seq_id, contents_of(table, described)] for seq_id, table in shown.tables.items()
+        ],
+        "groups": describe_groups(list(map(decode_group, described.groups))).replace(" x ", " × "),
     }
 
 
-@pytest.mark.parametrize("name", ["swap", "drains", "store", "roles"])
+@pytest.mark.parametrize("name", ["swap", "drains", "store", "roles", "windows"])
 def test_frames_give_the_pictures_that_they_give_in_python(name: str, tmp_path: Path) -> None:
     frames = frames_of(name, tmp_path)
     ran = subprocess.run(
@@ -79,19 +97,19 @@ def test_frames_give_the_pictures_that_they_give_in_python(name: str, tmp_path: 
     )
     pictures = [json.loads(line) for line in ran.stdout.splitlines()]
     shown: dict[int, Shown] = {}
-    sizes: dict[int, tuple[int, int]] = {}
+    described: dict[int, pb.WorkerDescription] = {}
     for frame, picture in zip(frames, pictures, strict=True):
         for number in frame.left_workers:
             del shown[number]
         for worker in frame.workers:
             if worker.HasField("description"):
-                described = worker.description
-                sizes[worker.number] = (described.num_gpu_blocks, described.num_cpu_blocks)
+                described[worker.number] = worker.description
             shown.setdefault(worker.number, Shown()).apply(worker)
         told = dict(picture)
         for number, one in told.items():
-            one["sequences"].sort()
-            wanted = expected(shown[number], sizes[number])
-            wanted["sequences"].sort()
+            wanted = expected(shown[number], described[number])
+            for picture in (one, wanted):
+                picture["sequences"].sort()
+                picture["contents"].sort()
             assert one == wanted
         assert told.keys() == shown.keys()

@@ -4,7 +4,7 @@ import { counted, duration, number } from "../lib/format.js";
 import { html, useState } from "../lib/html.js";
 import { color } from "../lib/theme.js";
 import { Canvas, FAINT, Key } from "./canvas.js";
-import { KINDS, blocksOf, countsOf, kindsOf } from "./picture.js";
+import { KINDS, blocksOf, contentOf, countsOf, kindsOf } from "./picture.js";
 
 /** Colour of each of KINDS. */
 const COLORS = ["--line", "--c3", "--c1", "--c5", "--c2", "--c6", "--c7"];
@@ -19,7 +19,7 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
   const kinds = kindsOf(worker, name);
   const counts = countsOf(kinds);
   const owners = hovered === null ? [] : ownersOf(requests, name, hovered);
-  const marked = new Set(owners.flatMap(({ blocks }) => [...blocks]));
+  const marked = new Set(owners.flatMap(({ blocks }) => [...blocks.keys()]));
   const find = ({ offsetX, offsetY, currentTarget }) => {
     const { cell, columns } = gridOf(kinds.length, currentTarget.offsetWidth);
     const column = Math.floor(offsetX / cell);
@@ -50,17 +50,20 @@ export function BlockMap({ worker, name, title, requests, now, onWhy }) {
       }}
       class=${owners.length ? "live-link" : ""}
     />
-    <p class="live-readout">${hovered !== null && wordsOf(hovered, kinds[hovered], owners, now)}</p>
+    <p class="live-readout">
+      ${hovered !== null && wordsOf(hovered, kinds[hovered], owners, worker, now)}
+    </p>
   </div>`;
 }
 
-function wordsOf(block, kind, owners, now) {
+function wordsOf(block, kind, owners, { description }, now) {
+  const content = owners.length ? [contentOf(description, owners[0].blocks.get(block))] : [];
   const held = owners.slice(0, 3).map(({ number, arrivedS, blocks }) => {
     const age = duration(Math.max(0, now - arrivedS));
     return `request ${number}: ${counted(blocks.size, "block")}, since ${age}`;
   });
   if (owners.length > 3) held.push(`${owners.length - 3} more requests`);
-  return [`block ${block}: ${KINDS[kind]}`, ...held].join(" · ");
+  return [`block ${block}: ${KINDS[kind]}`, ...content, ...held].join(" · ");
 }
 
 /** Returns the requests that own a block, each with its number and all its blocks of the pool. */

@@ -2,8 +2,11 @@
  * What frames of `Watch` say of a scheduler. No DOM.
  *
  * A picture never changes: a frame makes another one, which shares with it what is the same, so that
- * those of the last minute can all be kept. Numbers of blocks index the pools.
+ * those of the last minute can all be kept. Numbers of blocks index the pools. A table has a row for
+ * each `blockSize` tokens, with an entry for each of the worker's groups of layers, which may be NO_BLOCK.
  */
+
+import { counted } from "../lib/format.js";
 
 const STATES = ["", "waiting", "running", "swapped", "ended", "loading"];
 /** Kinds of blocks, in the order of legends. Further kinds of owners fit in as further rows. */
@@ -11,6 +14,7 @@ export const KINDS = ["free", "cached", "used", "shared", "swapped", "reserved",
 const [, CACHED, USED, SHARED, SWAPPED, RESERVED, IN_TRANSFER] = KINDS.keys();
 /** What holds blocks that move nowhere. */
 const RESERVING = ["HOLD_KIND_PLAN", "HOLD_KIND_PREFIX"];
+const NO_BLOCK = -1;
 
 export const EMPTY = { at: 0, lost: "", numWaiting: 0, starting: [], workers: new Map() };
 
@@ -85,7 +89,9 @@ export function kindsOf(worker, name) {
   const first = name === "cpu" ? SWAPPED : USED;
   for (const sequence of worker.sequences.values()) {
     if (poolOf(sequence) !== name) continue;
-    for (const block of sequence.table) kinds[block] = kinds[block] >= USED ? SHARED : first;
+    for (const block of sequence.table) {
+      if (block !== NO_BLOCK) kinds[block] = kinds[block] >= USED ? SHARED : first;
+    }
   }
   for (const [kind, blocks] of held) {
     const isReserving = RESERVING.includes(kind);
@@ -118,9 +124,32 @@ export function requestsOf(worker) {
   return requests;
 }
 
-/** Returns the blocks of a request in a pool. */
+/** Returns the blocks of a request in a pool, each with the index of its entry in a table. */
 export function blocksOf({ sequences }, name) {
-  return new Set(sequences.filter((one) => poolOf(one) === name).flatMap(({ table }) => table));
+  const blocks = new Map();
+  for (const { table } of sequences.filter((one) => poolOf(one) === name)) {
+    table.forEach((block, index) => block !== NO_BLOCK && blocks.set(block, index));
+  }
+  return blocks;
+}
+
+/** Says for which tokens the block of an entry is, and of which group of layers if there are several. */
+export function contentOf({ blockSize, groups = [{ kind: "full" }] }, index) {
+  const end = (Math.floor(index / groups.length) + 1) * blockSize;
+  const tokens = `tokens ${end - blockSize + 1} to ${end}`;
+  return groups.length > 1 ? `${tokens}, ${nameOf(groups[index % groups.length])}` : tokens;
+}
+
+/** Says which groups of layers there are, those that are alike once: "full, 2 × window of 512". */
+export function groupsText(groups) {
+  const counts = new Map();
+  for (const name of groups.map(nameOf)) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return [...counts].map(([name, count]) => (count > 1 ? `${count} × ${name}` : name)).join(", ");
+}
+
+function nameOf({ kind, window, layers = [] }) {
+  const name = window ? `window of ${window}` : kind;
+  return layers.length ? `${name} (${counted(layers.length, "layer")})` : name;
 }
 
 function poolOf({ state }) {

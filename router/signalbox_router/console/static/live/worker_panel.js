@@ -4,6 +4,7 @@ import { counted, number } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { BlockMap } from "./block_map.js";
 import { movesOf, stepsBetween } from "./figures.js";
+import { groupsText } from "./picture.js";
 import { Timeline } from "./timeline.js";
 
 const ROLES = { prefill: "computes prompts", decode: "decodes" };
@@ -57,13 +58,14 @@ export function WorkerPanel({
   </section>`;
 }
 
-function factsOf({ role, blockSize, store }, requests, scheduler) {
+function factsOf({ role, blockSize, groups = [], store }, requests, scheduler) {
   const states = [...requests.values()].map((one) => one.state);
   const facts = [`${counted(blockSize, "token")} a block`];
   for (const state of ["running", "swapped", "loading"]) {
     const count = states.filter((one) => one === state).length;
     if (count) facts.unshift(`${number(count)} ${state}`);
   }
+  if (groups.length > 1 || groups[0]?.window) facts.push(groupsText(groups));
   if (ROLES[role]) facts.push(ROLES[role]);
   if (store) facts.push(`keeps blocks on ${STORES[store] ?? store}`);
   return [...facts, `of scheduler ${scheduler}`].join(" · ");
