@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.step_result import Stages
+from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows, SampleRows, WantedLogits
@@ -58,6 +59,8 @@ class Batch:
     """[T], segment of each token for models that tell segments apart; None if all are in 0."""
     pooling: PoolingRows | None = None
     """Rows that are pooled, on a worker that pools; None on one that generates."""
+    states: StateArrays | None = None
+    """States that recurrent layers read and leave behind; None of a model without."""
 
     def complete(self) -> None:
         """Completes `rows`, unless they are; to be called before rows are drawn."""

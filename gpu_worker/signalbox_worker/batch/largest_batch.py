@@ -5,6 +5,7 @@ import numpy as np
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutral_filters
+from signalbox_worker.batch.state_runs import first_states
 
 
 def largest_batch(
@@ -14,12 +15,19 @@ def largest_batch(
     max_model_len: int,
     block_size: int,
     num_groups: int = 1,
+    state_blocks: int = 0,
     top_p: float = 1.0,
 ) -> Batch:
-    """The most sequences and tokens in one step, all drawn at random."""
+    """The most sequences and tokens in one step, all drawn at random.
+
+    Args: state_blocks: those of a state of recurrent layers.
+    """
     query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
     rows = _random_rows(query_lens.cumsum() - 1, top_p=top_p)
-    return made_up_batch(query_lens, query_lens, block_size, rows, num_groups=num_groups)
+    batch = made_up_batch(query_lens, query_lens, block_size, rows, num_groups=num_groups)
+    if state_blocks:
+        batch.states = first_states(query_lens, state_blocks=state_blocks)
+    return batch
 
 
 def made_up_batch(

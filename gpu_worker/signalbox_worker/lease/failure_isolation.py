@@ -4,7 +4,8 @@ A forward pass writes the K and V of its own tokens alone, draws depend on nothi
 and no sequence of a batch reads what another one computes in it. So any part may be run again, and
 says what it would have said in the whole. A batch that memory does not suffice for is cut between
 tokens instead, within a sequence too: its later tokens read what its earlier ones have written. A
-sequence whose attention sees both ways is never cut.
+sequence whose attention sees both ways is never cut. States of recurrent layers change in place, so
+a batch with them that had memory is not run again: all of it fails.
 Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
 """
 
@@ -18,6 +19,7 @@ from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.batch.state_runs import part_of
 from signalbox_worker.device.device_errors import DeviceLost, device_loss
 from signalbox_worker.lease.token_limit import TokenLimit
 from signalbox_worker.runner.runner import Runner
@@ -60,6 +62,9 @@ def execute_parts(
         fault: why the whole batch failed; None if it is beyond the limit, and was not tried.
     """
     parts = _Parts(runner, batch, limit)
+    if batch.states is not None and fault is Fault.RAISED:
+        parts.fail_all(fault)
+        return parts.samples
     parts.is_short_of_memory = fault is Fault.NO_MEMORY
     parts.split(0, len(batch.token_ids), fault or Fault.NO_MEMORY)
     if failed := parts.samples.failed_seqs:
@@ -85,6 +90,10 @@ class _Parts:
         if batch.prompt_rows is not None:
             num_rows = len(batch.prompt_rows.targets)
             self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]
+
+    def fail_all(self, fault: Fault) -> None:
+        """Fails all sequences, whose states the batch may have changed."""
+        self.samples.failed_seqs = dict.fromkeys(range(_num_seqs(self._batch)), fault.value)
 
     def split(self, start: int, stop: int, fault: Fault) -> None:
         """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""
@@ -161,6 +170,9 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
         adapters=None if batch.adapters is None else batch.adapters[start:stop],
         token_types=None if batch.token_types is None else batch.token_types[start:stop],
         pooling=_pooling_part(batch, first, last, stop=stop),
+        states=None
+        if batch.states is None
+        else part_of(batch.states, bounds, start, stop, slice(first, last)),
     )
 
 

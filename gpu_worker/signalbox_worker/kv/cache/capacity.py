@@ -152,6 +152,7 @@ def _measure_step(
         max_model_len=model.max_model_len,
         block_size=model.block_size,
         num_groups=len(model.groups),
+        state_blocks=model.groups[-1].state_blocks,
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
         top_p=1.0 if device.type == "cpu" else 0.9,
     )

@@ -13,6 +13,7 @@ from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.step import Step
 from signalbox_contract.updates import RequestFailure
 from signalbox_kernels.filters import Filters
+from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
 from signalbox_worker.batch.batch import NO_ADAPTER, Batch
 from signalbox_worker.batch.pooling_rows import PoolingRows
@@ -45,6 +46,8 @@ class PlannedBatch:
     """Rows of the batch that report log probabilities of the prompt."""
     pooling: PoolingRows | None = None
     """The sequences of a worker that pools, which draw nothing."""
+    states: StateArrays | None = None
+    """States that recurrent layers read and leave; None of a model without."""
     refused: dict[int, str] = field(default_factory=dict)
     """Reason by draw, for those to which no token is allowed."""
     mask_ns: dict[int, int] = field(default_factory=dict)
@@ -205,6 +208,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch
         adapters=_adapters(planned, query_start),
         token_types=pooled_prompts.token_types(planned.state, num_new, positions),
         pooling=planned.pooling,
+        states=planned.states,
     )
 
 

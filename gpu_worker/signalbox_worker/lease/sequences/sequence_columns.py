@@ -67,6 +67,7 @@ class SequenceRows:
         grammars: Grammars,
         eos_token_ids: tuple[int, ...] = (),
         adapter_slots: Mapping[str, int] | None = None,
+        state_blocks: Int32Array | None = None,
     ) -> None:
         self.tokens: Int32Array = np.zeros((num_rows, max_tokens), dtype=np.int32)
         self.block_tables: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
@@ -77,6 +78,9 @@ class SequenceRows:
         self.grammars: list[Grammar | None] = [None] * num_rows
         self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
+        self.state_blocks = state_blocks
+        """[num_gpu_blocks, blocks of a state], those of the state that begins with each block, or
+        NO_BLOCK; None of a model without recurrent layers."""
         self.vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._compiler = grammars

@@ -25,6 +25,7 @@ from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.lease.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
+from signalbox_worker.lease.sequences.state_tables import no_states, states_of, with_states
 from signalbox_worker.lease.sequences.step_staging import StagedStep
 from signalbox_worker.lease.sequences.step_validation import Limits
 from signalbox_worker.sampling.grammars import Grammars
@@ -70,6 +71,7 @@ class SequenceTable:
             eos_token_ids=model.eos_token_ids,
             grammars=grammars,
             adapter_slots=slots,
+            state_blocks=no_states(self._limits),
         )
         self._row_of: dict[int, int] = {}
         self._free = list(range(num_rows))
@@ -102,7 +104,7 @@ class SequenceTable:
             pooled_prompts.check_section(step, limits.model.pooling)
         row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
         staged = None
-        if step.changes_sequences:
+        if step.changes_sequences or step.states:
             staged = self._stage(step)
             row_of, failed, num_blocks = staged.row_of, staged.failed, staged.num_blocks
         planned = batch_builder.plan(
@@ -113,6 +115,8 @@ class SequenceTable:
             failed=failed,
             num_blocks=num_blocks,
         )
+        if rows.state_blocks is not None:
+            planned.states = states_of(planned, rows, staged, limits=limits)
         if staged is not None:
             self._commit(staged)
         batch = batch_builder.build(planned, rows, limits=limits)
@@ -132,13 +136,17 @@ class SequenceTable:
             free=self._free.copy(),
             failed=self._failed.copy(),
             num_blocks=self._rows.state["num_blocks"],
+            state_blocks=self._rows.state_blocks,
         )
+        if step.states:
+            staged.state_blocks = with_states(staged.state_blocks, step.states, self._limits)
         staged.stage(step)
         return staged
 
     def _commit(self, staged: StagedStep) -> None:
         self._row_of, self._failed = staged.row_of, staged.failed
         self._free = staged.free + staged.released
+        self._rows.state_blocks = staged.state_blocks
         self._rows.release(staged.released)
         if staged.patches is not None:
             rows, columns, blocks = staged.patches

@@ -29,6 +29,17 @@ class Patches(NamedTuple):
     columns: Int64Array
     blocks: Int32Array
 
+    def apply_to(self, tables: Int32Array, rows: Int64Array, *, num_rows: int) -> None:
+        """Writes to copies of the tables of some rows.
+
+        Args: num_rows: of all sequences.
+        """
+        places = np.full(num_rows, -1)
+        places[rows] = np.arange(len(rows))
+        is_here = places[self.rows] >= 0
+        here = places[self.rows[is_here]]
+        tables[here, self.columns[is_here]] = self.blocks[is_here]
+
 
 @dataclass(slots=True, kw_only=True)
 class StagedStep:
@@ -44,6 +55,8 @@ class StagedStep:
     released: list[int] = field(default_factory=list)
     """Rows that are free once the step is applied."""
     patches: Patches | None = None
+    state_blocks: Int32Array | None = None
+    """As `SequenceRows` has them, states of the step included."""
 
     def stage(self, step: Step) -> None:
         """Stages all but the batch. Raises InvalidArgument if the step is not allowed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.cache_groups import NO_BLOCK, windows_of
+from signalbox_contract.cache_groups import NO_BLOCK, keep_all
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.sampling_params import find_fault
@@ -34,8 +34,8 @@ class Limits:
         return -(-self.model.max_model_len // self.capacity.block_size) * len(self.capacity.groups)
 
     def check_blocks(self, field: str, blocks: NDArray[np.integer] | Sequence[int]) -> None:
-        """Checks that entries of a table are blocks, or none where a window may keep none."""
-        lowest = NO_BLOCK if windows_of(self.capacity.groups) else 0
+        """Checks that entries of a table are blocks, or none where a group may keep none."""
+        lowest = 0 if keep_all(self.capacity.groups) else NO_BLOCK
         check_range(field, blocks, self.num_gpu_blocks, lowest=lowest)
 
     def most_tokens(self, num_seqs: int) -> int:
@@ -85,10 +85,12 @@ def check_new(new: NewSequence, limits: Limits) -> None:
 
 
 def _check_windows(new: NewSequence, limits: Limits) -> None:
-    """Checks that a new sequence has a block wherever its first step reads or writes."""
+    """Checks that a new sequence has a block wherever its first step reads or writes K and V."""
     groups, size = limits.capacity.groups, limits.capacity.block_size
     end = -(-(new.num_computed_tokens + new.num_new_tokens) // size)
     for column, group in enumerate(groups):
+        if group.state_blocks:
+            continue
         first = group.first_block(new.num_computed_tokens, block_size=size)
         entries = list(new.block_table[column :: len(groups)])
         if NO_BLOCK in entries[first:end]:

@@ -221,6 +221,7 @@ class NativeExecutor(Executor):
             logits=self._logits,
             adapters=batch.adapters,
             token_types=batch.token_types,
+            states=batch.states,
         )
 
 

@@ -1,0 +1,95 @@
+"""Runs of a step's tokens, each of which leaves a state of recurrent layers behind.
+
+A table's row of the group of states names the state behind the row's last computed token by its
+first block, the head; worker.proto says which of them a step reads and leaves.
+"""
+
+import numpy as np
+
+from signalbox_contract.cache_groups import NO_BLOCK
+from signalbox_contract.errors import InvalidArgument
+from signalbox_kernels.structs import StateArrays
+from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
+
+
+def state_runs(
+    heads: Int32Array,
+    blocks: Int32Array,
+    computed: Int64Array,
+    num_new: Int64Array,
+    *,
+    block_size: int,
+) -> StateArrays:
+    """Returns the runs of sequences. Raises InvalidArgument if a table names no state, or one whose
+    blocks are not known, where one is read or left.
+
+    Args:
+        heads: [B, rows], the first block of each row's state.
+        blocks: [num_gpu_blocks, blocks of a state], those of the state that begins with each.
+        computed: [B], tokens of each sequence that are computed.
+    """
+    ends = computed + num_new
+    read_rows, last_rows = (computed - 1) // block_size, (ends - 1) // block_size
+    first_rows = np.minimum(read_rows + 1, last_rows)
+    counts = last_rows - first_rows + 1
+    seqs = np.repeat(np.arange(len(ends)), counts)
+    rows = first_rows[seqs] + offsets(counts)
+    is_last, left = rows == last_rows[seqs], heads[seqs, rows]
+    is_left = is_last | (left != NO_BLOCK)
+    seqs, rows, is_last, left = seqs[is_left], rows[is_left], is_last[is_left], left[is_left]
+    read = heads[np.arange(len(ends)), read_rows]
+    begins = computed == 0
+    _check_known(np.concatenate([left, read[~begins]]), blocks)
+    reads = blocks[read]
+    reads[begins] = NO_BLOCK
+    run_ends = np.where(is_last, ends[seqs], (rows + 1) * block_size) - computed[seqs]
+    query_start = np.cumsum(num_new) - num_new
+    return StateArrays(
+        first_runs=np.searchsorted(seqs, np.arange(len(ends) + 1)).astype(np.int32),
+        run_start=np.concatenate([[0], query_start[seqs] + run_ends]),
+        reads=reads,
+        writes=blocks[left],
+    )
+
+
+def _check_known(heads: Int32Array, blocks: Int32Array) -> None:
+    is_unknown = (heads < 0) | (blocks[heads, 0] != heads)
+    if is_unknown.any():
+        head = int(heads[np.argmax(is_unknown)])
+        allowed = "states whose blocks are known, behind the tokens before and those of the step"
+        raise InvalidArgument("block_table", head, allowed)
+
+
+def first_states(num_new: Int64Array, *, state_blocks: int) -> StateArrays:
+    """Returns runs of sequences that begin, all of which leave their state in block 0."""
+    num_seqs = len(num_new)
+    return StateArrays(
+        first_runs=np.arange(num_seqs + 1, dtype=np.int32),
+        run_start=np.concatenate([[0], np.cumsum(num_new)]),
+        reads=np.full((num_seqs, state_blocks), NO_BLOCK, dtype=np.int32),
+        writes=np.zeros((num_seqs, state_blocks), dtype=np.int32),
+    )
+
+
+def part_of(
+    states: StateArrays, query_start: Int64Array, start: int, stop: int, seqs: slice
+) -> StateArrays:
+    """Returns the runs of tokens [start, stop), which are of some sequences; what is cut goes on in
+    the state that it leaves.
+
+    Args:
+        query_start: of all sequences.
+    """
+    first = int(np.searchsorted(states.run_start, start, side="right")) - 1
+    last = int(np.searchsorted(states.run_start, stop, side="left"))
+    reads = states.reads[seqs].copy()
+    if start > query_start[seqs.start]:
+        before = int(np.searchsorted(states.run_start, start - 1, side="right")) - 1
+        reads[0] = states.writes[before]
+    first_runs = states.first_runs[seqs.start : seqs.stop + 1]
+    return StateArrays(
+        first_runs=np.clip(first_runs, first, last) - np.int32(first),
+        run_start=np.clip(states.run_start[first : last + 1], start, stop) - start,
+        reads=reads,
+        writes=states.writes[first:last],
+    )

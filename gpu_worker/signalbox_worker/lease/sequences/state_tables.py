@@ -1,0 +1,65 @@
+"""States of recurrent layers that tables name, as a step leaves them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from signalbox_contract.cache_groups import NO_BLOCK, state_group
+from signalbox_contract.errors import InvalidArgument
+from signalbox_kernels.structs import StateArrays
+from signalbox_worker.batch.arrays import Int32Array
+from signalbox_worker.batch.state_runs import state_runs
+from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
+from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
+from signalbox_worker.lease.sequences.step_staging import StagedStep
+from signalbox_worker.lease.sequences.step_validation import Limits, check_range
+
+
+def no_states(limits: Limits) -> Int32Array | None:
+    """Returns `SequenceRows.state_blocks` before any state is known; None without recurrent
+    layers."""
+    group = state_group(limits.capacity.groups)
+    if group is None:
+        return None
+    return np.full((limits.num_gpu_blocks, group.state_blocks), NO_BLOCK, dtype=np.int32)
+
+
+def with_states(
+    blocks: Int32Array | None, states: Sequence[Sequence[int]], limits: Limits
+) -> Int32Array:
+    """Returns `SequenceRows.state_blocks` with the states of a step. Raises InvalidArgument."""
+    if blocks is None:
+        raise InvalidArgument("states", len(states), "none, since no layer is recurrent")
+    found = blocks.copy()
+    for state in states:
+        check_range("states.blocks", state, limits.num_gpu_blocks)
+        if len({*state}) != len(state) or len(state) != blocks.shape[1]:
+            raise InvalidArgument("states.blocks", f"{state}", f"{blocks.shape[1]} distinct blocks")
+        found[state[0]] = state
+    return found
+
+
+def states_of(
+    planned: PlannedBatch, rows: SequenceRows, staged: StagedStep | None, *, limits: Limits
+) -> StateArrays:
+    """Returns the states that a batch of a model with recurrent layers reads and leaves.
+
+    Args:
+        staged: changes of tables and states that are not in force yet, if there are any.
+
+    Raises InvalidArgument.
+    """
+    tables, blocks = rows.block_tables[planned.rows], rows.state_blocks
+    if staged is not None:
+        blocks = staged.state_blocks
+        if staged.patches is not None:
+            staged.patches.apply_to(tables, planned.rows, num_rows=len(rows))
+    assert blocks is not None, "of a model without recurrent layers"
+    num_groups = len(limits.capacity.groups)
+    return state_runs(
+        tables[:, num_groups - 1 :: num_groups],
+        blocks,
+        planned.state["num_computed"],
+        planned.num_new,
+        block_size=limits.capacity.block_size,
+    )
