@@ -43,6 +43,14 @@ class StateLayout:
         """Pages of a state of all parts that were placed."""
         return self._page + (self._offset > 0)
 
+    def place_convolution(self, num_channels: int, width: int) -> SbPlace:
+        """Returns where the last inputs of each channel lie. Raises ValueError as `place`."""
+        return self.place((width - 1) * _ROW_BYTES, num_channels // UNIT_COLUMNS)
+
+    def place_scan(self, key_size: int, num_columns: int) -> SbPlace:
+        """Returns where the columns of all heads lie. Raises ValueError as `place`."""
+        return self.place(key_size * _ROW_BYTES, num_columns // UNIT_COLUMNS)
+
     def place(self, unit_bytes: int, num_units: int) -> SbPlace:
         """Returns where units lie. Raises ValueError if a page holds none."""
         in_page = self._page_bytes // unit_bytes
@@ -90,7 +98,7 @@ class Convolution:
             activation=self.activation,
             weights=arena.keep(to_float32(self.weight).T),
             bias=None if self.bias is None else arena.keep_floats(self.bias),
-            place=layout.place((width - 1) * _ROW_BYTES, num_channels // UNIT_COLUMNS),
+            place=layout.place_convolution(num_channels, width),
         )
 
 
@@ -127,7 +135,6 @@ class Scan:
             *("query", "key", "value", "step", "strength"),
         )
         least, most = self.step_limits
-        num_units = self.num_heads * self.value_size // UNIT_COLUMNS
         return SbScan(
             **{name: getattr(self, name) for name in names},
             least_step=least,
@@ -135,7 +142,7 @@ class Scan:
             rates=arena.keep_floats(self.rates),
             biases=arena.keep_floats(self.biases),
             skips=None if self.skips is None else arena.keep_floats(self.skips),
-            place=layout.place(self.key_size * _ROW_BYTES, num_units),
+            place=layout.place_scan(self.key_size, self.num_heads * self.value_size),
         )
 
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, state_group
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_kernels.filters import DTYPES, Filters
+from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
 from signalbox_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
+from signalbox_worker.batch.state_runs import state_runs
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling import token_constraints
 from signalbox_worker.sampling.token_constraints import RuledRows, make_rules
@@ -125,19 +128,29 @@ def add_history(
     rows.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(rows))
 
 
-def num_groups_of(runner: Any) -> int:
+def groups_of(runner: Any) -> Sequence[CacheGroup]:
     """Returns the groups of layers of a runner's model, each of which has blocks of its own."""
-    return len(runner.executor.footprint.groups) if hasattr(runner, "executor") else 1
+    groups: Sequence[CacheGroup] = (FULL_GROUP,)
+    return runner.executor.footprint.groups if hasattr(runner, "executor") else groups
+
+
+def num_row_blocks(groups: Sequence[CacheGroup]) -> int:
+    """Returns the blocks of a row: one of each group, but all of a state."""
+    return sum(group.state_blocks or 1 for group in groups)
 
 
 def make_batch(
-    work: Sequence[tuple[Generated, int]], *, block_size: int, num_groups: int = 1
+    work: Sequence[tuple[Generated, int]],
+    *,
+    block_size: int,
+    groups: Sequence[CacheGroup] = (FULL_GROUP,),
 ) -> Batch:
     """Packs (sequence, tokens to compute); whoever computes its last token draws.
 
-    A block b of a sequence stands for the blocks [b * num_groups, (b + 1) * num_groups), one of
-    each group.
+    A block b of a sequence stands for the blocks [b * n, (b + 1) * n), one of each group, and all
+    of the state that is left behind it.
     """
+    num_groups = len(groups)
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[list[int]] = []
@@ -150,7 +163,7 @@ def make_batch(
         slots += [
             [
                 block * block_size + p % block_size
-                for block in _row(sequence.blocks[p // block_size], num_groups)
+                for block in _row(sequence.blocks[p // block_size], groups)
             ]
             for p in span
         ]
@@ -161,7 +174,7 @@ def make_batch(
     width = -(-max(lens) // block_size)
     tables = np.zeros((len(work), width * num_groups), dtype=np.int32)
     for i, (sequence, _) in enumerate(work):
-        used = [one for block in sequence.blocks[:width] for one in _row(block, num_groups)]
+        used = [one for block in sequence.blocks[:width] for one in _row(block, groups)]
         tables[i, : len(used)] = used
     slot_mapping = np.array(slots, dtype=np.int64)
     return Batch(
@@ -178,11 +191,33 @@ def make_batch(
             position=[len(s.token_ids) for s, _ in drawing],
         ),
         adapters=_adapters(work),
+        states=_states(work, tables[:, num_groups - 1 :: num_groups], groups, block_size),
     )
 
 
-def _row(block: int, num_groups: int) -> range:
-    return range(block * num_groups, (block + 1) * num_groups)
+def _row(block: int, groups: Sequence[CacheGroup]) -> range:
+    first = block * num_row_blocks(groups)
+    return range(first, first + len(groups))
+
+
+def _states(
+    work: Sequence[tuple[Generated, int]],
+    heads: Int32Array,
+    groups: Sequence[CacheGroup],
+    block_size: int,
+) -> StateArrays | None:
+    if (group := state_group(groups)) is None:
+        return None
+    blocks = np.full((heads.max() + 1, group.state_blocks), NO_BLOCK, dtype=np.int32)
+    used = np.unique(heads[heads > 0])
+    blocks[used] = used[:, None] + np.arange(group.state_blocks)
+    return state_runs(
+        heads,
+        blocks,
+        np.array([sequence.num_computed for sequence, _ in work]),
+        np.array([count for _, count in work]),
+        block_size=block_size,
+    )
 
 
 def _adapters(work: Sequence[tuple[Generated, int]]) -> Int32Array | None:
@@ -203,8 +238,7 @@ class Driver:
 
     def step(self, sequences: Sequence[Generated]) -> BatchOutput:
         work = [(s, min(s.num_left, self.chunk)) for s in sequences]
-        num_groups = num_groups_of(self.runner)
-        batch = make_batch(work, block_size=self.block_size, num_groups=num_groups)
+        batch = make_batch(work, block_size=self.block_size, groups=groups_of(self.runner))
         samples = self.runner.execute(batch)
         tokens = iter(samples.token_ids.tolist())
         for sequence, count in work:

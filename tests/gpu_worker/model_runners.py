@@ -14,7 +14,7 @@ from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.service import runner_factory as factory
-from tests.gpu_worker.generation import Driver, make_batch, make_sequence, num_groups_of
+from tests.gpu_worker.generation import Driver, groups_of, make_batch, make_sequence, num_row_blocks
 from tests.gpu_worker.tiny_models import VOCAB, reference_tokens
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
     config = RunnerConfig(model=model_config, cache=cache_config, device=device_config)
     runner: Any = factory.make_runner(config, **options)
-    num_groups = num_groups_of(runner)
-    runner.init_cache_engine(
-        num_gpu_blocks=num_gpu_blocks * num_groups, num_cpu_blocks=num_cpu_blocks
-    )
+    num_blocks = num_gpu_blocks * num_row_blocks(groups_of(runner))
+    runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
     return runner
 
 
@@ -109,7 +107,7 @@ def last_logits(runner: "LocalRunner", *prompts: list[int], chunks: Sequence[int
     sequences = [make_sequence(prompt, range(3 * i, 3 * i + 3)) for i, prompt in enumerate(prompts)]
     for chunk in chunks:
         work = [(one, chunk) for one in sequences]
-        runner.execute(make_batch(work, block_size=16, num_groups=num_groups_of(runner)))
+        runner.execute(make_batch(work, block_size=16, groups=groups_of(runner)))
         for sequence in sequences:
             sequence.num_computed += chunk
     return probe.logits[-1][0].float()
@@ -119,8 +117,8 @@ def log_probabilities(runner: Any, prompt: list[int] = LONG_PROMPT) -> "Tensor":
     """Returns those of each token of the prompt but the first."""
     import torch
 
-    work, num_groups = [(make_sequence(prompt, range(10)), len(prompt))], num_groups_of(runner)
-    batch = make_batch(work, block_size=16, num_groups=num_groups)
+    work = [(make_sequence(prompt, range(10)), len(prompt))]
+    batch = make_batch(work, block_size=16, groups=groups_of(runner))
     batch.prompt_rows = PromptRows(
         seq_index=np.array([0]),
         first_position=np.array([1]),

@@ -299,6 +299,16 @@ OUTSIDE = "olmo"
 _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     OUTSIDE: ("Olmo", {}),
     "phimoe": ("Phimoe", {"sliding_window": 19, "num_local_experts": 4}),
+    "lfm2": (
+        "Lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
 }
 
 _CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4")}

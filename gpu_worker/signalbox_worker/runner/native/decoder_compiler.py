@@ -26,7 +26,14 @@ from signalbox_worker.runner.native.kv_places import KVPlaces, kv_places
 from signalbox_worker.runner.native.latent_compiler import LatentCompiler
 from signalbox_worker.runner.native.layer_inputs import LayerInputs
 from signalbox_worker.runner.native.program_parts import RESIDUAL, program_shape, rotary_table
-from signalbox_worker.runner.native.weight_shapes import EMBEDDING, HEAD, NORM, layer_prefix
+from signalbox_worker.runner.native.recurrent_compiler import RecurrentCompiler
+from signalbox_worker.runner.native.weight_shapes import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    RECURRENT,
+    layer_prefix,
+)
 from signalbox_worker.runner.native.weights import Weights
 
 
@@ -98,6 +105,7 @@ class _Compiler:
             if config.latents is None
             else LatentCompiler(hidden, config.latents, places)
         )
+        self._recurrent = RecurrentCompiler(hidden) if config.recurrence is not None else None
         self._inputs = None
         if isinstance(config, Gemma4Config) and config.layer_input_size:
             self._inputs = LayerInputs(hidden, config)
@@ -117,9 +125,13 @@ class _Compiler:
 
     def _add_layer(self, index: int) -> None:
         beside = self._feed_forward.gate_and_up(index) if self._config.is_parallel else None
-        attended = self._attention.add(index, [] if beside is None else beside.matrices)
-        name = f"{layer_prefix(index)}self_attn.o_proj"
-        self._hidden.add_down(attended, name, self._config.inner_norms[0], index)
+        if self._recurrent is not None and index in self._config.recurrent_layers:
+            rows, name = self._recurrent.add(index), f"{RECURRENT}.out_proj"
+        else:
+            rows = self._attention.add(index, [] if beside is None else beside.matrices)
+            name = "self_attn.o_proj"
+        name = f"{layer_prefix(index)}{name}"
+        self._hidden.add_down(rows, name, self._config.inner_norms[0], index)
         self._feed_forward.add(index, beside)
         if self._inputs is not None:
             self._inputs.add_to(index)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from signalbox_contract.cache_groups import FULL, FULL_GROUP, WINDOW, CacheGroup
+from signalbox_contract.cache_groups import FULL, FULL_GROUP, STATE, WINDOW, CacheGroup
+from signalbox_kernels.recurrent import StateLayout
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.models.decoder_config import DecoderConfig
 
@@ -90,6 +91,21 @@ def cache_groups(config: DecoderConfig, *, max_model_len: int) -> tuple[CacheGro
     )
 
 
+def with_states(
+    groups: tuple[CacheGroup, ...], config: DecoderConfig, *, block_bytes: int
+) -> tuple[CacheGroup, ...]:
+    """Returns groups of layers with that of the recurrent ones, if there are any. Raises ModelError
+    if their states do not lie in blocks of a size."""
+    kept, layers = config.recurrence, tuple(sorted(config.recurrent_layers))
+    if kept is None:
+        return groups
+    layout = StateLayout(block_bytes)
+    for _ in layers:
+        layout.place_convolution(kept.channels, kept.kernel)
+    states = CacheGroup(kind=STATE, layers=layers, state_blocks=layout.num_pages)
+    return (*groups, states)
+
+
 def _runs(of_windows: Iterable[list[int]]) -> Iterator[list[int]]:
     """Yields the first layers of each window, of any number: a block may be as large as they."""
     for layers in of_windows:
@@ -112,7 +128,7 @@ def _parts(layers: list[int], counts: Mapping[int, int], size: int) -> list[list
 
 def _owners(config: DecoderConfig, indices: Iterable[int]) -> list[int]:
     """Returns the layers that have K and V of their own."""
-    return [index for index in indices if config.kv_layer(index) == index]
+    return [i for i in indices if config.attends(i) and config.kv_layer(i) == i]
 
 
 def _units(config: DecoderConfig, owners: list[int]) -> tuple[tuple[int, int], dict[int, int]]:

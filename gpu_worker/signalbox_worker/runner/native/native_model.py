@@ -41,7 +41,7 @@ from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
-from signalbox_worker.runner.native.kv_places import cache_groups
+from signalbox_worker.runner.native.kv_places import cache_groups, with_states
 from signalbox_worker.runner.native.memory_fit import check_memory
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.packed_weights import PackedWeights, packed_weights
@@ -151,7 +151,7 @@ def load_natively(
         sampler=sampler,
         adapters=adapters,
         pooling=pooling,
-        groups=kv.groups,
+        groups=with_states(kv.groups, config, block_bytes=program.shape.block_bytes),
     )
 
 

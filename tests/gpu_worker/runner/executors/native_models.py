@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tests.gpu_worker.generation import Driver, make_sequence, num_groups_of
+from signalbox_contract.cache_groups import num_token_groups
+from tests.gpu_worker.generation import Driver, Generated, groups_of, make_sequence, num_row_blocks
 from tests.gpu_worker.model_runners import (
     LONG_PROMPT,
     WHOLE,
@@ -73,7 +75,8 @@ def expected_log_probabilities(reference: Any) -> torch.Tensor:
 def assert_bits_depend_on_the_sequence_alone(
     path: Path, prompts: list[list[int]], **options: Any
 ) -> list[list[int]]:
-    """Checks tokens, and K and V of them, in any batch, by any chunks and on any number of threads.
+    """Checks tokens, K and V of them, and the last states, in any batch, by any chunks and on any
+    number of threads.
 
     Returns:
         Tokens of each prompt, 12 new ones included.
@@ -85,16 +88,20 @@ def assert_bits_depend_on_the_sequence_alone(
         sequences = [make_sequence(p, range(8 * i, 8 * i + 8)) for i, p in enumerate(chosen)]
         while active := [one for one in sequences if len(one.token_ids) < one.num_prompt + 12]:
             driver.step(active)
+        groups = groups_of(runner)
         pool = runner.pools.gpu_pool
-        pool = pool.reshape(len(pool) // num_groups_of(runner), -1)
-        whole = [one.blocks[: one.num_computed // 16] for one in sequences]
-        return [
-            (one.token_ids, np.ascontiguousarray(pool[blocks]).tobytes())
-            for one, blocks in zip(sequences, whole, strict=True)
-        ]
+        pool = pool.reshape(-1, num_row_blocks(groups), pool.shape[1])
+        return [(one.token_ids, _content(one, pool, num_token_groups(groups))) for one in sequences]
 
     together = found(prompts, WHOLE, 2)
     assert found(prompts, 7, 1) == together
     for prompt, alone in zip(prompts, together, strict=True):
         assert found([prompt], 16, 3) == [alone]
     return [token_ids for token_ids, _ in together]
+
+
+def _content(sequence: Generated, pool: NDArray[np.uint8], num_groups: int) -> bytes:
+    """Returns the K and V of whole blocks, and the state behind the last token that is computed."""
+    whole = sequence.blocks[: sequence.num_computed // 16]
+    last = sequence.blocks[(sequence.num_computed - 1) // 16]
+    return pool[whole, :num_groups].tobytes() + pool[last, num_groups:].tobytes()

@@ -25,7 +25,7 @@ from signalbox_worker.runner.native import memory_fit, packed_weights
 from signalbox_worker.runner.ranks.rank_shard import load_shard
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
-from tests.gpu_worker.generation import make_batch, make_sequence, num_groups_of
+from tests.gpu_worker.generation import groups_of, make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.quantised_models import SHAPE, in_gptq, save_quantised
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
@@ -48,7 +48,7 @@ def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **optio
     runner.init_cache_engine(num_gpu_blocks=8, num_cpu_blocks=0)
     (prompt,) = make_prompts(9)
     work = [(make_sequence(prompt, [1]), 9)]
-    batch = make_batch(work, block_size=16, num_groups=num_groups_of(runner))
+    batch = make_batch(work, block_size=16, groups=groups_of(runner))
     output = runner.execute(batch)
     assert isinstance(output.hidden, np.ndarray) == (parallel.pipeline_parallel_size > 1)
     return (output.token_ids if output.hidden is None else output.hidden).tobytes()

@@ -19,6 +19,8 @@ def make_config(
         num_layers=len(windows),
         sliding_windows=tuple(windows),
         is_bidirectional=False,
+        recurrence=None,
+        attends=lambda index: True,
         kv_layer=lambda index: index,
         heads_of=lambda index: own.get(index, LayerHeads(4, 2, 64)),
         **fields,
