@@ -98,6 +98,8 @@ MIX_ADDED, MIX_COMMON = 1, 2
 """Bits of a mixture's mode."""
 MOST_EXPERTS = 1024
 """Experts of a layer at most."""
+MOST_INPUTS = 4
+"""Inputs of a channel that a convolution sums at most."""
 
 
 class Pairs(IntEnum):

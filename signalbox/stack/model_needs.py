@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, num_token_groups
 from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
@@ -39,7 +39,8 @@ from signalbox_worker.runner.loading.unfetched_model import with_holes
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
 from signalbox_worker.runner.native.encoder_weights import EncoderWeights
 from signalbox_worker.runner.native.kv_places import kv_places
-from signalbox_worker.runner.native.native_model import dtype_name, groups_of, stored_tensors
+from signalbox_worker.runner.native.layer_groups import groups_of, with_states
+from signalbox_worker.runner.native.native_model import dtype_name, stored_tensors
 from signalbox_worker.runner.native.program_parts import program_shape
 from signalbox_worker.runner.native.tensor_share import TensorShare
 from signalbox_worker.runner.native.weights import WeightForm, Weights
@@ -141,6 +142,7 @@ def _needs(
     if why_not is None:
         groups = groups_of(opened, settings.runner_config, max_model_len=window(settings, opened))
         built = _built_natively(settings, opened, groups)
+        groups = with_states(groups, opened.config, block_bytes=built.block_bytes)
     else:
         check_pytorch(settings, settings, opened, why_not)
         opened = for_pytorch(opened, settings, parallel, why_not)
@@ -170,7 +172,7 @@ def _needs(
         weights_bytes=weights,
         num_ranks=parallel.num_ranks,
         rank_weights_bytes=None if weights is None else -(-weights // parallel.num_ranks),
-        kv_block_bytes=built.block_bytes * len(groups),
+        kv_block_bytes=built.block_bytes * num_token_groups(groups),
         kv_block_size=block_size,
         kv_window_bytes=_window_bytes(settings, opened, built.block_bytes, groups),
         to_fetch=to_fetch,

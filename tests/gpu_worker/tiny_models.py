@@ -309,6 +309,18 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "moe_intermediate_size": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+        },
+    ),
 }
 
 _CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4")}

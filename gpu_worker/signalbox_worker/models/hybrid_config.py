@@ -25,7 +25,7 @@ def layer_kinds(
         kinds: what config.json has under `name`.
         usual: kinds that the family has.
 
-    Raises ModelError if there is no recurrent layer, too.
+    Raises ModelError if there is no recurrent layer, or none that attends, too.
     """
     if not isinstance(kinds, list) or not all(isinstance(one, str) for one in kinds):
         raise UnsoundConfig(f"config.json says {name} = {str(kinds)[:40]}, which are no names")
@@ -37,6 +37,8 @@ def layer_kinds(
         raise ModelError(f"{architecture} with {name} of {others[0][:40]!r} is not supported")
     if not {LINEAR, CONVOLUTION} & {*found}:
         raise ModelError(f"{architecture} whose {name} all attend is not supported natively")
+    if FULL not in found:
+        raise ModelError(f"{architecture} of whose {name} none attends is not supported")
     return found
 
 

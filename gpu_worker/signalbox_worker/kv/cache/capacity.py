@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, num_token_groups, state_group
 from signalbox_contract.model import StoreCapacity, WorkerCapacity
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.largest_batch import largest_batch
@@ -77,8 +77,12 @@ class Footprint:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks of the longest sequence, none behind a window freed."""
-        return -(-self.max_model_len // self.block_size) * len(self.groups)
+        """Blocks of the longest sequence, none behind a window freed, with states in as many blocks
+        as a group of K and V takes, or the two that it needs."""
+        num_rows = -(-self.max_model_len // self.block_size)
+        of_tokens = num_rows * num_token_groups(self.groups)
+        group = state_group(self.groups)
+        return of_tokens + (0 if group is None else max(num_rows, 2 * group.state_blocks))
 
 
 def measure_capacity(

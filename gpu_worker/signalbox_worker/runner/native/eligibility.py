@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from signalbox_kernels.native import NativeUnavailable, best_isa
-from signalbox_kernels.structs import MOST_EXPERTS, PANEL
+from signalbox_kernels.structs import MOST_EXPERTS, MOST_INPUTS, PANEL, UNIT_COLUMNS
 from signalbox_worker.config import (
     USUAL_BLOCK_SIZE,
     CacheConfig,
@@ -23,6 +23,7 @@ from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.models.recurrence import Recurrence
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.native.native_encoder import why_no_encoder
@@ -55,6 +56,11 @@ def native_unsupported_reason(
     """
     reason = why_not_meant(opened, model_config, cache_config, device_config, parallel)
     reason = reason or why_no_library(warn=device_config.cpu_backend == "auto")
+    if reason is not None and opened.shape.has_states:
+        raise ModelError(
+            f"{opened.shape.architecture} has recurrent layers, which are computed natively alone, "
+            f"but {reason}; change that, or use another model"
+        )
     if reason is not None and device_config.cpu_backend == "native":
         raise ValueError(f"cpu_backend is 'native', but {reason}; use 'auto' or 'torch'")
     return reason
@@ -122,6 +128,8 @@ def why_no_library(*, warn: bool) -> str | None:
 
 def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
     """Says why tensor-parallel ranks cannot compute this model natively; None if they can."""
+    if parallel.num_ranks > 1 and opened.shape.has_states:
+        return f"{parallel.sizes} is set, and one rank computes them"
     if parallel.tensor_parallel_size == 1:
         return None
     config = opened.config
@@ -169,6 +177,8 @@ def _why_no_program(
 
 def _why_no_layers(config: Any) -> str | None:
     """Says which sizes of layers that differ from each other are not computed; None if all are."""
+    if (kept := getattr(config, "recurrence", None)) is not None:
+        return _why_no_recurrence(kept)
     if not isinstance(config, Gemma4Config):
         return None
     if config.full_head_size % _GRAIN:
@@ -177,6 +187,14 @@ def _why_no_layers(config: Any) -> str | None:
         return f"it has more than {MOST_EXPERTS} experts in a layer"
     if config.layer_input_size % PANEL:
         return f"hidden_size_per_layer_input {config.layer_input_size} is no multiple of {PANEL}"
+    return None
+
+
+def _why_no_recurrence(kept: Recurrence) -> str | None:
+    if kept.kernel > MOST_INPUTS:
+        return f"its convolutions sum {kept.kernel} inputs, more than {MOST_INPUTS}"
+    if kept.channels % UNIT_COLUMNS:
+        return f"the {kept.channels} channels of a layer are no multiple of {UNIT_COLUMNS}"
     return None
 
 

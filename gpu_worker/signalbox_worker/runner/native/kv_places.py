@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from signalbox_contract.cache_groups import FULL, FULL_GROUP, STATE, WINDOW, CacheGroup
-from signalbox_kernels.recurrent import StateLayout
+from signalbox_contract.cache_groups import FULL, FULL_GROUP, WINDOW, CacheGroup
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.models.decoder_config import DecoderConfig
 
@@ -89,21 +88,6 @@ def cache_groups(config: DecoderConfig, *, max_model_len: int) -> tuple[CacheGro
         for window in sorted(parts)
         for layers in parts[window]
     )
-
-
-def with_states(
-    groups: tuple[CacheGroup, ...], config: DecoderConfig, *, block_bytes: int
-) -> tuple[CacheGroup, ...]:
-    """Returns groups of layers with that of the recurrent ones, if there are any. Raises ModelError
-    if their states do not lie in blocks of a size."""
-    kept, layers = config.recurrence, tuple(sorted(config.recurrent_layers))
-    if kept is None:
-        return groups
-    layout = StateLayout(block_bytes)
-    for _ in layers:
-        layout.place_convolution(kept.channels, kept.kernel)
-    states = CacheGroup(kind=STATE, layers=layers, state_blocks=layout.num_pages)
-    return (*groups, states)
 
 
 def _runs(of_windows: Iterable[list[int]]) -> Iterator[list[int]]:

@@ -41,7 +41,7 @@ from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
-from signalbox_worker.runner.native.kv_places import cache_groups, with_states
+from signalbox_worker.runner.native.layer_groups import groups_of, with_states
 from signalbox_worker.runner.native.memory_fit import check_memory
 from signalbox_worker.runner.native.native_adapters import NativeAdapters
 from signalbox_worker.runner.native.packed_weights import PackedWeights, packed_weights
@@ -244,17 +244,6 @@ def _kv_form(
         scales=scales,
         groups=groups_of(opened, settings, max_model_len=max_model_len),
     )
-
-
-def groups_of(
-    opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
-) -> tuple[CacheGroup, ...]:
-    """Returns the groups of layers; stages and stores have blocks of all layers, encoders none."""
-    is_staged = settings.parallel.pipeline_parallel_size > 1
-    has_store = settings.disk.has_disk or settings.shared.has_server
-    if is_staged or has_store or not isinstance(opened.config, DecoderConfig):
-        return (FULL_GROUP,)
-    return cache_groups(opened.config, max_model_len=max_model_len)
 
 
 def _pooling(opened: OpenedModel, weights: Weights) -> NativePooling | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from signalbox_worker.config import ModelError
 from signalbox_worker.runner.loading import opened_model
-from tests.gpu_worker.model_runners import make_prompts
+from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.runner.executors.native_models import (
     NUM_DRAWN,
     assert_bits_depend_on_the_sequence_alone,
@@ -20,18 +21,32 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
+FAMILIES = ("lfm2", "lfm2-moe")
+
 
 @pytest.fixture(autouse=True)
 def _serve_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opened_model, "_refuse_states", lambda shape: None)
 
 
-def random_fields(seed: int) -> dict[str, Any]:
-    rng = random.Random(f"lfm2 {seed}")
+def random_fields(family: str, seed: int) -> dict[str, Any]:
+    rng = random.Random(f"{family} {seed}")
     fields = random_shape(rng)
     kinds = [rng.choice(["conv", "full_attention"]) for _ in range(rng.choice([0, 1, 3]))]
     kinds += ["conv", "full_attention"]
     rng.shuffle(kinds)
+    if family == "lfm2-moe":
+        fields |= {
+            "moe_intermediate_size": rng.choice([12, 40]),
+            "num_experts": rng.choice([3, 8]),
+            "num_experts_per_tok": rng.choice([1, 3]),
+            "num_dense_layers": rng.choice([0, 1, 2]),
+            "norm_topk_prob": rng.random() < 0.5,
+            "use_expert_bias": rng.random() < 0.7,
+            "routed_scaling_factor": rng.choice([1.0, 1.7]),
+        }
+    else:
+        fields |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
     return fields | {
         "hidden_size": rng.choice([32, 48, 112]),
         "norm_eps": fields.pop("rms_norm_eps"),
@@ -39,19 +54,50 @@ def random_fields(seed: int) -> dict[str, Any]:
         "layer_types": kinds,
         "conv_L_cache": rng.choice([2, 3, 4]),
         "conv_bias": rng.random() < 0.5,
-        "block_auto_adjust_ff_dim": rng.random() < 0.5,
-        "block_multiple_of": 8,
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_DRAWN))
-def test_random_lfm2_equals_transformers(seed: int, tmp_path: Path) -> None:
-    reference = make_model(tmp_path, "lfm2", **random_fields(seed))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_hybrids_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family, **random_fields(family, seed))
     assert_like_transformers(tmp_path, reference)
 
 
-def test_bits_of_lfm2_depend_on_the_sequence_alone(tmp_path: Path) -> None:
-    """States too: a row of blocks ends with the state behind its last token."""
-    make_model(tmp_path, "lfm2")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_of_hybrids_depend_on_the_sequence_alone(family: str, tmp_path: Path) -> None:
+    make_model(tmp_path, family)
     assert_bits_depend_on_the_sequence_alone(tmp_path, make_prompts(1, 17, 40, 64))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_lora_rank": 8}, "--max-lora-rank"),
+        ({"block_size": 8}, "block size 8"),
+        ({"cpu_backend": "torch"}, "cpu_backend"),
+    ],
+)
+def test_what_states_do_not_work_with_is_refused_by_name(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "lfm2")
+    with pytest.raises(ModelError, match=reason):
+        make_runner(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"hidden_size": 36}, "36 channels"),
+        ({"conv_L_cache": 5}, "5 inputs"),
+        ({"layer_types": ["conv"] * 3}, "none attends"),
+    ],
+)
+def test_sizes_that_no_kernel_has_are_refused(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    make_model(tmp_path, "lfm2", **fields)
+    with pytest.raises(ModelError, match=reason):
+        make_runner(tmp_path)

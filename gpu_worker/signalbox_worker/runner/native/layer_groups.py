@@ -1,0 +1,60 @@
+"""The groups of layers of a native program, by the settings of a worker."""
+
+from typing import Any
+
+from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
+from signalbox_kernels.recurrent import StateLayout
+from signalbox_worker.config import ModelError
+from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.loading.opened_model import OpenedModel
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.native.kv_places import cache_groups
+
+
+def groups_of(
+    opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
+) -> tuple[CacheGroup, ...]:
+    """Returns the groups of layers that attend; stages and stores have blocks of all layers,
+    encoders none. Raises ModelError for settings that recurrent layers do not take."""
+    if opened.shape.has_states:
+        _check_states(opened, settings)
+    is_staged = settings.parallel.pipeline_parallel_size > 1
+    has_store = settings.disk.has_disk or settings.shared.has_server
+    if is_staged or has_store or not isinstance(opened.config, DecoderConfig):
+        return (FULL_GROUP,)
+    return cache_groups(opened.config, max_model_len=max_model_len)
+
+
+def _check_states(opened: OpenedModel, settings: RunnerConfig) -> None:
+    taken = {
+        "--kv-disk": settings.disk.has_disk,
+        "--kv-store": settings.shared.has_server,
+        "--lora": bool(settings.model.adapters),
+        "--adapter-dir": settings.model.adapter_dir is not None,
+        "--max-lora-rank": settings.model.max_lora_rank is not None,
+        "--runner pooling": opened.pooling is not None,
+    }
+    if flag := next((name for name, is_set in taken.items() if is_set), None):
+        raise ModelError(
+            f"{flag} does not work with the recurrent layers of {opened.shape.architecture}; "
+            "leave it out"
+        )
+
+
+def with_states(
+    groups: tuple[CacheGroup, ...], config: Any, *, block_bytes: int
+) -> tuple[CacheGroup, ...]:
+    """Returns groups of layers with that of the recurrent ones, if there are any.
+
+    Args:
+        config: of any family that is computed natively.
+    """
+    kept = getattr(config, "recurrence", None)
+    if kept is None:
+        return groups
+    layers = tuple(sorted(config.recurrent_layers))
+    layout = StateLayout(block_bytes)
+    for _ in layers:
+        layout.place_convolution(kept.channels, kept.kernel)
+    states = CacheGroup(kind=STATE, layers=layers, state_blocks=layout.num_pages)
+    return (*groups, states)
