@@ -100,6 +100,8 @@ MOST_EXPERTS = 1024
 """Experts of a layer at most."""
 MOST_INPUTS = 4
 """Inputs of a channel that a convolution sums at most."""
+MOST_STATE_ROWS = 256
+"""Elements of a key, which are rows of a head's state, at most."""
 
 
 class Pairs(IntEnum):

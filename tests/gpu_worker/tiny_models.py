@@ -309,6 +309,25 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "block_auto_adjust_ff_dim": False,
         },
     ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 80,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 16,
+            "mamba_d_state": 32,
+            "mamba_n_groups": 2,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 3.0,
+        },
+    ),
     "lfm2-moe": (
         "Lfm2Moe",
         {

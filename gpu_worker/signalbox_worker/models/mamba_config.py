@@ -226,7 +226,8 @@ def _nemotron_kinds(config: FamilyConfig) -> list[str]:
 def _check_time_step(config: FamilyConfig, name: str) -> None:
     """Raises ModelError for limits of time steps."""
     limit = config[name]
-    if limit not in (None, [0.0, math.inf]):
+    # The second is how transformers writes infinity.
+    if limit not in (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}]):
         raise ModelError(
             f"{config['architectures'][0]} with {name} {str(limit)[:40]} is not "
             "supported; use a model without limits"

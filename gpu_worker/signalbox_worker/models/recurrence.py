@@ -22,14 +22,25 @@ class Recurrence:
     """True if the products at both ends of the layer have biases."""
 
     @property
-    def matrix_values(self) -> int:
-        """Values of the matrices of all heads."""
+    def matrix_rows(self) -> int:
+        """Rows of the matrices of all heads, which are those of keys; 0 without."""
+        return 0
+
+    @property
+    def head_columns(self) -> int:
+        """Columns of the matrix of each head."""
+        return 0
+
+    @property
+    def matrix_columns(self) -> int:
+        """Columns of these matrices together."""
         return 0
 
     @property
     def state_bytes(self) -> int:
         """Bytes that a layer keeps of a sequence."""
-        return _FLOAT_BYTES * ((self.kernel - 1) * self.channels + self.matrix_values)
+        inputs = (self.kernel - 1) * self.channels
+        return _FLOAT_BYTES * (inputs + self.matrix_rows * self.matrix_columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +71,16 @@ class DeltaRule(Recurrence):
         return self.num_value_heads * self.value_size
 
     @property
-    def matrix_values(self) -> int:
-        return self.value_columns * self.key_size
+    def matrix_rows(self) -> int:
+        return self.key_size
+
+    @property
+    def head_columns(self) -> int:
+        return self.value_size
+
+    @property
+    def matrix_columns(self) -> int:
+        return self.value_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,5 +99,13 @@ class Mamba2(Recurrence):
         return self.num_heads * self.head_size
 
     @property
-    def matrix_values(self) -> int:
-        return self.inner_columns * self.state_size
+    def matrix_rows(self) -> int:
+        return self.state_size
+
+    @property
+    def head_columns(self) -> int:
+        return self.head_size
+
+    @property
+    def matrix_columns(self) -> int:
+        return self.inner_columns

@@ -105,7 +105,9 @@ class _Compiler:
             if config.latents is None
             else LatentCompiler(hidden, config.latents, places)
         )
-        self._recurrent = RecurrentCompiler(hidden) if config.recurrence is not None else None
+        self._recurrent = None
+        if config.recurrence is not None:
+            self._recurrent = RecurrentCompiler(hidden, config.recurrence)
         self._inputs = None
         if isinstance(config, Gemma4Config) and config.layer_input_size:
             self._inputs = LayerInputs(hidden, config)

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from signalbox_kernels.native import NativeUnavailable, best_isa
-from signalbox_kernels.structs import MOST_EXPERTS, MOST_INPUTS, PANEL, UNIT_COLUMNS
+from signalbox_kernels.structs import (
+    MOST_EXPERTS,
+    MOST_INPUTS,
+    MOST_STATE_ROWS,
+    PANEL,
+    UNIT_COLUMNS,
+)
 from signalbox_worker.config import (
     USUAL_BLOCK_SIZE,
     CacheConfig,
@@ -195,6 +201,12 @@ def _why_no_recurrence(kept: Recurrence) -> str | None:
         return f"its convolutions sum {kept.kernel} inputs, more than {MOST_INPUTS}"
     if kept.channels % UNIT_COLUMNS:
         return f"the {kept.channels} channels of a layer are no multiple of {UNIT_COLUMNS}"
+    rows, columns = kept.matrix_rows, kept.head_columns
+    if rows % UNIT_COLUMNS or columns % UNIT_COLUMNS or rows > MOST_STATE_ROWS:
+        return (
+            f"states of [{rows}, {columns}] are no multiples of {UNIT_COLUMNS}, of up to "
+            f"{MOST_STATE_ROWS} rows"
+        )
     return None
 
 

@@ -56,5 +56,7 @@ def with_states(
     layout = StateLayout(block_bytes)
     for _ in layers:
         layout.place_convolution(kept.channels, kept.kernel)
+        if kept.matrix_rows:
+            layout.place_scan(kept.matrix_rows, kept.matrix_columns)
     states = CacheGroup(kind=STATE, layers=layers, state_blocks=layout.num_pages)
     return (*groups, states)

@@ -21,7 +21,7 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-FAMILIES = ("lfm2", "lfm2-moe")
+FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid")
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +32,11 @@ def _serve_states(monkeypatch: pytest.MonkeyPatch) -> None:
 def random_fields(family: str, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{family} {seed}")
     fields = random_shape(rng)
-    kinds = [rng.choice(["conv", "full_attention"]) for _ in range(rng.choice([0, 1, 3]))]
-    kinds += ["conv", "full_attention"]
-    rng.shuffle(kinds)
+    own = of_granite(rng) if family == "granite-hybrid" else of_lfm2(rng)
+    if family == "lfm2":
+        own |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
     if family == "lfm2-moe":
-        fields |= {
+        own |= {
             "moe_intermediate_size": rng.choice([12, 40]),
             "num_experts": rng.choice([3, 8]),
             "num_experts_per_tok": rng.choice([1, 3]),
@@ -45,15 +45,46 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
             "use_expert_bias": rng.random() < 0.7,
             "routed_scaling_factor": rng.choice([1.0, 1.7]),
         }
-    else:
-        fields |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
-    return fields | {
+    return fields | own
+
+
+def random_kinds(rng: random.Random, recurrent: str, attends: str) -> dict[str, Any]:
+    """Returns the layers, at least one of each kind."""
+    kinds = [rng.choice([recurrent, attends]) for _ in range(rng.choice([0, 1, 3]))]
+    kinds += [recurrent, attends]
+    rng.shuffle(kinds)
+    return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
+
+
+def of_lfm2(rng: random.Random) -> dict[str, Any]:
+    return random_kinds(rng, "conv", "full_attention") | {
         "hidden_size": rng.choice([32, 48, 112]),
-        "norm_eps": fields.pop("rms_norm_eps"),
-        "num_hidden_layers": len(kinds),
-        "layer_types": kinds,
+        "norm_eps": rng.choice([1e-6, 1e-2]),
         "conv_L_cache": rng.choice([2, 3, 4]),
         "conv_bias": rng.random() < 0.5,
+    }
+
+
+def of_granite(rng: random.Random) -> dict[str, Any]:
+    head_size, groups = rng.choice([16, 48]), rng.choice([1, 2])
+    heads = rng.choice([2, 4]) * groups
+    return random_kinds(rng, "mamba", "attention") | {
+        "hidden_size": head_size * heads // 2,
+        "head_dim": head_size,
+        "num_attention_heads": heads // 2,
+        "num_key_value_heads": 1,
+        "shared_intermediate_size": rng.choice([12, 40]),
+        "num_local_experts": rng.choice([0, 4]),
+        "num_experts_per_tok": 2,
+        "mamba_expand": 2,
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_size,
+        "mamba_d_state": rng.choice([16, 32]),
+        "mamba_n_groups": groups,
+        "mamba_d_conv": rng.choice([2, 4]),
+        "mamba_conv_bias": rng.random() < 0.5,
+        "mamba_proj_bias": rng.random() < 0.5,
+        "position_embedding_type": rng.choice([None, "rope"]),
     }
 
 
