@@ -215,8 +215,8 @@ tests/%/node_modules/.installed: tests/%/package-lock.json
 # with, is the one of $(VENV). Three packages of lm-eval have no wheel.
 $(OTHERS)/%/.installed: tests/third_party/environments/%.txt $(INSTALLED)
 	@echo "Installing $* into $(OTHERS)"
-	@$(PYTHON) -m venv $(OTHERS)/$*
-	@$(OTHERS)/$*/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	@$(PYTHON) -m venv --without-pip $(OTHERS)/$*
+	@$(BIN)/python -m pip --python $(OTHERS)/$*/bin/python install --disable-pip-version-check --quiet --no-deps \
 		--only-binary :all: --no-binary rouge-score,sqlitedict,word2number -r $<
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $$($(OTHERS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_pytorch.pth
