@@ -96,6 +96,11 @@ def check_groups(groups: Sequence[CacheGroup]) -> None:
         raise ValueError("a group of states is beside a group of layers with attention")
 
 
+def keeps_all(groups: Sequence[CacheGroup]) -> bool:
+    """True of one group that keeps all tokens, as of most models."""
+    return [group.kind for group in groups] == [FULL]
+
+
 def describe_groups(groups: Sequence[CacheGroup]) -> str:
     """Returns the groups in words, those that are alike once: "full, 2 x window of 512"."""
     counts = Counter(map(str, groups))

@@ -51,6 +51,8 @@ class Explanation:
     """Part of the three above."""
     events: tuple[TimelineEvent, ...]
     num_dropped_events: int
+    block_tables: tuple[list[int], ...] = ()
+    """Those of its sequences that go on; none of a request that waits or has ended."""
     waits: tuple[Wait, ...] = ()
     """Reasons for which a waiting or loading request has waited since it was queued."""
     num_ahead: int = 0
@@ -109,7 +111,8 @@ def explain(group: SequenceGroup, admission: AdmissionQueue, *, now: float) -> E
         state = RequestState.SWAPPED
     elif SequenceStatus.LOADING in statuses:
         state = RequestState.LOADING
-    return _explanation(group, state, now, waits=waits)
+    tables = tuple(seq.block_table for seq in group.unfinished)
+    return _explanation(group, state, now, block_tables=tables, waits=waits)
 
 
 def _explanation(
@@ -117,6 +120,7 @@ def _explanation(
     state: RequestState,
     now: float,
     *,
+    block_tables: tuple[list[int], ...] = (),
     waits: tuple[Wait, ...] = (),
     num_ahead: int = 0,
 ) -> Explanation:
@@ -140,6 +144,7 @@ def _explanation(
         preempted_s=group.times.total_preempted(now),
         events=tuple(group.timeline.events),
         num_dropped_events=group.timeline.num_dropped,
+        block_tables=block_tables,
         waits=waits,
         num_ahead=num_ahead,
         failure=group.failure,

@@ -1,9 +1,10 @@
 """Words for the history of one request, which `signalbox explain` and the console's Why show."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import CacheGroup, describe_groups, keeps_all
 from signalbox_contract.wording import counted
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
@@ -31,11 +32,14 @@ class HistoryLine(NamedTuple):
     details: str
 
 
-def summary_of(known: Explanation, *, block_size: int) -> Iterator[str]:
+def summary_of(
+    known: Explanation, *, block_size: int, held: Sequence[tuple[CacheGroup, int]] = ()
+) -> Iterator[str]:
     """Yields sentences on the whole.
 
     Args:
         block_size: tokens of a block of its worker; 0 if that has left.
+        held: the groups of layers of its worker, each with the blocks that the request holds.
     """
     cached = f" ({known.num_cached_tokens} cached)" if known.num_cached_tokens else ""
     branches = f" in {known.num_sequences} sequences" if known.num_sequences > 1 else ""
@@ -47,6 +51,8 @@ def summary_of(known: Explanation, *, block_size: int) -> Iterator[str]:
     )
     if any(event.kind is EventKind.PREFILL for event in known.events):
         yield _prefix(known.num_prompt_tokens, known.num_cached_tokens, block_size)
+    if held and not keeps_all([group for group, _ in held]):
+        yield _held(held)
     if known.waits:
         yield f"It waits behind {known.num_ahead}, for {_waits(known.waits)}."
     for sample in known.samples:
@@ -79,6 +85,18 @@ def _prefix(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> 
         " cache: no request of its tenant had these tokens behind the same beginning, or they were"
         " evicted."
     )
+
+
+def _held(held: Sequence[tuple[CacheGroup, int]]) -> str:
+    """Says how many blocks it holds, of groups that are alike in sum."""
+    alike: dict[str, list[tuple[CacheGroup, int]]] = {}
+    for group, count in held:
+        alike.setdefault(str(group), []).append((group, count))
+    parts = [
+        f"{sum(count for _, count in some):,} of {describe_groups([group for group, _ in some])}"
+        for some in alike.values()
+    ]
+    return f"It holds KV blocks of its worker's groups of layers: {', '.join(parts)}."
 
 
 def lines_of(events: Iterable[TimelineEvent]) -> Iterator[HistoryLine]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from signalbox.commands.inspect.readings import Quantiles, Readings, quantiles, read
 from signalbox.commands.inspect.stage_use import StageLoad, stage_loads
+from signalbox_contract.cache_groups import decode_group, describe_groups, keeps_all
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
@@ -24,6 +25,8 @@ class WorkerLoad:
     is_draining: bool
     role: str
     """Role of the worker: prefill, decode or both."""
+    groups: str
+    """Groups of layers in words; empty of a worker with one, which keeps all tokens."""
     num_running: int
     num_swapped: int
     num_gpu_blocks: int
@@ -178,10 +181,12 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
     queries, hits = counts.per_s("prefix_cache_queries"), counts.per_s("prefix_cache_hits")
     num_recomputes = int(counts.total("num_recomputes"))
     earlier, requests = before.requests, after.requests
+    groups = list(map(decode_group, after.groups))
     return WorkerLoad(
         address=after.address,
         is_draining=after.is_draining,
         role=after.role or "both",
+        groups="" if keeps_all(groups) else describe_groups(groups),
         num_running=after.num_requests_running,
         num_swapped=after.num_requests_swapped,
         num_gpu_blocks=after.num_gpu_blocks,

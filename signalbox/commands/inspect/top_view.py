@@ -160,6 +160,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
     each_token = _known("each token {}", worker.time_per_output_token)
     latencies = "  ".join(filter(None, (first_token, each_token)))
     lines = (
+        *([f"KV of {worker.groups}"] if worker.groups else []),
         f"{worker.generated_tokens_per_s:,.0f} tokens/s generated"
         f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled{hits}",
         f"{worker.steps_per_s:,.1f} steps/s" + _known(" of {}", worker.step),

@@ -95,7 +95,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size", "text")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size", "text", "held_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class ExplainResponse(_message.Message):
     REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -148,7 +149,16 @@ class ExplainResponse(_message.Message):
     request_number: int
     block_size: int
     text: HistoryText
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ..., text: _Optional[_Union[HistoryText, _Mapping]] = ...) -> None: ...
+    held_blocks: _containers.RepeatedCompositeFieldContainer[GroupBlocks]
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ..., text: _Optional[_Union[HistoryText, _Mapping]] = ..., held_blocks: _Optional[_Iterable[_Union[GroupBlocks, _Mapping]]] = ...) -> None: ...
+
+class GroupBlocks(_message.Message):
+    __slots__ = ("group", "num_blocks")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    group: _common_pb2.CacheGroup
+    num_blocks: int
+    def __init__(self, group: _Optional[_Union[_common_pb2.CacheGroup, _Mapping]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
 
 class HistoryText(_message.Message):
     __slots__ = ("summary", "lines", "spans")

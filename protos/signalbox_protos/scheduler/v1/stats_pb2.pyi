@@ -1,3 +1,4 @@
+from signalbox_protos.common.v1 import common_pb2 as _common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
 from signalbox_protos.scheduler.v1 import sample_pb2 as _sample_pb2
 from google.protobuf.internal import containers as _containers
@@ -96,7 +97,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "is_draining", "num_cached_gpu_blocks", "num_cached_cpu_blocks", "num_failures", "role", "requests", "stages", "samples")
+    __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "is_draining", "num_cached_gpu_blocks", "num_cached_cpu_blocks", "num_failures", "role", "requests", "stages", "samples", "groups")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_REQUESTS_SWAPPED_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +113,7 @@ class WorkerStats(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     address: str
     num_requests_running: int
     num_requests_swapped: int
@@ -127,7 +129,8 @@ class WorkerStats(_message.Message):
     requests: RequestStats
     stages: _explain_pb2.StageUse
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
-    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., role: _Optional[str] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.CacheGroup]
+    def __init__(self, address: _Optional[str] = ..., num_requests_running: _Optional[int] = ..., num_requests_swapped: _Optional[int] = ..., num_gpu_blocks: _Optional[int] = ..., num_free_gpu_blocks: _Optional[int] = ..., num_cpu_blocks: _Optional[int] = ..., num_free_cpu_blocks: _Optional[int] = ..., is_draining: _Optional[bool] = ..., num_cached_gpu_blocks: _Optional[int] = ..., num_cached_cpu_blocks: _Optional[int] = ..., num_failures: _Optional[int] = ..., role: _Optional[str] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., stages: _Optional[_Union[_explain_pb2.StageUse, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.CacheGroup, _Mapping]]] = ...) -> None: ...
 
 class RequestStats(_message.Message):
     __slots__ = ("num_ended", "queue_ns", "time_to_first_token_ns", "time_per_output_token_ns")

@@ -1,7 +1,8 @@
 """Encodes what the scheduler tells of itself: explanations of requests, and its counts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from signalbox_contract.cache_groups import CacheGroup, decode_group, encode_group
 from signalbox_contract.errors import NotFound
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import encode_stages
@@ -13,6 +14,8 @@ from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.insight.history_spans import spans_of
 from signalbox_scheduler.insight.history_words import lines_of, summary_of
 from signalbox_scheduler.insight.stats import RequestStats
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.block_table import num_held
 from signalbox_scheduler.requests.stage_use import StageUse
 from signalbox_scheduler.requests.timeline import TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait
@@ -49,16 +52,19 @@ def explain(
             " each scheduler knows its own requests"
         )
     message = explanation(known, cluster)
-    message.text.CopyFrom(_text(known, block_size=message.block_size))
+    held = [(decode_group(one.group), one.num_blocks) for one in message.held_blocks]
+    message.text.CopyFrom(_text(known, block_size=message.block_size, held=held))
     return message
 
 
-def _text(known: Explanation, *, block_size: int) -> explain_pb2.HistoryText:
+def _text(
+    known: Explanation, *, block_size: int, held: list[tuple[CacheGroup, int]]
+) -> explain_pb2.HistoryText:
     def since_arrival(at: float) -> int:
         return nanoseconds(at - known.arrival)
 
     return explain_pb2.HistoryText(
-        summary=summary_of(known, block_size=block_size),
+        summary=summary_of(known, block_size=block_size, held=held),
         lines=[
             explain_pb2.HistoryLine(at_ns=since_arrival(at), event=event, details=details)
             for at, event, details in lines_of(known.events)
@@ -76,6 +82,7 @@ def _text(known: Explanation, *, block_size: int) -> explain_pb2.HistoryText:
 
 
 def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResponse:
+    blocks = _blocks_of(known.worker, cluster)
     message = explain_pb2.ExplainResponse(
         **{name: getattr(known, name) for name in _SAME - _ENCODED},
         state=f"REQUEST_STATE_{known.state.name}",
@@ -87,7 +94,10 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         events=[_event(event, known.arrival) for event in known.events],
         waits=_waits(known.waits),
         role=_role(known.worker, cluster),
-        block_size=_block_size(known.worker, cluster),
+        block_size=blocks.block_size if blocks else 0,
+        held_blocks=_held_blocks(known, blocks.groups)
+        if blocks and any(known.block_tables)
+        else (),
         stages=_stage_use(known.stages),
         samples=map(sample, known.samples),
     )
@@ -102,10 +112,18 @@ def _role(worker_name: str, cluster: Cluster) -> str:
     return "" if WorkerRole.BOTH in roles else "".join(roles[:1])
 
 
-def _block_size(worker_name: str, cluster: Cluster) -> int:
-    """Returns the tokens of a worker's KV block; 0 if the worker has left."""
+def _blocks_of(worker_name: str, cluster: Cluster) -> BlockSpaceManager | None:
+    """Returns the blocks of a worker; None if it has left."""
     here = (one for one in cluster.step_loops if one.worker_name == worker_name)
-    return next((one.scheduler.blocks.block_size for one in here), 0)
+    return next((one.scheduler.blocks for one in here), None)
+
+
+def _held_blocks(
+    known: Explanation, groups: Sequence[CacheGroup]
+) -> Iterator[explain_pb2.GroupBlocks]:
+    for column, group in enumerate(groups):
+        num_blocks = num_held(known.block_tables, column=column, num_groups=len(groups))
+        yield explain_pb2.GroupBlocks(group=encode_group(group), num_blocks=num_blocks)
 
 
 def _stage_use(use: StageUse) -> explain_pb2.StageUse | None:
@@ -194,6 +212,7 @@ def _worker_stats(step_loop: StepLoop, cluster: Cluster) -> stats_pb2.WorkerStat
         is_draining=not scheduler.is_accepting,
         num_failures=cluster.worker_records.num_failures_of(step_loop.worker_name),
         role=cluster.roles.of(step_loop),
+        groups=map(encode_group, scheduler.blocks.groups),
         requests=_request_stats(scheduler.request_stats),
         stages=_stage_use(scheduler.steps.stages.use()),
         samples=map(sample, scheduler.samples()),

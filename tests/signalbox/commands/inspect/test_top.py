@@ -12,6 +12,7 @@ from rich.console import Console
 from signalbox.commands.inspect.load_rates import LoadRates, measure
 from signalbox.commands.inspect.top import Watch, run
 from signalbox.commands.inspect.top_view import render
+from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2, sample_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
@@ -184,6 +185,16 @@ def test_the_screen_shows_what_was_migrated() -> None:
     text = squeezed(measure(before, make_stats(3, more=more)))
     assert "migrated so far: 5 out 1,200 in 3 aborted paused 15 ms (p99 20 ms)" in text
     assert "migrated" not in squeezed(measure(before, make_stats(3)))
+
+
+def test_the_screen_says_which_groups_of_layers_a_worker_has() -> None:
+    after = make_stats(1)
+    full = common_pb2.CacheGroup(kind="full", layers=range(4))
+    after.workers[0].groups.append(full)
+    assert "KV of" not in text_of(render(measure(make_stats(0), after), "host:50052"))
+    after.workers[0].groups.extend([common_pb2.CacheGroup(kind="window", window=512)] * 5)
+    shown = text_of(render(measure(make_stats(0), after), "host:50052"))
+    assert "KV of full (4 layers), 5 x window of 512" in shown
 
 
 def test_what_is_not_known_yet_has_no_place_on_the_screen() -> None:
