@@ -32,6 +32,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "simulated_gpu_blocks": "use `signalbox serve --simulate`",
     "simulated_cpu_blocks": "use `signalbox serve --simulate`",
     "simulated_store_blocks": "use `signalbox serve --simulate`",
+    "simulated_groups": "use `signalbox serve --simulate`",
     "simulated_step_ms": "use `signalbox serve --simulate`",
     "simulated_token_us": "use `signalbox serve --simulate`",
     "simulated_pooling": "use `signalbox serve --simulate`",

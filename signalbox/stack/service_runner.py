@@ -147,6 +147,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
     from signalbox_contract.sampling_defaults import SamplingDefaults
     from signalbox_worker.files.adapters.peft_adapter import describe_adapter
     from signalbox_worker.generation_fields import default_params
+    from signalbox_worker.runner.simulated.group_option import groups_of
     from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
     from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
     from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
@@ -160,6 +161,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             num_gpu_blocks=settings.simulated_gpu_blocks,
             num_cpu_blocks=settings.simulated_cpu_blocks,
             num_store_blocks=settings.simulated_store_blocks,
+            groups=groups_of(settings.simulated_groups),
             step_ns=int(settings.simulated_step_ms * 1e6),
             token_ns=int(settings.simulated_token_us * 1e3),
             stages=parallel.layer_partition or (1,) * parallel.pipeline_parallel_size,

@@ -19,6 +19,7 @@ from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.store_config import DiskConfig, SharedConfig, check_stores
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.simulated.group_option import groups_as_text
 
 
 def _numbers(value: Any) -> Any:
@@ -47,6 +48,11 @@ class SimulationSettings(SettingsGroup):
     simulated_cpu_blocks: int = Field(512, ge=0, description="simulated swap blocks")
     simulated_store_blocks: int = Field(
         0, ge=0, description="simulated blocks of a store behind the swap blocks"
+    )
+    simulated_groups: Annotated[str, BeforeValidator(groups_as_text)] = Field(
+        "full",
+        description="simulated groups of layers, with commas between them: full keeps the blocks of"
+        " all tokens, window:512 those of the last 512",
     )
     simulated_step_ms: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="least time of a step"
