@@ -3,8 +3,8 @@
     python -m scripts.console_picture http://127.0.0.1:8000/ docs/console.png
 
 The picture in the repository is of `signalbox serve --simulate --simulated-step-ms 20
---simulated-gpu-blocks 500 --simulated-cpu-blocks 120`. Needs playwright and Debian's Chromium, as
-`make test-console` does.
+--simulated-gpu-blocks 500 --simulated-cpu-blocks 120`, stored in 256 colours. Needs playwright and
+Debian's Chromium, as `make test-console` does.
 """
 
 import json
