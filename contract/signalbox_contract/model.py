@@ -12,7 +12,6 @@ from signalbox_contract.cache_groups import (
     check_groups,
     decode_group,
     encode_group,
-    keep_all,
     num_token_groups,
     state_group,
 )
@@ -202,8 +201,8 @@ class WorkerCapacity:
         check_groups(self.groups)
         if self.pipeline_parallel_size > 1 and state_group(self.groups):
             raise ValueError("states of recurrent layers pass through no pipeline stages")
-        if self.store is not None and not keep_all(self.groups):
-            raise ValueError("a store of KV blocks takes those of full groups alone")
+        if self.store is not None and state_group(self.groups):
+            raise ValueError("a store of KV blocks takes no states of recurrent layers")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
         if self.store is not None and self.store.kind not in STORE_KINDS:

@@ -35,7 +35,7 @@ class PrefixFound(NamedTuple):
     """A sequence has started with blocks that hold its first tokens already."""
 
     seq: Sequence
-    num_blocks: int
+    num_rows: int
 
 
 class SequenceFreed(NamedTuple):

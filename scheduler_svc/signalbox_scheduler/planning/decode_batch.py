@@ -120,6 +120,8 @@ class DecodeBatch:
         seq.num_computed_tokens = counters.num_computed_tokens
         seq.num_inflight_tokens = counters.num_inflight_tokens
         seq.num_inflight_samples = counters.num_inflight_samples
+        if seq.block_table:
+            self._blocks.cache_blocks(seq)  # the batch frees blocks behind windows at whole rows
 
     def counters(self, seq: Sequence) -> Counters:
         """Returns how far a sequence is, in the decode batch or not."""

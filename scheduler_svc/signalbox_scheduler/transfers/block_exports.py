@@ -112,14 +112,10 @@ class BlockExports:
         )
         return max(0, most_exported(self._blocks.cpu.num_blocks) - num_exported)
 
-    def num_found(self, hashes: Sequence[BlockHash]) -> int:
-        """Returns how many of the first of these blocks either pool has."""
-        for index, block_hash in enumerate(hashes):
-            if self._blocks.cpu.find(block_hash) is None and (
-                self._blocks.gpu.find(block_hash) is None
-            ):
-                return index
-        return len(hashes)
+    def has(self, block_hash: BlockHash) -> bool:
+        """Says whether either pool has a block."""
+        pools = self._blocks.cpu, self._blocks.gpu
+        return any(pool.find(block_hash) is not None for pool in pools)
 
     def make_source(self, reader: PeerIdentity) -> BlockSource:
         """Returns what a reader shows. It takes both epochs, which only the scheduler has."""

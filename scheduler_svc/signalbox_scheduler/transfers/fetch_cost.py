@@ -15,19 +15,20 @@ class FetchCost:
         from_peers: whether the place is other workers, and not the worker's store.
     """
 
-    def __init__(self, cost: CostModel, *, block_size: int, from_peers: bool) -> None:
+    def __init__(self, cost: CostModel, *, from_peers: bool) -> None:
         self._cost = cost
-        self._block_size = block_size
         self._from_peers = from_peers
         self._begun_at = math.inf
 
-    def predict(self, num_blocks: int, now: float, *, wait_s: float = 0.0) -> float | None:
+    def predict(
+        self, num_blocks: int, now: float, *, num_tokens: int, wait_s: float = 0.0
+    ) -> float | None:
         """Returns the seconds until blocks are on the GPU; None if to compute them takes less.
 
         Args:
+            num_tokens: tokens that they hold.
             wait_s: seconds until the fetch can begin.
         """
-        num_tokens = num_blocks * self._block_size
         load_s = wait_s + self._cost.load_s(num_blocks, from_peer=self._from_peers)
         if self._cost.is_less(load_s, num_tokens=num_tokens):
             return load_s
@@ -36,14 +37,14 @@ class FetchCost:
         least_s = wait_s + self._cost.load_s(0)
         return least_s if self._cost.is_less(least_s, num_tokens=num_tokens) else None
 
-    def longest_s(self, num_blocks: int, load_s: float) -> float:
-        """Returns the seconds that a fetch may take which should take `load_s`.
+    def longest_s(self, num_tokens: int, load_s: float) -> float:
+        """Returns the seconds that a fetch of so many tokens may take which should take `load_s`.
 
         One of an unknown rate may take as long as its tokens take to compute.
         """
         longest_s = 2 * load_s
         if not self._cost.load_rate(from_peer=self._from_peers):
-            longest_s = max(longest_s, self._cost.recompute_s(num_blocks * self._block_size))
+            longest_s = max(longest_s, self._cost.recompute_s(num_tokens))
         return longest_s
 
     def begin(self, now: float) -> None:

@@ -64,8 +64,6 @@ class MigrationEnd:
     def pause(self, group: SequenceGroup) -> None:
         """Lets no step take a group of this worker any more until its migration has ended."""
         self._state.decode_batch.release(group)
-        for seq in group.unfinished:
-            self.blocks.cache_blocks(seq)  # the decode batch frees blocks of windows by whole rows
         self.queues.pause(group)
 
     def release(self, group: SequenceGroup) -> None:

@@ -6,6 +6,7 @@ does not arrive is computed."""
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.config import PeerIdentity
@@ -15,6 +16,7 @@ from signalbox_scheduler.transfers.block_exports import BlockExports, PeerFetch,
 from signalbox_scheduler.transfers.fetch_cost import FetchCost
 from signalbox_scheduler.transfers.fetch_counts import FetchCounts
 from signalbox_scheduler.transfers.pending_transfers import Transfer
+from signalbox_scheduler.transfers.prefix_part import PrefixPart
 
 MAX_ORIGINS = 1 << 16
 """Blocks whose origin a worker remembers at most."""
@@ -23,6 +25,16 @@ PAUSE_S = 10.0
 store that was late."""
 
 _NONE: Mapping[BlockHash, int] = MappingProxyType({})
+
+
+class PaidFetch(NamedTuple):
+    """A fetch that takes less time than to compute."""
+
+    transfer: Transfer
+    part: PrefixPart
+    """What it brings."""
+    until: float
+    """Time at which it should have ended."""
 
 
 class PeerReads:
@@ -42,7 +54,7 @@ class PeerReads:
         self.counts = FetchCounts()
         self._endpoint = endpoint
         self._exports = exports
-        self._fetch_cost = FetchCost(endpoint.cost, block_size=blocks.block_size, from_peers=True)
+        self._fetch_cost = FetchCost(endpoint.cost, from_peers=True)
         self._blocks = blocks
         self._transfers = endpoint.transfers
         self._fetches: dict[Transfer, PeerFetch] = {}
@@ -55,37 +67,35 @@ class PeerReads:
         """True if there is another worker whose blocks this one can read."""
         return any(self._endpoint.can_read(other.endpoint) for other in self._exports)
 
-    def find(self, hashes: Sequence[BlockHash], now: float) -> tuple[BlockExports, int] | None:
-        """Returns the worker that exports most of the first of these blocks, and how many."""
-        best: tuple[BlockExports, int] | None = None
+    def find(self, wanted: PrefixPart, now: float) -> tuple[BlockExports, PrefixPart] | None:
+        """Returns the worker that exports most of what is wanted, and how much that is."""
+        best: tuple[BlockExports, PrefixPart] | None = None
         for other in self._exports:
             if self._endpoint.can_read(other.endpoint) and not self.avoids(other, now):
-                num_blocks = other.num_found(hashes)
-                if num_blocks > (best[1] if best else 0):
-                    best = other, num_blocks
+                part = wanted.longest(other.has)
+                if part.end > (best[1].end if best else wanted.start):
+                    best = other, part
         return best
 
-    def fetch_if_paying(
-        self, hashes: Sequence[BlockHash], now: float, *, most: int
-    ) -> tuple[Transfer, float] | None:
-        """Returns a fetch of the first of some blocks, and the time at which it should have ended;
-        None if none pays.
+    def fetch_if_paying(self, wanted: PrefixPart, now: float, *, most: int) -> PaidFetch | None:
+        """Returns a fetch of as much as another worker has of what is wanted; None if none pays.
 
         Args:
             most: blocks that it may bring.
         """
-        if (found := self.find(hashes, now)) is None:
+        if (found := self.find(wanted, now)) is None:
             return None
-        owner, num_found = found
-        num_blocks = min(num_found, most)
+        owner, part = found
+        part = part.within(most).longest(owner.has)
+        names, num_tokens = part.names, part.num_tokens
         wait_s = owner.endpoint.inflight.expected_s()
-        load_s = self._fetch_cost.predict(num_blocks, now, wait_s=wait_s)
-        if num_blocks < 1 or load_s is None:
+        load_s = self._fetch_cost.predict(len(names), now, num_tokens=num_tokens, wait_s=wait_s)
+        if not 0 < len(names) <= most or load_s is None:
             return None
         self._fetch_cost.begin(now)
-        self.counts.num_queries += num_blocks * self._blocks.block_size
-        until = now + self._fetch_cost.longest_s(num_blocks, load_s)
-        return self.fetch(owner, hashes[:num_blocks], now), until
+        self.counts.num_queries += num_tokens
+        until = now + self._fetch_cost.longest_s(num_tokens, load_s)
+        return PaidFetch(self.fetch(owner, names, now), part, until)
 
     def fetch(
         self,

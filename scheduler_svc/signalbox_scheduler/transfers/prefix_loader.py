@@ -23,6 +23,8 @@ from signalbox_scheduler.transfers.fetch_cost import FetchCost
 from signalbox_scheduler.transfers.fetch_counts import FetchCounts
 from signalbox_scheduler.transfers.peer_reads import PAUSE_S, PeerReads
 from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
+from signalbox_scheduler.transfers.prefix_lookup import PrefixLookup
+from signalbox_scheduler.transfers.prefix_part import PrefixPart
 
 MAX_LOADING = 8
 """Requests of a worker that may load at once."""
@@ -76,14 +78,15 @@ class PrefixLoader:
         self._transfers = transfers
         self._selection = state.selection
         self._suspects = state.suspects
-        self._store_cost = FetchCost(
-            state.cost, block_size=state.blocks.block_size, from_peers=False
-        )
+        self._store_cost = FetchCost(state.cost, from_peers=False)
         self._paused_until = -math.inf  # because the store did not answer in time
         self._store_kind = "" if store is None else store.kind
         self._peer_reads = peer_reads
         self._number = next(_loaders)
         self._loads: dict[SequenceGroup, _Load] = {}
+        self._lookups: dict[Transfer, PrefixLookup] = {}
+        self._fetches: dict[Transfer, PrefixPart] = {}
+        """What fetches bring that have not ended."""
         self._distrusted = distrusted
 
     # Planning
@@ -142,31 +145,38 @@ class PrefixLoader:
     def _begin(self, group: SequenceGroup, now: float) -> None:
         """Fetches what is missing of a request's prefix from another worker, if one has it; else
         looks it up in the store, once, unless it costs little."""
-        seq, blocks = group.unfinished[0], self._blocks
-        prefix = blocks.find_prefix(seq)
-        num_missing = (seq.num_tokens - 1) // blocks.block_size - len(prefix)
-        num_missing = min(num_missing, self._most_fetched)
-        hashes = blocks.prefix_hashes(seq, len(prefix), len(prefix) + num_missing)
-        if hashes and (other := self._load_of(hashes[0])):
+        prefix = self._blocks.find_prefix(group.unfinished[0])
+        wanted = self._wanted(group, len(prefix) // self._blocks.num_groups)
+        if other := self._load_of(wanted):
             self._wait_for(group, other.transfer, now, until=other.until, held=self._hold([]))
             return
-        if self._begin_from_peer(group, prefix, hashes, now) or not self._store_kind:
+        if self._begin_from_peer(group, prefix, wanted, now) or not self._store_kind:
             return
         group.asked_stores = (*group.asked_stores, self._number)
-        hashes = hashes[: self._num_trusted(hashes)]
-        if not hashes or now < self._paused_until or self._transfers.is_clearing:
+        lookup = PrefixLookup(wanted, may_come=self._is_trusted)
+        if not lookup.names or now < self._paused_until or self._transfers.is_clearing:
             return
-        if self._store_cost.predict(len(hashes), now) is not None:
-            self.counts.num_queries += len(hashes) * blocks.block_size
-            transfer = self._transfers.find(hashes, now)
+        if self._predict(lookup.part, now) is not None:
+            self.counts.num_queries += lookup.part.num_tokens
+            transfer = self._look_up(lookup, now)
             self._wait_for(group, transfer, now, until=now + GRACE_S, held=self._hold(prefix))
 
+    def _wanted(self, group: SequenceGroup, num_rows: int) -> PrefixPart:
+        """Returns what is missing of a request's prefix, of which so many rows are here."""
+        seq, blocks = group.unfinished[0], self._blocks
+        end = (seq.num_tokens - 1) // blocks.block_size
+        return PrefixPart(blocks, seq, start=num_rows, end=end).within(self._most_fetched)
+
+    def _look_up(self, lookup: PrefixLookup, now: float) -> Transfer:
+        transfer = self._transfers.find(lookup.names, now)
+        self._lookups[transfer] = lookup
+        return transfer
+
+    def _predict(self, part: PrefixPart, now: float) -> float | None:
+        return self._store_cost.predict(part.num_names, now, num_tokens=part.num_tokens)
+
     def _begin_from_peer(
-        self,
-        group: SequenceGroup,
-        prefix: list[FoundBlock],
-        hashes: list[BlockHash],
-        now: float,
+        self, group: SequenceGroup, prefix: list[FoundBlock], wanted: PrefixPart, now: float
     ) -> bool:
         """Fetches blocks that another worker has, if that pays; returns whether it does.
 
@@ -174,20 +184,18 @@ class PrefixLoader:
 
         Args:
             prefix: what is here of the request's prefix.
-            hashes: what comes after it.
+            wanted: what comes after it.
         """
         reads = self._peer_reads
-        if not hashes or not self._selection.has_room(group):
-            return False
-        if reads.find(hashes[:1], now) is None:
+        if not self._selection.has_room(group) or reads.find(wanted, now) is None:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
-        if (fetch := reads.fetch_if_paying(hashes, now, most=self._num_fetchable)) is None:
+        if (fetch := reads.fetch_if_paying(wanted, now, most=self._num_fetchable)) is None:
             held.release()
             return False
-        transfer, until = fetch
         group.asked_stores = (*group.asked_stores, self._number)
-        self._wait_for(group, transfer, now, until=until + GRACE_S, held=held)
+        self._fetches[fetch.transfer] = fetch.part
+        self._wait_for(group, fetch.transfer, now, until=fetch.until + GRACE_S, held=held)
         return True
 
     def _hold(self, prefix: list[FoundBlock]) -> Hold:
@@ -196,10 +204,14 @@ class PrefixLoader:
         held.share(found.block for found in prefix if not found.is_on_gpu)
         return held
 
-    def _load_of(self, block_hash: BlockHash) -> _Load | None:
-        """Returns a request's wait for a block that is looked up or on its way."""
-        loads = self._loads.values()
-        return next((load for load in loads if block_hash in load.transfer.hashes), None)
+    def _load_of(self, wanted: PrefixPart) -> _Load | None:
+        """Returns a request's wait for the first entry that is wanted."""
+        first, loads = wanted.first_name, self._loads.values()
+        return next((load for load in loads if first in self._names_of(load.transfer)), None)
+
+    def _names_of(self, transfer: Transfer) -> Sequence[BlockHash]:
+        lookup = self._lookups.get(transfer)
+        return transfer.hashes if lookup is None else lookup.first_names
 
     def _wait_for(
         self, group: SequenceGroup, transfer: Transfer, now: float, *, until: float, held: Hold
@@ -210,29 +222,35 @@ class PrefixLoader:
             transfer=transfer, until=until, held=held, arrived=self._hold([])
         )
 
-    def _num_trusted(self, hashes: Sequence[BlockHash]) -> int:
-        """Returns how many of the first of these blocks may come from the store."""
-        untrusted = (index for index, one in enumerate(hashes) if one in self._distrusted)
-        return next(untrusted, len(hashes))
+    def _is_trusted(self, block_hash: BlockHash) -> bool:
+        """Says whether a block may come from the store."""
+        return block_hash not in self._distrusted
 
     # Results
 
     def found(self, transfer: Transfer, result: MoveResult, now: float) -> None:
-        """Takes the end of a lookup: fetches what was found, if that pays."""
+        """Takes the end of a lookup: asks for what windows need, or fetches, if that pays."""
         self.counts.add_failure(transfer, result)
-        num_found = self._num_trusted(transfer.hashes[: result.num_blocks])
-        num_blocks = min(num_found, self._num_fetchable)
-        load_s = self._store_cost.predict(num_blocks, now)
-        waiting = self._waiting_for(transfer)
-        if transfer.is_void or num_blocks < 1 or load_s is None:
+        lookup, waiting = self._lookups.pop(transfer), self._waiting_for(transfer)
+        is_open = lookup.found(result.num_blocks, most=self._num_fetchable)
+        part, load_s = lookup.part, self._predict(lookup.part, now)
+        ends_here = transfer.is_void or (is_open and result.failed)
+        if ends_here or not part.num_names or load_s is None:
             for group in waiting:
                 self._return(group, now)
+        elif waiting and is_open:
+            self._wait_on(waiting, self._look_up(lookup, now), now + GRACE_S)
         elif waiting:
             self._store_cost.begin(now)
-            fetch = self._transfers.fetch(transfer.hashes[:num_blocks], now)
-            until = now + self._store_cost.longest_s(num_blocks, load_s) + GRACE_S
-            for group in waiting:
-                self._loads[group].transfer, self._loads[group].until = fetch, until
+            fetch = self._transfers.fetch(part.names, now)
+            self._fetches[fetch] = part
+            until = now + self._store_cost.longest_s(part.num_tokens, load_s) + GRACE_S
+            self._wait_on(waiting, fetch, until)
+
+    def _wait_on(self, waiting: list[SequenceGroup], transfer: Transfer, until: float) -> None:
+        """Lets requests wait for another transfer."""
+        for group in waiting:
+            self._loads[group].transfer, self._loads[group].until = transfer, until
 
     @property
     def _num_fetchable(self) -> int:
@@ -250,12 +268,14 @@ class PrefixLoader:
         self, transfer: Transfer, result: MoveResult, now: float, *, from_peer: bool = False
     ) -> None:
         """Takes the end of a fetch, and of its ownership of the blocks."""
-        num_blocks = 0 if transfer.is_void else result.num_blocks
+        names = transfer.hashes[: 0 if transfer.is_void else result.num_blocks]
         if not from_peer:
-            num_blocks = self._num_trusted(transfer.hashes[:num_blocks])
+            names = list(itertools.takewhile(self._is_trusted, names))
+        part = self._fetches.pop(transfer)
+        rest = part.cut(part.end, arrived=names)
         counts = self._peer_reads.counts if from_peer else self.counts
-        counts.add_fetch(transfer, result, num_tokens=num_blocks * self._blocks.block_size)
-        arrived = transfer.hold.publish(transfer.hashes[:num_blocks])
+        counts.add_fetch(transfer, result, num_tokens=part.num_tokens - rest.num_tokens)
+        arrived = transfer.hold.publish(names)
         transfer.hold.release()
         waiting = self._waiting_for(transfer)
         for group in waiting:
@@ -269,22 +289,20 @@ class PrefixLoader:
         if waiting:
             self._loads[waiting[0]].arrived.absorb(arrived)
         arrived.release()
-        rest = transfer.hashes[num_blocks:] if num_blocks and not result.failed else ()
-        if waiting and from_peer and rest and self._resume(waiting, rest, now):
+        goes_on = waiting and from_peer and names and not result.failed
+        if goes_on and rest.num_names and self._resume(waiting, rest, now):
             return
         for group in waiting:
             self._return(group, now)
 
-    def _resume(self, waiting: list[SequenceGroup], rest: Sequence[BlockHash], now: float) -> bool:
+    def _resume(self, waiting: list[SequenceGroup], rest: PrefixPart, now: float) -> bool:
         """Fetches the rest of what another worker has exported in part, as its plan copies no
         more at a time; returns whether that pays."""
         fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)
-        if fetch is None:
-            return False
-        transfer, until = fetch
-        for group in waiting:
-            self._loads[group].transfer, self._loads[group].until = transfer, until + GRACE_S
-        return True
+        if fetch is not None:
+            self._fetches[fetch.transfer] = fetch.part
+            self._wait_on(waiting, fetch.transfer, fetch.until + GRACE_S)
+        return fetch is not None
 
     def _waiting_for(self, transfer: Transfer) -> list[SequenceGroup]:
         return [

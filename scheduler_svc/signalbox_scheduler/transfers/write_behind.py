@@ -22,18 +22,19 @@ from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.transfers.pending_transfers import PendingTransfers, Transfer, TransferKind
+from signalbox_scheduler.transfers.prefix_part import PrefixPart
 from signalbox_scheduler.transfers.seen_blocks import SeenBlocks
 
 MAX_WANTED = 4096
-"""Blocks that may wait to be written; those that wait longest are given up."""
+"""Blocks of each group that may wait to be written; those that wait longest are given up."""
 MAX_KNOWN = 1 << 16
-"""Blocks that are remembered as written."""
+"""Blocks of each group that are remembered as written."""
 MAX_ENDS = 1 << 16
 """Ends of answers that are remembered: 256 KiB."""
 MAX_STORED_SHARE = 0.25
 """Most of the CPU pool that may be written at a time."""
 MAX_BLOCKS = 32
-"""Blocks of one write, and so of a step."""
+"""Blocks of each group of one write, and so of a step."""
 MAX_STORE_S = 10.0
 """Longest that a write may take; it is called off then."""
 PAUSE_S = 10.0
@@ -83,6 +84,7 @@ class WriteBehind(NoWrites):
         self._store_kind = store.kind
         self._transfers = transfers
         self._blocks = state.blocks
+        self._num_groups = state.blocks.num_groups
         self._cost = state.cost
         self._allowance = WriteAllowance(store, block_bytes=state.cost.block_bytes)
         self._wanted: OrderedDict[BlockHash, SequenceGroup] = OrderedDict()
@@ -101,7 +103,7 @@ class WriteBehind(NoWrites):
         if isinstance(event, SequenceFreed):
             self._count_uses(event.seq, event.num_cached_blocks)
         elif not (event.seq.output_token_ids or group.num_preemptions):
-            self._want(group, self._blocks.prefix_hashes(event.seq, 0, event.num_blocks))
+            self._want(group, PrefixPart(self._blocks, event.seq, end=event.num_rows).names)
 
     def _want(self, group: SequenceGroup, hashes: Hashes[BlockHash]) -> None:
         """Has blocks written unless they have been."""
@@ -110,10 +112,10 @@ class WriteBehind(NoWrites):
                 self._known.move_to_end(block_hash)
             elif block_hash not in self._wanted:
                 self._wanted[block_hash] = group
-        while len(self._wanted) > MAX_WANTED:
+        while len(self._wanted) > MAX_WANTED * self._num_groups:
             self._wanted.popitem(last=False)
 
-    def _count_uses(self, seq: Sequence, num_blocks: int) -> None:
+    def _count_uses(self, seq: Sequence, num_rows: int) -> None:
         """Has blocks of a sequence that ends written, if an earlier request has used them, too.
 
         Of the branches of a request the first counts. All blocks are written of a sequence whose
@@ -121,20 +123,23 @@ class WriteBehind(NoWrites):
         """
         if seq is not seq.group.sequences[0]:
             return
-        hashes = self._blocks.prefix_hashes(seq, 0, num_blocks)
-        used = [one for one in hashes if self._used.add(one)]
+        width = self._num_groups
+        names = self._blocks.prefix_hashes(seq, 0, num_rows * width)
+        rows = {names[start]: names[start : start + width] for start in range(0, len(names), width)}
+        used = [row for row in rows if self._used.add(row)]
         num_of_prompt = seq.group.num_prompt_tokens // self._blocks.block_size
-        goes_on = any(self._ends.discard(one) for one in hashes[:num_of_prompt])
-        self._want(seq.group, hashes if goes_on else used)
-        if len(hashes) > num_of_prompt:
-            self._ends.add(hashes[-1])
+        goes_on = any(self._ends.discard(row) for row in list(rows)[:num_of_prompt])
+        for row in rows if goes_on else used:
+            self._want(seq.group, rows[row])
+        if len(rows) > num_of_prompt:
+            self._ends.add(names[-width])
 
     def know(self, hashes: Hashes[BlockHash]) -> None:
         for block_hash in hashes:
             self._wanted.pop(block_hash, None)
             self._known[block_hash] = None
             self._known.move_to_end(block_hash)
-        while len(self._known) > MAX_KNOWN:
+        while len(self._known) > MAX_KNOWN * self._num_groups:
             self._known.popitem(last=False)
 
     def miss(self, hashes: Hashes[BlockHash]) -> None:
@@ -143,7 +148,8 @@ class WriteBehind(NoWrites):
 
     def plan(self, now: float) -> None:
         self._transfers.cancel_older(TransferKind.STORE, began_before=now - MAX_STORE_S, now=now)
-        num_blocks = min(self._num_storable, self._allowance.num_blocks(now), MAX_BLOCKS)
+        most = min(self._num_storable, MAX_BLOCKS * self._num_groups)
+        num_blocks = self._allowance.num_blocks(now, most=most)
         if not self._wanted or num_blocks < 1 or now < self._paused_until:
             return
         chosen, hold = self._choose(num_blocks)
@@ -208,14 +214,16 @@ class WriteAllowance:
         self._filled_at = -math.inf
         self._bytes = 0.0
 
-    def num_blocks(self, now: float) -> int:
-        """Returns how many blocks may be written now."""
+    def num_blocks(self, now: float, *, most: int) -> int:
+        """Returns how many blocks may be written now, of so many."""
         if not self._per_s:
-            return MAX_BLOCKS
-        most = max(self._per_s, self._block_bytes)  # a block may be more than a second's bytes
-        self._bytes = min(most, self._bytes + self._per_s * (now - self._filled_at))
+            return most
+        most_bytes = max(
+            self._per_s, self._block_bytes
+        )  # a block may be more than a second's bytes
+        self._bytes = min(most_bytes, self._bytes + self._per_s * (now - self._filled_at))
         self._filled_at = now
-        return int(self._bytes // self._block_bytes)
+        return min(most, int(self._bytes // self._block_bytes))
 
     def take(self, num_blocks: int) -> None:
         self._bytes -= num_blocks * self._block_bytes

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import StoreCapacity
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -26,6 +27,8 @@ from tests.scheduler_svc.make import (
 )
 
 NUM_EVENTS = 200
+POOLS = ("gpu", "cpu")
+WINDOW = CacheGroup(kind="window", window=6)
 
 
 class History:
@@ -42,6 +45,7 @@ class History:
             "max_num_batched_tokens": rng.choice([8, 24]),
             "store": rng.choice([None, None, StoreCapacity(kind="memory")]),
         }
+        self.groups_of_layers = (FULL_GROUP,) if seed % 3 else (FULL_GROUP, WINDOW)
         self.depth, self.step_s = rng.choice([1, 2]), rng.choice([0.001, 0.01])
         self.admission, self.peers = AdmissionQueue(), PeerRegistry()
         self.kept: dict[bytes, Block] = {}
@@ -58,8 +62,14 @@ class History:
         identity = PeerIdentity(
             address=f"w{self.num_workers}", epoch=self.rng.getrandbits(64), kv_format="one"
         )
+        num_groups = len(self.groups_of_layers)
+        sizes = {f"num_{pool}_blocks": self.options[f"num_{pool}_blocks"] for pool in POOLS}
         scheduler = make_scheduler(
-            admission=self.admission, identity=identity, peers=self.peers, **self.options
+            admission=self.admission,
+            identity=identity,
+            peers=self.peers,
+            groups=self.groups_of_layers,
+            **self.options | {name: num_groups * size for name, size in sizes.items()},
         )
         loop = make_loop(scheduler, depth=self.depth, kept=self.kept, step_s=self.step_s)
         store = loop.worker.store
@@ -83,9 +93,13 @@ class History:
         prompt = [self.rng.randrange(3)] * self.rng.choice([9, 13, 17])
         number = len(self.groups)
         group = make_request(prompt, max_tokens=self.rng.randrange(1, 5), arrival=float(number))
-        self.content |= content_of(group, block_size=4)
+        self.learn(group)
         self.groups.append(group)
         self.admission.add(group)
+
+    def learn(self, group: SequenceGroup) -> None:
+        num_groups = len(self.groups_of_layers)
+        self.content |= content_of(group, block_size=4, num_groups=num_groups)
 
     def step(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):

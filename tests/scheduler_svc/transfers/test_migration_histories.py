@@ -11,7 +11,7 @@ from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from tests.scheduler_svc.beams import assert_found
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected
-from tests.scheduler_svc.make import Loop, content_of, make_request, outputs, transfers
+from tests.scheduler_svc.make import Loop, make_request, outputs, transfers
 from tests.scheduler_svc.transfers.test_export_histories import History
 from tests.scheduler_svc.watching import WorkerWatcher
 
@@ -51,7 +51,7 @@ class MigrationHistory(History):
         if all(loop.scheduler.blocks.sizes.can_ever_hold(group) for loop in self.loops):
             self.has_beams |= search is not None
             if search is None:
-                self.content |= content_of(group, block_size=4)
+                self.learn(group)
             self.groups.append(group)
             self.admission.add(group)
 

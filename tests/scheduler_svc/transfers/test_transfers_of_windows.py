@@ -1,11 +1,20 @@
 """Workers whose models have windows: groups migrate, and prefixes come from others and stores."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
+from signalbox_contract.sections.store_moves import StoreMoves
+from signalbox_scheduler.kv.prefix_rows import PrefixRows
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
+from signalbox_scheduler.transfers.prefix_lookup import MAX_LOOKUPS
+from tests.scheduler_svc.fake_store import Block, FakeStore
+from tests.scheduler_svc.fake_worker import expected
+from tests.scheduler_svc.make import make_request, outputs
+from tests.scheduler_svc.transfers.test_loading import Server
 from tests.scheduler_svc.transfers.test_migrations import NUM_TURNS, Pair, num_recomputed
 
 LONG = list(range(11, 61))  # twelve blocks and two tokens
@@ -94,3 +103,125 @@ def test_a_drained_worker_hands_its_groups_over() -> None:
     assert (pair.of(0).num_out, pair.of(1).num_in) == (3, 3)
     pair.assert_right()
     assert sum(map(num_recomputed, groups)) == 0
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_a_prefix_comes_from_another_worker_without_what_is_behind_windows(division: str) -> None:
+    workers = WindowPair(division)
+    workers.run_on(0, LONG)
+    workers.loops[0].scheduler.drain()
+    group = workers.add(LONG)
+    workers.finish(1, 0)
+    assert outputs(group) == [expected(LONG, num_tokens=2)]
+    assert group.num_cached_tokens == 48
+    rows = PrefixRows(workers.division, block_size=4)
+    assert workers.store(1).num_borrowed == rows.num_entries(0, 12)
+
+
+@pytest.mark.parametrize(("num_cpu_blocks", "most"), [(24, 3), (80, 20)])
+def test_a_prefix_comes_in_parts_that_both_pools_have_room_for(
+    num_cpu_blocks: int, most: int
+) -> None:
+    workers = WindowPair("windows", num_cpu_blocks=num_cpu_blocks)
+    workers.run_on(0, LONG)
+    workers.loops[0].scheduler.drain()
+    group = workers.add(LONG)
+    workers.finish(1, 0)
+    assert outputs(group) == [expected(LONG, num_tokens=2)]
+    assert group.num_cached_tokens >= 4 * most // 3
+
+
+def test_a_prefix_ends_where_the_other_worker_has_what_windows_need() -> None:
+    workers = WindowPair("windows")
+    first = workers.run_on(0, LONG)
+    blocks = workers.loops[0].scheduler.blocks
+    names = blocks.prefix_hashes(first.sequences[0], 0, 12 * 3)
+    gone = blocks.gpu.find(names[10 * 3 + 1])
+    assert gone is not None
+    blocks.gpu.retract(gone)
+    workers.loops[0].scheduler.drain()
+    group = workers.add(LONG)
+    workers.finish(1, 0)
+    assert outputs(group) == [expected(LONG, num_tokens=2)]
+    assert group.num_cached_tokens == 40
+
+
+class WindowServer(Server):
+    """A worker with windows and a store, which may have been written by one before it."""
+
+    def __init__(
+        self, division: str, kept: dict[bytes, Block] | None = None, **fields: Any
+    ) -> None:
+        options = {"num_gpu_blocks": 160, "num_cpu_blocks": 160, "groups": DIVISIONS[division]}
+        super().__init__(kept, **{**options, **fields})
+
+
+def filled(division: str, **fields: Any) -> WindowServer:
+    """Returns a new worker with the store of one that has served LONG twice."""
+    first = WindowServer(division)
+    first.run(LONG)
+    first.run(LONG)
+    return WindowServer(division, first.kept, **fields)
+
+
+def name_of(server: WindowServer, group: SequenceGroup, *, row: int, column: int) -> bytes:
+    width = server.scheduler.blocks.num_groups
+    index = row * width + column
+    return server.scheduler.blocks.prefix_hashes(group.sequences[0], index, index + 1)[0]
+
+
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_a_prefix_comes_from_the_store_after_a_restart(division: str) -> None:
+    server = filled(division)
+    group = server.run(LONG)
+    assert group.num_cached_tokens == 48
+    rows = PrefixRows(DIVISIONS[division], block_size=4)
+    assert server.store.num_fetched == rows.num_entries(0, 12)
+
+
+@pytest.mark.parametrize("division", ["windows", "windows alone"])
+@pytest.mark.parametrize(
+    ("gone", "num_rows"), [([11], 11), ([9], 12), ([10], 10), ([11, 10, 8], 8), (range(12), 0)]
+)
+def test_a_prefix_in_a_store_ends_where_windows_have_what_they_need(
+    division: str, gone: Sequence[int], num_rows: int
+) -> None:
+    """A window of 9 tokens needs two blocks before the token that is computed next."""
+    server = filled(division)
+    column = [one.window for one in DIVISIONS[division]].index(9)
+    probe = make_request(LONG)
+    for row in gone:
+        del server.kept[name_of(server, probe, row=row, column=column)]
+    group = server.run(LONG)
+    assert group.num_cached_tokens == 4 * num_rows
+
+
+def test_a_store_that_lacks_what_windows_need_everywhere_is_not_asked_for_ever() -> None:
+    server = filled("windows", max_num_batched_tokens=16)
+    probe = make_request(LONG)
+    for row in range(12):
+        del server.kept[name_of(server, probe, row=row, column=1)]
+    finds = []
+    begin = server.store.begin
+
+    def counting(moves: StoreMoves | None) -> None:
+        finds.extend(moves.finds if moves is not None else ())
+        begin(moves)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FakeStore, "begin", lambda _, moves: counting(moves))
+        group = server.run(LONG)
+    assert group.num_cached_tokens == 0
+    assert len(finds) == MAX_LOOKUPS
+
+
+def test_a_later_turn_of_a_conversation_is_found_at_a_store_with_windows() -> None:
+    server = WindowServer("windows")
+    history = LONG.copy()
+    for _ in range(3):
+        group = server.add(history, max_tokens=9)
+        server.finish()
+        ended_at = len(history) + 9
+        history += [*outputs(group)[0], *range(70, 75)]
+    group = WindowServer("windows", server.kept).run(history)
+    assert group.num_cached_tokens == (ended_at - 1) // 4 * 4

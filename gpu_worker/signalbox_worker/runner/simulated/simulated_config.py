@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, windows_of
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import Adapter, Numerics
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -52,7 +52,5 @@ class SimulatedConfig:
         for name in ("num_cpu_blocks", "num_store_blocks", "step_ns", "token_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
-        if self.num_store_blocks and windows_of(self.groups):
-            raise ValueError("a store takes blocks of full groups alone")
         if self.num_store_blocks and not self.num_cpu_blocks:
             raise ValueError("a store needs CPU blocks, through which its blocks pass")

@@ -1,0 +1,62 @@
+"""Finds how far a store has a prefix, by lookups that each count the leading blocks of a list.
+
+The first asks for the full groups. The others ask for what windows need at the end that is known so
+far, the last row first: where a block is missing, the prefix ends before it, and windows need other
+blocks there.
+"""
+
+from collections.abc import Callable
+
+from signalbox_scheduler.kv.block_allocator import BlockHash
+from signalbox_scheduler.transfers.prefix_part import PrefixPart
+
+MAX_LOOKUPS = 8
+"""Lookups of one prefix. If windows still lack something after these, it is computed."""
+
+
+class PrefixLookup:
+    """The lookups of one prefix.
+
+    Args:
+        may_come: says whether a block may come from the store at all.
+    """
+
+    def __init__(self, wanted: PrefixPart, *, may_come: Callable[[BlockHash], bool]) -> None:
+        self.part = wanted.longest(may_come)
+        """As much of the prefix as the store may have, by what is known."""
+        self._may_come = may_come
+        self._of_windows = False
+        self._num_lookups = 1
+        self._asked = self.part.entries(of_windows=False)
+        if not self._asked:
+            self._ask_for_windows()
+        self.first_names = self.names
+        """Names of what the first lookup asks for."""
+
+    def _ask_for_windows(self) -> None:
+        self._of_windows = True
+        self._asked = self.part.entries(of_windows=True)[::-1]
+
+    @property
+    def names(self) -> list[BlockHash]:
+        """Names of what is to be looked up now."""
+        return [name for _, name in self._asked]
+
+    def found(self, num_blocks: int, *, most: int) -> bool:
+        """Takes the end of a lookup; returns whether another one is needed.
+
+        Args:
+            most: entries that may be fetched.
+        """
+        is_whole = num_blocks >= len(self._asked)
+        if not is_whole:
+            self.part = self.part.cut(self._asked[num_blocks].row)
+        self.part = self.part.longest(self._may_come).within(most)
+        if is_whole and self._of_windows:
+            return False
+        self._ask_for_windows()
+        if self._asked and self._num_lookups == MAX_LOOKUPS:
+            self.part = self.part.cut(self.part.start)
+            return False
+        self._num_lookups += 1
+        return bool(self._asked)
