@@ -42,7 +42,10 @@ class CacheGroup:
         return f"{kind} ({len(self.layers)} layers)" if self.layers else kind
 
     def first_block(self, num_tokens: int, *, block_size: int) -> int:
-        """Returns the first block that the token behind so many sees, as an index of blocks."""
+        """Returns the first block that the token behind so many sees, as an index of blocks; of
+        states the one that it continues."""
+        if self.state_blocks:
+            return max(0, num_tokens - 1) // block_size
         return max(0, num_tokens - self.window + 1) // block_size if self.window else 0
 
     def most_blocks(self, num_blocks: int, *, block_size: int) -> int:

@@ -104,7 +104,7 @@ def test_states_survive_the_wire_and_go_without_a_store_and_without_stages() -> 
     assert decode_capacity(encode_capacity(capacity)) == capacity
     with pytest.raises(ValueError, match="through no pipeline stages"):
         replace(capacity, pipeline_parallel_size=2).check()
-    with pytest.raises(ValueError, match="those of full groups alone"):
+    with pytest.raises(ValueError, match="no states of recurrent layers"):
         replace(capacity, pipeline_parallel_size=1).check()
     replace(capacity, pipeline_parallel_size=1, store=None).check()
 

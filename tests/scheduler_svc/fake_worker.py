@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, state_group
 from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import PoolingModel, Vector
@@ -23,6 +23,8 @@ from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hyp
 from tests.scheduler_svc.fake_store import Block, FakeStore
 
 VOCAB_SIZE = 97
+STATE = -1
+"""Key of a block that holds a part of a state: the part's number, and what it is a state of."""
 
 
 def copies_of(mapping: BlockMapping) -> list[BlockCopy]:
@@ -124,6 +126,8 @@ class FakeWorker:
     pooling: PoolingModel | None = None
     gpu: dict[int, Block] = field(default_factory=dict)
     cpu: dict[int, Block] = field(default_factory=dict)
+    states: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Blocks of each state, by the first."""
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
     store: FakeStore | None = None
@@ -135,6 +139,9 @@ class FakeWorker:
     def execute(self, plan: "EncodedPlan") -> StepResult:
         for seq_id in plan.forget:
             del self.sequences[seq_id]
+        for blocks in plan.states:
+            assert len(set(blocks)) == len(blocks) == self.groups[-1].state_blocks
+            self.states[blocks[0]] = tuple(blocks)
         self._fork(plan)
         for known_id, known in plan.new:
             assert known_id not in self.sequences, "a known sequence is sent in full"
@@ -153,6 +160,8 @@ class FakeWorker:
         work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
         contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}
+        if state_group(self.groups):
+            self._check_states(work)
         for seq_id, num_new_tokens in work:
             if self.pooling is not None and self.pooling.is_bidirectional:
                 assert num_new_tokens == len(self.sequences[seq_id].token_ids), "a prompt is cut"
@@ -228,12 +237,41 @@ class FakeWorker:
         for position in range(start, start + num_new_tokens):
             token_id = known.token_ids[position]
             value = chain(value, token_id)
-            for column in range(len(self.groups)):
+            for column, group in enumerate(self.groups):
                 block = self._block(known, position, column)
+                if group.state_blocks:
+                    self._write_state(known, position, value, end=start + num_new_tokens)
+                    continue
                 assert block != NO_BLOCK, "a token has no block to be written to"
-                self.gpu.setdefault(block, {})[position % self.block_size] = (token_id, value)
+                content = self.gpu.setdefault(block, {})
+                content[position % self.block_size] = (token_id, value)
+                content.pop(STATE, None)
         known.num_computed_tokens += num_new_tokens
         return known.token_ids[start : known.num_computed_tokens]
+
+    def _write_state(self, known: Known, position: int, value: int, *, end: int) -> None:
+        """Leaves a state where a row, or the step, ends."""
+        head = self._block(known, position, len(self.groups) - 1)
+        if position + 1 == end:
+            assert head != NO_BLOCK, "a step has no state to go on in"
+        elif head == NO_BLOCK or (position + 1) % self.block_size:
+            return
+        for part, block in enumerate(self.states[head]):
+            self.gpu[block] = {STATE: (part, value)}
+
+    def _check_states(self, work: list[tuple[int, int]]) -> None:
+        """Asserts that no sequence of a step writes a state that another reads or writes."""
+        column, reads, writes = len(self.groups) - 1, dict[int, int](), dict[int, int]()
+        for seq_id, num_new_tokens in work:
+            known = self.sequences[seq_id]
+            start, end = known.num_computed_tokens, known.num_computed_tokens + num_new_tokens
+            if start:
+                reads[seq_id] = self._block(known, start - 1, column)
+            for position in range(start, end):
+                if (head := self._block(known, position, column)) != NO_BLOCK:
+                    assert writes.setdefault(head, seq_id) == seq_id, "two sequences write a state"
+        for seq_id, head in reads.items():
+            assert writes.get(head, seq_id) == seq_id, "a state is written that another reads"
 
     def _read(self, known: Known) -> list[int]:
         """Returns the computed tokens, spoilt where a group that the next token sees has others."""
@@ -243,9 +281,14 @@ class FakeWorker:
             seen = {
                 self._slot(known, position, column)
                 for column, group in enumerate(self.groups)
+                if not group.state_blocks
                 if not group.window or position > num_computed - group.window
             }
             is_right = seen <= {(token_id, expected_value)}
+            if position + 1 == num_computed and state_group(self.groups):
+                blocks = self.states[self._block(known, position, len(self.groups) - 1)]
+                parts = [self.gpu.get(block, {}).get(STATE) for block in blocks]
+                is_right &= parts == [(part, expected_value) for part in range(len(blocks))]
             token_ids.append(token_id + (0 if is_right else VOCAB_SIZE))
         return token_ids
 
@@ -298,6 +341,7 @@ class EncodedPlan:
         self.forget = list(plan.forget)
         self.forks = list(plan.forks)
         self.patches = list(plan.patches)
+        self.states = plan.states
         self.block_moves = plan.block_moves
         self.store_moves = plan.store_moves
         self.seq_ids = [seq.seq_id for seq in plan.seqs]

@@ -42,6 +42,7 @@ from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from tests.scheduler_svc.fake_store import FakeStore
 from tests.scheduler_svc.fake_worker import (
+    STATE,
     VOCAB_SIZE,
     Block,
     EncodedPlan,
@@ -308,8 +309,10 @@ def retract(loop: Loop, seq: Sequence) -> None:
     loop.scheduler.state.connector.step_answered(loop.now)
 
 
-def content_of(group: SequenceGroup, *, block_size: int, num_groups: int = 1) -> dict[bytes, Block]:
-    """What each block that the group may compute holds, by its hash."""
+def content_of(
+    group: SequenceGroup, *, block_size: int, groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+) -> dict[bytes, Block]:
+    """What each block that the group may compute holds, by its hash; of states the first."""
     content = {}
     for branch in range(group.request.num_sequences):
         prompt = group.request.prompt_token_ids
@@ -320,9 +323,11 @@ def content_of(group: SequenceGroup, *, block_size: int, num_groups: int = 1) ->
         )
         for end in range(block_size, len(tokens) + 1, block_size):
             block_hash = next_hash(block_hash, tokens[end - block_size : end])
-            for column in range(num_groups):
-                name = name_in_group(block_hash, column)
-                content[name] = last_block(tokens[:end], block_size=block_size)
+            block = last_block(tokens[:end], block_size=block_size)
+            for column, one in enumerate(groups):
+                value = block[block_size - 1][1]
+                held = {STATE: (0, value)} if one.state_blocks else block
+                content[name_in_group(block_hash, column)] = held
     return content
 
 

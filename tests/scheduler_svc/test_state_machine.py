@@ -51,10 +51,13 @@ COSTS = {  # at most two evicted blocks are kept in a step of a slow worker
     "slow": {"block_bytes": 2, "copy_bytes_per_s": 1000.0, "prefill_tokens_per_s": 10.0},
     "useless": {"block_bytes": 2, "copy_bytes_per_s": 1.0, "prefill_tokens_per_s": 1000.0},
 }
-WITH_WINDOWS = [
+OF_SEVERAL_KINDS = [
     (CacheGroup(kind="window", window=6),),
     (FULL_GROUP, CacheGroup(kind="window", window=5)),
     (CacheGroup(kind="window", window=9), FULL_GROUP, CacheGroup(kind="window", window=4)),
+    (FULL_GROUP, CacheGroup(kind="state", state_blocks=1)),
+    (FULL_GROUP, CacheGroup(kind="state", state_blocks=3)),
+    (CacheGroup(kind="window", window=6), FULL_GROUP, CacheGroup(kind="state", state_blocks=2)),
 ]
 MEMORY_STORE = StoreCapacity(kind="memory")
 BOUNDED_STORE = StoreCapacity(kind="disk", read_bytes_per_s=1e4, max_write_bytes_per_s=8)
@@ -86,7 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         endings=st.lists(ENDINGS, min_size=1, max_size=4),
         heeds_cancels=st.booleans(),
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
-        groups=st.sampled_from([(FULL_GROUP,), (FULL_GROUP,), *WITH_WINDOWS]),
+        groups=st.sampled_from([(FULL_GROUP,), (FULL_GROUP,), *OF_SEVERAL_KINDS]),
         mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
     )
     def start(
@@ -101,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.groups_of_layers = options["groups"]
         self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
-        if self.groups_of_layers in WITH_WINDOWS:
+        if self.groups_of_layers in OF_SEVERAL_KINDS:
             self.options["store"] = None
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
@@ -180,8 +183,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.groups.append(group)
             self.admission.add(group)
             if beam_search is None:
-                num_groups = len(self.groups_of_layers)
-                self.content |= content_of(group, block_size=BLOCK_SIZE, num_groups=num_groups)
+                self.content |= content_of(
+                    group, block_size=BLOCK_SIZE, groups=self.groups_of_layers
+                )
             self.has_beams |= beam_search is not None
 
     @rule(

@@ -9,7 +9,6 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
-from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.service.reports.worker_frame_codec import WorkerPicture
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
@@ -118,6 +117,7 @@ class WorkerWatcher:
         pool = self._scheduler.blocks.gpu
         swapped = "REQUEST_STATE_SWAPPED"
         tables = [one for i, one in fresh.tables.items() if fresh.sequences[i][0] != swapped]
-        used = {block for one in (*tables, *fresh.held[0].values()) for block in held(one)}
+        entries = (*tables, *fresh.held[0].values())
+        used = {b for one in entries for b in self._scheduler.blocks.blocks_in(one)}
         assert not used & fresh.cached[0]
         assert pool.num_free == pool.num_blocks - len(used)

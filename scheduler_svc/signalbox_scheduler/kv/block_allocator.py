@@ -3,6 +3,9 @@
 A block is used (it has owners), cached (it has none, but what it holds is known by a hash and may
 be wanted again) or free. A used block that may be found no more is private: what it holds has been
 forgotten, or went wrong for one of its owners. `check` states the conservation law.
+
+A state of recurrent layers is a run of blocks, in any order, of which the first stands for all: the
+others have no owners of their own, and are used, cached and free as that one is.
 """
 
 from collections import Counter, OrderedDict
@@ -81,7 +84,8 @@ class BlockAllocator:
     Free blocks are handed out before cached ones; of those the least recently used goes first.
 
     Args:
-        on_evict: told of a cached block, and its hash, before it is handed out for something else.
+        on_evict: told of a cached block, and its hash, before it is handed out for something else;
+            not of states.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class BlockAllocator:
         self._hash_of: dict[int, BlockHash] = {}  # used and cached blocks that may be found
         self._block_of: dict[BlockHash, int] = {}
         self._private: set[int] = set()
+        self._rest: dict[int, list[int]] = {}  # the other blocks of states, by the first
+        self._num_cached_rest = 0  # of those, the ones of cached states
         self.holds: WeakSet[BlockHolder] = WeakSet()
         """Owners of blocks other than sequences, as long as they exist."""
         self.incoming: list[BlockCopy] = []
@@ -103,7 +109,12 @@ class BlockAllocator:
     @property
     def num_free(self) -> int:
         """Blocks that can be had: free and cached."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + self._num_cached_rest
+
+    @property
+    def num_empty(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
 
     @property
     def share_in_use(self) -> float:
@@ -132,7 +143,10 @@ class BlockAllocator:
 
     def num_owners(self) -> dict[int, int]:
         """Returns how many share each block in use."""
-        return {block: count for block, count in enumerate(self._num_owners) if count}
+        owners = {block: count for block, count in enumerate(self._num_owners) if count}
+        for head, rest in self._rest.items():
+            owners |= dict.fromkeys(rest, owners[head]) if head in owners else {}
+        return owners
 
     def num_holds(self) -> Counter[int]:
         """Returns how many holds own each block."""
@@ -151,6 +165,22 @@ class BlockAllocator:
         self._num_owners[block] = 1
         return block
 
+    def allocate_state(self, num_blocks: int) -> int:
+        """Takes the blocks of a state and returns the first; ask `num_free` first."""
+        head, *rest = [self.allocate() for _ in range(num_blocks)]
+        for block in rest:
+            self._num_owners[block] = 0
+        self._rest[head] = rest
+        return head
+
+    def blocks_of(self, head: int) -> list[int]:
+        """Returns a block and, if it is the first of a state, the others of that."""
+        return [head, *self._rest.get(head, ())]
+
+    def num_blocks_of(self, heads: Iterable[int]) -> int:
+        """Returns how many blocks some are, with the others of states."""
+        return sum(1 + len(self._rest.get(head, ())) for head in heads)
+
     def obtain(self, block_hash: BlockHash | None) -> Obtained:
         """Shares the block that holds what a hash stands for, or takes one that is to hold it."""
         if block_hash is None:
@@ -166,6 +196,8 @@ class BlockAllocator:
     def share(self, block: int) -> None:
         """Adds an owner to a block in use, or takes a cached one into use."""
         assert self._num_owners[block] or block in self._cached, f"block {block} is free"
+        if block in self._rest and not self._num_owners[block]:
+            self._num_cached_rest -= len(self._rest[block])
         self._cached.pop(block, None)
         self._num_owners[block] += 1
 
@@ -178,8 +210,10 @@ class BlockAllocator:
             if block in self._hash_of:
                 self._cached[block] = None
                 self._cached.move_to_end(block, last=not evict_first)
+                self._num_cached_rest += len(self._rest.get(block, ()))
             else:
                 self._free.append(block)
+                self._free += self._rest.pop(block, ())
 
     def free_chain(self, blocks: Sequence[int]) -> None:
         """Takes an owner of each block of a chain away, so that its end is forgotten first."""
@@ -227,12 +261,18 @@ class BlockAllocator:
         """Keeps a block from being found while it has owners; returns the hash by which it was."""
         if self._num_owners[block]:
             self._private.add(block)
+        return self.forget_hash(block)
+
+    def forget_hash(self, block: int) -> BlockHash | None:
+        """Lets what a block holds be found no more; what it holds next may be."""
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
             if block in self._cached:
                 del self._cached[block]
-                self._free.append(block)
+                rest = self._rest.pop(block, ())
+                self._num_cached_rest -= len(rest)
+                self._free += [block, *rest]
         return block_hash
 
     def is_private(self, block: int) -> bool:
@@ -249,9 +289,11 @@ class BlockAllocator:
         return self._block_of.get(block_hash)
 
     def _evict(self, block: int) -> None:
+        is_state = block in self._rest
         block_hash = self.retract(block)
         assert block_hash is not None, f"cached block {block} has no hash"
-        self._on_evict(block, block_hash)
+        if not is_state:
+            self._on_evict(block, block_hash)
 
     def check(self, owners: Mapping[int, int]) -> None:
         """Asserts that what was handed out has its owners.
@@ -259,12 +301,18 @@ class BlockAllocator:
         Args:
             owners: block to number of block tables that have it; holds are counted here.
         """
-        used = self.num_owners()
+        used = {block: count for block, count in enumerate(self._num_owners) if count}
         free, cached = set(self._free), self._cached.keys()
+        rest = [block for blocks in self._rest.values() for block in blocks]
         assert used == Counter(owners) + self.num_holds(), "owners differ from tables and holds"
         assert len(free) == len(self._free), "a block is free twice"
         assert not (used.keys() & free or used.keys() & cached or cached & free), "in two places"
-        assert len(free) + len(cached) + len(used) == self.num_blocks, "free + cached + used"
+        assert not {*rest} & (used.keys() | free | cached), "a block of a state is elsewhere, too"
+        assert self._rest.keys() <= used.keys() | cached, "a state is neither used nor cached"
+        in_cache = [block for head in self._rest.keys() & cached for block in self._rest[head]]
+        assert len(in_cache) == self._num_cached_rest, "blocks of cached states"
+        num_known = len(free) + len(cached) + len(used) + len({*rest})
+        assert num_known == self.num_blocks, "free + cached + used"
         assert cached <= self._hash_of.keys(), "a cached block cannot be found"
         assert not free & self._hash_of.keys(), "a free block can be found"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of

@@ -5,14 +5,23 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from enum import Enum, auto
-from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, describe_groups, windows_of
-from signalbox_rpc.metrics.sample import Sample, gauge
+from signalbox_contract.cache_groups import (
+    FULL,
+    NO_BLOCK,
+    num_token_groups,
+    state_group,
+)
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from signalbox_scheduler.kv.block_events import (
+    BlockEvent,
+    BlockRetracted,
+    PrefixFound,
+    SequenceFreed,
+)
 from signalbox_scheduler.kv.block_moves import distinct_blocks, move
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier
@@ -20,6 +29,8 @@ from signalbox_scheduler.kv.group_sizes import GroupSizes
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv.prefix_cache import FoundBlock, PrefixCache
+from signalbox_scheduler.kv.running_states import RunningStates
+from signalbox_scheduler.kv.window_blocks import WindowBlocks
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 
 
@@ -29,30 +40,6 @@ class AllocStatus(Enum):
     OK = auto()
     LATER = auto()
     NEVER = auto()
-
-
-class PrefixFound(NamedTuple):
-    """A sequence has started with blocks that hold its first tokens already."""
-
-    seq: Sequence
-    num_rows: int
-
-
-class SequenceFreed(NamedTuple):
-    """A sequence that has ended has given its blocks back."""
-
-    seq: Sequence
-    num_cached_blocks: int
-    """Leading blocks that could be found by their hashes."""
-
-
-class BlockRetracted(NamedTuple):
-    """Blocks of a hash are found no more, because their sequence went wrong."""
-
-    block_hash: BlockHash
-
-
-BlockEvent = PrefixFound | SequenceFreed | BlockRetracted
 
 
 class BlockSpaceManager:
@@ -67,7 +54,7 @@ class BlockSpaceManager:
         self.groups = shape.groups
         self.num_groups = len(shape.groups)
         """Blocks in a row of a table, which are for the same tokens."""
-        self._windows = windows_of(shape.groups)
+        self._num_token_groups = num_token_groups(shape.groups)
         self.sizes = GroupSizes(
             block_size=shape.block_size,
             num_gpu_blocks=shape.num_gpu_blocks,
@@ -96,34 +83,14 @@ class BlockSpaceManager:
             cpu_tier=self.cpu_tier,
             is_on=shape.prefix_caching,
         )
-
-    def samples(self, *, cache_dtype: str) -> Iterator[Sample]:
-        num_tokens = self.num_tokens(self.gpu.num_blocks)
-        yield gauge(
-            "cache_config_info",
-            "How a worker's KV cache is set up; always 1.",
-            1,
-            block_size=str(self.block_size),
-            num_gpu_blocks=str(self.gpu.num_blocks),
-            num_cpu_blocks=str(self.cpu.num_blocks),
-            kv_cache_size_tokens=str(num_tokens),
-            kv_cache_max_concurrency=f"{self.sizes.num_longest:.4g}",
-            groups=describe_groups(self.groups),
-            enable_prefix_caching=str(self.prefix_caching),
-            cache_dtype=cache_dtype,
+        self._windows = WindowBlocks(shape.groups, block_size=shape.block_size, gpu=self.gpu)
+        self.states = RunningStates(
+            state_group(shape.groups),
+            num_groups=self.num_groups,
+            block_size=shape.block_size,
+            gpu=self.gpu,
+            leaves_snapshots=shape.prefix_caching,
         )
-        yield gauge(
-            "kv_cache_usage_perc",
-            "Share of the KV-cache blocks that requests hold, 1 is all.",
-            self.gpu.share_in_use,
-        )
-        yield gauge(
-            "cpu_cache_usage_perc",
-            "Share of the swap blocks that requests hold, 1 is all.",
-            self.cpu.share_in_use,
-        )
-        yield gauge("num_gpu_blocks", "KV-cache blocks.", self.gpu.num_blocks)
-        yield gauge("num_cpu_blocks", "Swap blocks.", self.cpu.num_blocks)
 
     def take_events(self) -> list[BlockEvent]:
         """Returns what was found, freed and taken back since the last call, in order."""
@@ -155,9 +122,13 @@ class BlockSpaceManager:
         """
         return self._prefix_cache.find(seq)
 
-    def num_tokens(self, num_blocks: int) -> int:
-        """Returns the tokens that so many blocks hold, of all groups."""
-        return num_blocks * self.block_size // self.num_groups
+    def num_tokens(self, num_entries: int) -> int:
+        """Returns the tokens for which so many entries of a table are, of all groups."""
+        return num_entries * self.block_size // self.num_groups
+
+    def num_tokens_of_blocks(self, num_blocks: int) -> int:
+        """Returns the tokens that so many blocks hold, of all groups that keep tokens."""
+        return num_blocks * self.block_size // self._num_token_groups
 
     def private_hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns a name of what a block of the sequence's table holds that nothing may find."""
@@ -182,9 +153,13 @@ class BlockSpaceManager:
     def start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
         """Gives a sequence its first blocks: those of `prefix`, and new ones for its other tokens.
 
-        The sequence counts the tokens of `prefix` as computed already. The blocks of windows come
-        with the steps that compute their tokens.
+        The sequence counts the tokens of `prefix` as computed already. The blocks of windows and
+        states come with the steps that compute their tokens.
         """
+        if self.states.num_blocks:
+            num_rows = self._prefix_cache.num_in_full_groups(seq)
+            if num_rows * self.num_groups > len(prefix):
+                self.states.record_branch(seq, num_rows)
         for found in prefix:  # before a new block is taken, which might be one of these
             if not found.is_on_gpu:
                 self.cpu_tier.pin([found.block], arriving=False)
@@ -202,20 +177,19 @@ class BlockSpaceManager:
             self._events.append(PrefixFound(seq, num_rows))
         for _ in range(num_rows, self.sizes.num_rows(seq.num_tokens)):
             seq.block_table += [
-                NO_BLOCK if one.window else self.gpu.allocate() for one in self.groups
+                self.gpu.allocate() if one.kind == FULL else NO_BLOCK for one in self.groups
             ]
 
     def cache_blocks(self, seq: Sequence) -> None:
-        """Lets whole computed blocks be found, and frees those behind a window; to be called when
-        their tokens are accepted, since no step computes again what is before them."""
+        """Lets whole computed blocks be found, and frees those behind a window, and states before
+        the newest; to be called when their tokens are accepted, since no step computes again what
+        is before them."""
+        num_before = seq.num_cached_blocks
         self._prefix_cache.cache_blocks(seq)
-        for column, group in self._windows:
-            first = group.first_block(seq.num_computed_tokens, block_size=self.block_size)
-            index = (first - 1) * self.num_groups + column
-            while index >= 0 and (block := seq.block_table[index]) != NO_BLOCK:
-                self.gpu.free(block)
-                seq.block_table[index] = NO_BLOCK
-                index -= self.num_groups
+        if self._windows.groups:
+            self._windows.give_up(seq)
+        if self.states.num_blocks:
+            self.states.give_up(seq, num_before - 1)
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
@@ -234,62 +208,84 @@ class BlockSpaceManager:
         """Blocks that can no longer be had by others once the sequence has started."""
         num_rows = self.sizes.num_rows(seq.num_tokens)
         num_blocks = self.sizes.most_of_sequence(num_rows)
-        in_use = sum(
-            f.is_on_gpu and f.block != NO_BLOCK and not self.gpu.is_cached(f.block) for f in prefix
-        )
-        return num_blocks - in_use
+        on_gpu = (f.block for f in prefix if f.is_on_gpu and f.block != NO_BLOCK)
+        in_use = (block for block in on_gpu if not self.gpu.is_cached(block))
+        return num_blocks - self.gpu.num_blocks_of(in_use)
 
     def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
         """Says whether the sequence can have the blocks of its next tokens."""
         wanted = self._num_to_append(seq, num_new_tokens)
         most = self.gpu.num_blocks - wanted
-        if len(seq.block_table) > most and len(held(seq.block_table)) > most:
+        if len(seq.block_table) > most and self._num_held([seq]) > most:
             return AllocStatus.NEVER
-        wanted += len(self._shared_writes(seq))
+        wanted += sum(len(self.gpu.blocks_of(b)) for b in self._shared_writes(seq).values())
         return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
 
     def most_new_tokens(self, seq: Sequence, num_new_tokens: int) -> int:
         """Returns how many of its next tokens a sequence can have the blocks of now."""
-        if not self._windows:  # it has all since it started
+        if self.sizes.keeps_all:  # it has all since it started
             return num_new_tokens
         wanted = self._num_to_append(seq, num_new_tokens)
         while num_new_tokens and wanted > self.gpu.num_free:
-            over = -(-(wanted - self.gpu.num_free) // len(self._windows)) * self.block_size
+            per_row = max(1, len(self._windows.groups))
+            over = -(-(wanted - self.gpu.num_free) // per_row) * self.block_size
             num_new_tokens = max(0, num_new_tokens - over)
             wanted = self._num_to_append(seq, num_new_tokens)
         return num_new_tokens
 
     def append_slots(self, seq: Sequence, num_new_tokens: int) -> range:
         """Makes room for the next tokens; returns the entries that it replaces in the table."""
-        start = len(seq.block_table)
-        changed = self._unshare(seq) + self._missing(seq, num_new_tokens)
+        start, planned = len(seq.block_table), seq.num_planned_tokens
+        changed = self._unshare(seq) + self._windows.missing(seq, num_new_tokens)
         for index in changed:
             if seq.block_table[index] == NO_BLOCK:
                 seq.block_table[index] = self.gpu.allocate()
-        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
-        seq.block_table += [self.gpu.allocate() for _ in range(start, end)]
+        end = self.sizes.num_rows(planned + num_new_tokens) * self.num_groups
+        for _ in range(start, end, self.num_groups):
+            self._append_row(seq)
+        if self.states.num_blocks:
+            reserved = self._num_watermark_blocks
+            placed = self.states.advance(seq, planned, num_new_tokens, num_reserved=reserved)
+            changed += [index for index in placed if index < start]
         return range(min(changed), max(changed) + 1) if changed else range(0)
 
     def _num_to_append(self, seq: Sequence, num_new_tokens: int) -> int:
         """Returns the blocks that a sequence lacks for its next tokens."""
-        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
-        return max(end - len(seq.block_table), 0) + len(self._missing(seq, num_new_tokens))
+        if not num_new_tokens:
+            return 0
+        planned = seq.num_planned_tokens
+        num_rows = self.sizes.num_rows(planned + num_new_tokens)
+        lacking = max(num_rows - len(seq.block_table) // self.num_groups, 0)
+        wanted = lacking * self._num_token_groups + len(self._windows.missing(seq, num_new_tokens))
+        return wanted + self.states.num_missing(seq, planned)
 
-    def _missing(self, seq: Sequence, num_new_tokens: int) -> list[int]:
-        """Returns the entries of the next tokens that are in the table and have no block yet."""
-        if not self._windows:
-            return []
-        start = seq.num_planned_tokens // self.block_size * self.num_groups
-        end = self.sizes.num_rows(seq.num_planned_tokens + num_new_tokens) * self.num_groups
-        entries = range(start, min(end, len(seq.block_table)))
-        return [index for index in entries if seq.block_table[index] == NO_BLOCK]
+    def append_rows(self, seqs: list[Sequence]) -> bool:
+        """Adds a row of GPU blocks to the table of each sequence that has filled its own.
 
-    def append_row(self, seq: Sequence) -> list[int]:
-        """Adds a GPU block of each group to the sequence's table and returns them; ask
-        `gpu.num_free` first."""
-        blocks = [self.gpu.allocate() for _ in range(self.num_groups)]
-        seq.block_table += blocks
-        return blocks
+        Returns False, having changed nothing, if there are too few.
+        """
+        num_blocks, states = self._num_token_groups, self.states
+        wanted = len(seqs) * num_blocks
+        if states.num_blocks:
+            wanted += sum(states.num_missing(seq, self._num_in_table(seq)) for seq in seqs)
+        if wanted > self.gpu.num_free:
+            return False
+        for seq in seqs:
+            self._append_row(seq)
+            if states.num_blocks:
+                planned = self._num_in_table(seq) - self.block_size
+                wanted -= num_blocks + states.num_missing(seq, planned)
+                reserved = wanted + self._num_watermark_blocks
+                states.advance(seq, planned, 1, num_reserved=reserved)
+        return True
+
+    def _append_row(self, seq: Sequence) -> None:
+        seq.block_table += [self.gpu.allocate() for _ in range(self._num_token_groups)]
+        if self.states.num_blocks:
+            seq.block_table.append(NO_BLOCK)
+
+    def _num_in_table(self, seq: Sequence) -> int:
+        return len(seq.block_table) // self.num_groups * self.block_size
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets a new branch share all blocks of its parent."""
@@ -307,10 +303,21 @@ class BlockSpaceManager:
         pool.free_chain(held(seq.block_table))
         seq.block_table = []
         seq.num_cached_blocks = 0
+        self.states.forget(seq)
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""
-        return len({block for seq in group.unfinished for block in held(seq.block_table)})
+        return self._num_held(group.unfinished)
+
+    def blocks_in(self, table: list[int]) -> list[int]:
+        """Returns the blocks of a table, with all blocks of its states."""
+        blocks = held(table)
+        if self.states.num_blocks:
+            blocks = [block for head in blocks for block in self.gpu.blocks_of(head)]
+        return blocks
+
+    def _num_held(self, seqs: Iterable[Sequence]) -> int:
+        return self.gpu.num_blocks_of({b for seq in seqs for b in held(seq.block_table)})
 
     def distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
         """Returns each GPU block of the group once, and the hash of what it holds if that is
@@ -318,6 +325,9 @@ class BlockSpaceManager:
         return distinct_blocks(group, self.gpu, self._prefix_cache)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
+        """Says whether the CPU pool has room for the group's blocks; it keeps no states."""
+        if self.states.num_blocks:
+            return False
         hashes = self.distinct_blocks(group).values()
         return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
 
@@ -404,44 +414,36 @@ class BlockSpaceManager:
             blocks = on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu
             blocks.update(held(seq.block_table))
             assert seq.num_cached_blocks * self.num_groups <= len(seq.block_table), seq.seq_id
-            self._check_windows(seq)
+            if seq.decode_index < 0 and seq.block_table:  # the decode batch has its counters
+                self._windows.check(seq)
+                self.states.check(seq)
         self.gpu.check(on_gpu)
         self.cpu.check(on_cpu)
-
-    def _check_windows(self, seq: Sequence) -> None:
-        """Asserts that a sequence has all blocks that its next token sees, and none behind them."""
-        if seq.decode_index >= 0 or not seq.block_table:
-            return  # the decode batch has its counters, and frees at the ends of blocks
-        size, num_computed = self.block_size, seq.num_computed_tokens
-        num_rows = self.sizes.num_rows(seq.num_planned_tokens)
-        for column, group in enumerate(self.groups):
-            first = group.first_block(num_computed, block_size=size)
-            freed = group.first_block(num_computed // size * size, block_size=size)
-            entries = seq.block_table[column :: self.num_groups]
-            assert not held(entries[:freed]), f"{seq.seq_id}: behind the window"
-            assert NO_BLOCK not in entries[first:num_rows], f"{seq.seq_id}: a block is missing"
 
     def is_write_shared(self, seq: Sequence) -> bool:
         """Says whether the next token goes to a block that another sequence reads."""
         return bool(self._shared_writes(seq))
 
-    def _shared_writes(self, seq: Sequence) -> list[int]:
-        """Returns the entries of the next token's blocks that another sequence reads."""
+    def _shared_writes(self, seq: Sequence) -> dict[int, int]:
+        """Returns the entries of the next token's blocks that another sequence reads, and the
+        blocks."""
         start = seq.num_planned_tokens // self.block_size * self.num_groups
         row = seq.block_table[start : start + self.num_groups]
-        return [
-            index
+        return {
+            index: block
             for index, block in enumerate(row, start)
             if block != NO_BLOCK and self.gpu.is_shared(block)
-        ]
+        }
 
     def _unshare(self, seq: Sequence) -> list[int]:
         shared = self._shared_writes(seq)
-        for index in shared:
-            copy = BlockCopy(src=seq.block_table[index], dst=self.gpu.allocate())
-            if self.gpu.is_private(copy.src):
-                self.gpu.retract(copy.dst)
-            self.gpu.free(copy.src)
-            seq.block_table[index] = copy.dst
-            self.copies.add_within(copy)
-        return shared
+        for index, block in shared.items():
+            is_state = self.states.is_entry(index)
+            copied = self.states.copy(block) if is_state else self.gpu.allocate()
+            if self.gpu.is_private(block):
+                self.gpu.retract(copied)
+            for pair in zip(self.gpu.blocks_of(block), self.gpu.blocks_of(copied), strict=True):
+                self.copies.add_within(BlockCopy(*pair))
+            self.gpu.free(block)
+            seq.block_table[index] = copied
+        return list(shared)

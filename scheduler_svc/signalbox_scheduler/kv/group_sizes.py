@@ -3,7 +3,7 @@
 import bisect
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import CacheGroup, windows_of
+from signalbox_contract.cache_groups import CacheGroup, keep_all
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 
@@ -45,12 +45,12 @@ class GroupSizes:
         """Returns the blocks of a group whose sequences have so many rows; None has one sequence.
 
         Branches share the blocks of the prompt, unless they may have to compute it again because
-        those behind a window are gone.
+        those behind a window, or its state, are gone.
         """
         num_branches, shared = 1, 0
         if group is not None:
             num_branches = group.num_branches
-            if not self.has_windows:
+            if self.keeps_all:
                 shared = min(num_rows, self.num_prefix_tokens(group) // self.block_size)
         own = self.most_of_sequence(num_rows) - shared * len(self.groups)
         return shared * len(self.groups) + num_branches * own
@@ -76,8 +76,9 @@ class GroupSizes:
         )
 
     @property
-    def has_windows(self) -> bool:
-        return bool(windows_of(self.groups))
+    def keeps_all(self) -> bool:
+        """True if the blocks of all tokens are kept."""
+        return keep_all(self.groups)
 
     @property
     def longest_alone(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Tokens
 from functools import cache
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, windows_of
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, CacheGroup, keep_all
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.block_table import held
@@ -52,7 +52,7 @@ class FoundBlock(NamedTuple):
 
 
 NOT_NEEDED = FoundBlock(NO_BLOCK)
-"""An entry behind a window."""
+"""An entry behind a window, or of a state before the last."""
 
 
 class PrefixCache:
@@ -69,9 +69,9 @@ class PrefixCache:
     ) -> None:
         self._block_size = block_size
         self._width = len(groups)
-        self._windows = windows_of(groups)
         self._rows = PrefixRows(groups, block_size=block_size)
-        full = (column for column, group in enumerate(groups) if not group.window)
+        self._keeps_all = keep_all(groups)
+        full = (column for column, group in enumerate(groups) if group.kind == FULL)
         self._full_column = next(full, None)
         self._gpu = gpu
         self._cpu_tier = cpu_tier
@@ -85,7 +85,7 @@ class PrefixCache:
         prefix: list[FoundBlock] = []
         if not self._is_on or seq.group.wants_prompt_logprobs:
             return prefix
-        if self._width > 1 or self._windows:
+        if self._width > 1 or not self._keeps_all:
             return self._find_rows(seq)
         for index in range((seq.num_tokens - 1) // self._block_size):
             found = self._find(self.hash(seq, index))
@@ -107,6 +107,16 @@ class PrefixCache:
             for row in range(num_rows)
             for column, first in enumerate(firsts)
         ]
+
+    def num_in_full_groups(self, seq: Sequence) -> int:
+        """Returns how many of the first rows of a sequence the full groups have."""
+        if not self._is_on or self._full_column is None or seq.group.wants_prompt_logprobs:
+            return 0
+        most_rows = (seq.num_tokens - 1) // self._block_size
+        return self._rows.num_in_full_groups(
+            most_rows,
+            lambda column, row: self._find(name_in_group(self.hash(seq, row), column)) is not None,
+        )
 
     def estimate(self, seq: Sequence) -> int:
         """Returns how many of the sequence's leading rows are here, by looking at a few.

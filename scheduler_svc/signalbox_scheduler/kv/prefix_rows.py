@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from signalbox_contract.cache_groups import CacheGroup, windows_of
+from signalbox_contract.cache_groups import FULL, CacheGroup
 
 
 class PrefixRows:
@@ -11,7 +11,8 @@ class PrefixRows:
 
     def __init__(self, groups: Sequence[CacheGroup], *, block_size: int) -> None:
         self._groups = groups
-        self._windows = windows_of(groups)
+        self._full = [column for column, group in enumerate(groups) if group.kind == FULL]
+        self._others = [(c, group) for c, group in enumerate(groups) if group.kind != FULL]
         self._block_size = block_size
 
     def firsts(self, num_rows: int) -> list[int]:
@@ -38,19 +39,22 @@ class PrefixRows:
         Args:
             has: says whether a block of a column and a row is there.
         """
-        for column, group in enumerate(self._groups):
-            if not group.window:
-                rows = range(num_rows)
-                num_rows = next((row for row in rows if not has(column, row)), num_rows)
-        before = -1
+        num_rows, before = self.num_in_full_groups(num_rows, has), -1
         while num_rows != before:
             before = num_rows
-            for column, group in self._windows:
+            for column, group in self._others:
                 num_rows = self._end_in_window(group, num_rows, partial(has, column))
         return num_rows
 
+    def num_in_full_groups(self, num_rows: int, has: Callable[[int, int], bool]) -> int:
+        """Returns how many of the first rows, of so many at most, the full groups have."""
+        for column in self._full:
+            rows = range(num_rows)
+            num_rows = next((row for row in rows if not has(column, row)), num_rows)
+        return num_rows
+
     def _end_in_window(self, group: CacheGroup, end: int, has: Callable[[int], bool]) -> int:
-        """Returns the last row, up to `end`, before which a window's rows are there."""
+        """Returns the last row, up to `end`, before which the rows that a group needs are there."""
         while end:
             first = group.first_block(end * self._block_size, block_size=self._block_size)
             missing = (row for row in reversed(range(first, end)) if not has(row))

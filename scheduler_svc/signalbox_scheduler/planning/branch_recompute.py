@@ -58,7 +58,7 @@ class BranchRecompute:
         ready = [other for other in started if other.num_computed_tokens >= num_prefix_tokens]
         if not ready:
             return None if started else prefix
-        if self._blocks.sizes.has_windows:
+        if not self._blocks.sizes.keeps_all:
             return prefix  # those that a branch has are no more those of the prompt's end
         num_shared = num_prefix_tokens // self._blocks.block_size * self._blocks.num_groups
         shared = [FoundBlock(block) for block in ready[0].block_table[:num_shared]]

@@ -14,6 +14,7 @@ from typing import TypeVar
 from signalbox_contract.columns import Column, int64s
 from signalbox_contract.step import TablePatch
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.requests.sequence_group import (
@@ -177,18 +178,14 @@ class DecodeBatch:
                 ends.append(seq)
             elif planned * num_groups == len(seq.block_table) * size:
                 needy.append(seq)
-        if len(needy) * num_groups > self._blocks.gpu.num_free:
+        if not self._blocks.append_rows(needy):
             return False
         for seq in needy:
-            self._append_row(plan, seq)
+            first, seq.num_sent_blocks = seq.num_sent_blocks, len(seq.block_table)
+            plan.patches.append(TablePatch(seq.seq_id, first, seq.block_table[first:]))
         self._stop_growing(sorted(ends, key=_row))
         self._reached = {}
         return True
-
-    def _append_row(self, plan: StepPlan, seq: Sequence) -> None:
-        row = self._blocks.append_row(seq)
-        plan.patches.append(TablePatch(seq.seq_id, seq.num_sent_blocks, row))
-        seq.num_sent_blocks += len(row)
 
     def _await(self, seq: Sequence, planned: int) -> None:
         """Notes with which plan a sequence reaches its next boundary, if it has one."""
@@ -262,7 +259,7 @@ class DecodeBatch:
             assert self._num_computed(seq) <= planned <= min(room, _last(seq))
             index = planned // size * num_groups
             row = seq.block_table[index : index + num_groups]
-            assert not any(map(self._blocks.gpu.is_shared, row))
+            assert not any(map(self._blocks.gpu.is_shared, held(row)))
             assert planned == _last(seq) or seq in self._growing
             at_end += [seq] if planned == _last(seq) else []
         self._check_due(set(at_end))

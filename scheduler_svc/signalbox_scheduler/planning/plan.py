@@ -4,6 +4,7 @@ A plan is data. `StepPlan.to_step` closes it into the `Step` that the worker exe
 scheduler keeps the plan until the result comes.
 """
 
+from collections.abc import Sequence as Blocks
 from dataclasses import dataclass, field, replace
 
 from signalbox_contract.columns import Column, int32s, int64s, pack_int32
@@ -52,6 +53,8 @@ class StepPlan:
     """Set when the plan is filled; see `SchedulerState.finish_copies`."""
     store_moves: StoreMoves | None = None
     """Set when the plan is filled; see connector.py."""
+    states: Blocks[Blocks[int]] = ()
+    """Blocks of states that a table names for the first time; see step.py."""
     preempted: list[SequenceGroup] = field(default_factory=list)
     deferred_victims: list[SequenceGroup] = field(default_factory=list)
     """Groups that sit this step out because they are preempted as soon as they are answered."""
@@ -135,6 +138,7 @@ class StepPlan:
             block_moves=self.block_moves,
             pooling=self._pooling() if self.new else None,
             store_moves=self.store_moves,
+            states=self.states,
         )
 
     def _running(self) -> tuple[Column, Column]:

@@ -84,6 +84,9 @@ class SchedulerState:
         plan.block_moves = self.blocks.copies.finish_plan()
 
     def attach(self, plan: StepPlan) -> None:
-        """Completes a plan that is to be sent: new branches, and sequences to forget."""
+        """Completes a plan that is to be sent: states, new branches, and sequences to
+        forget."""
+        if self.blocks.states.new:
+            plan.states = self.blocks.states.take_new()
         if self.worker_state.forks or self.worker_state.forget_seq_ids:
             self.worker_state.finish_plan(plan)

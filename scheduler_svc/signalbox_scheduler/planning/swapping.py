@@ -36,7 +36,7 @@ class Swapping:
             return False
         num_blocks = self._blocks.num_distinct_blocks(group)
         return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
-            num_blocks=num_blocks, num_tokens=self._blocks.num_tokens(num_blocks)
+            num_blocks=num_blocks, num_tokens=self._blocks.num_tokens_of_blocks(num_blocks)
         )
 
     def preempt(self, group: SequenceGroup) -> None:

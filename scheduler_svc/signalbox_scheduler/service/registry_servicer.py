@@ -321,8 +321,8 @@ def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
     numerics = scheduler.planner.numerics_changes.numerics
     return {
         "worker": scheduler.worker_name,
-        "kv_cache_tokens": blocks.num_tokens(blocks.gpu.num_blocks),
-        "swap_space_tokens": blocks.num_tokens(blocks.cpu.num_blocks),
+        "kv_cache_tokens": blocks.num_tokens_of_blocks(blocks.gpu.num_blocks),
+        "swap_space_tokens": blocks.num_tokens_of_blocks(blocks.cpu.num_blocks),
         "block_size": blocks.block_size,
         "groups": describe_groups(blocks.groups),
         "max_num_seqs": limits.max_num_seqs,

@@ -35,7 +35,7 @@ class MigrationRounds:
 
     def prepare(self, migration: Migration) -> bool:
         """Takes what is kept for a group and has come for it; False if there is no room."""
-        if self._blocks.sizes.has_windows:
+        if not self._blocks.sizes.keeps_all:
             migration.drop_outdated()
         return self._take_blocks(migration) and self._place_landed(migration)
 

@@ -15,7 +15,7 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_rpc.metrics.sample import Sample, gauge, gauges
 from signalbox_scheduler.config import SchedulingSettings
 from signalbox_scheduler.kv.block_allocator import BlockHash
-from signalbox_scheduler.kv.block_manager import BlockRetracted
+from signalbox_scheduler.kv.block_events import BlockRetracted
 from signalbox_scheduler.planning.connector import KVConnector, OnCleared
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Hashes
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
-from signalbox_scheduler.kv.block_manager import PrefixFound, SequenceFreed
+from signalbox_scheduler.kv.block_events import PrefixFound, SequenceFreed
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup

@@ -9,7 +9,6 @@ from signalbox_protos.scheduler.v1 import state_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.explain import explain
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
-from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.service.reports import insight_codec
@@ -117,7 +116,7 @@ def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
         num_computed_tokens=counters.num_computed_tokens,
         num_inflight_tokens=counters.num_inflight_tokens,
         num_inflight_samples=counters.num_inflight_samples,
-        block_table=held(seq.block_table),
+        block_table=scheduler.blocks.blocks_in(seq.block_table) if scheduler else [],
         num_sent_blocks=seq.num_sent_blocks,
         num_cached_blocks=seq.num_cached_blocks,
         is_on_worker=seq.is_on_worker,

@@ -19,6 +19,7 @@ from signalbox_scheduler.config import WorkerConfig
 from signalbox_scheduler.insight.stats import RequestStats, StepStats
 from signalbox_scheduler.insight.step_observer import UNOBSERVED, StepObserver
 from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.kv.pool_samples import pool_samples
 from signalbox_scheduler.planning.connector import OnCleared, nothing_waits
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.planner import Planner
@@ -214,7 +215,8 @@ class Scheduler:
         yield gauge("num_requests_running", "Requests in a worker's batch.", len(self.running))
         yield gauge("num_requests_swapped", "Requests in CPU swap.", len(self.swapped))
         numerics = self.planner.numerics_changes.numerics
-        yield from self.blocks.samples(cache_dtype=numerics.kv_cache_dtype if numerics else "")
+        cache_dtype = numerics.kv_cache_dtype if numerics else ""
+        yield from pool_samples(self.blocks, cache_dtype=cache_dtype)
         for part in (self.output_processor, self.preemption, self.planner, self.steps, self.cost):
             yield from part.samples()
         yield from self.state.connector.samples()
