@@ -26,6 +26,12 @@ SIZES: dict[str, Any] = {
 }
 PROMPT = list(range(3, 64)) * 3
 NUM_BLOCKS = (len(PROMPT) - 1) // 16
+WINDOWS: dict[str, Any] = {
+    "sliding_window": 21,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 6,
+    "max_position_embeddings": 256,
+}
 
 pytestmark = pytest.mark.usefixtures("loading_pays", "patient_moves")
 
@@ -42,6 +48,7 @@ class Served:
         self.tier: DiskTier = shard.transfers.store.store
         self.loading = transfers(core.scheduler).loading
         self.moves = transfers(core.scheduler).transfers
+        self.blocks = core.scheduler.blocks
         assert self.tier.opened.wait(EVENT_S)
 
     def tokens(self, prompt: list[int] = PROMPT) -> list[int]:
@@ -52,9 +59,9 @@ class Served:
     def store_prompt(self) -> list[int]:
         """Has the prompt used twice, and waits until its blocks are on the disk."""
         tokens = self.tokens()
-        usage = self.tier.usage
+        usage, num_blocks = self.tier.usage, NUM_BLOCKS * self.blocks.num_groups
         for again in self.asked_until(
-            lambda: usage().num_blocks >= NUM_BLOCKS, PROMPT, within_s=EVENT_S
+            lambda: usage().num_blocks >= num_blocks, PROMPT, within_s=EVENT_S
         ):
             assert again == tokens
         return tokens
@@ -110,6 +117,24 @@ def test_latents_and_layers_that_differ_are_found_on_the_disk(
 ) -> None:
     make_model(tmp_path / "model", family, **sizes)
     assert_found_after_a_restart(tmp_path / "model", tmp_path / "kv", "native")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_model_with_windows_finds_what_they_see_on_the_disk(tmp_path: Path, tp: int) -> None:
+    make_model(tmp_path / "model", "gemma3", **WINDOWS)
+    options: dict[str, Any] = {"cpu_backend": "native", "tensor_parallel_size": tp}
+    with serving(tmp_path / "model", tmp_path / "kv", **options) as served:
+        assert [group.window for group in served.blocks.groups] == [0, 21, 21]
+        expected = served.store_prompt()
+        block_bytes = served.tier.block_bytes
+    with serving(tmp_path / "model", tmp_path / "kv", **options) as served:
+        if tp > 1:
+            served.open_all()
+        assert served.tokens() == expected
+        counts = served.loading.counts
+        assert counts.num_hits == NUM_BLOCKS * 16
+        # Of each window the two blocks that the next token sees.
+        assert counts.num_bytes == (NUM_BLOCKS + 2 * 2) * block_bytes
 
 
 def assert_found_after_a_restart(model: Path, disk: Path, backend: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
 from signalbox_kernels.recurrent import StateLayout
 from signalbox_worker.config import ModelError
+from signalbox_worker.kv.store_url import ObjectAddress, store_address
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
@@ -14,13 +15,15 @@ from signalbox_worker.runner.native.kv_places import cache_groups
 def groups_of(
     opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
 ) -> tuple[CacheGroup, ...]:
-    """Returns the groups of layers that attend; stages and stores have blocks of all layers,
-    encoders none. Raises ModelError for settings that recurrent layers do not take."""
+    """Returns the groups of layers that attend. Stages have blocks of all layers, and so have
+    object stores, whose runs of blocks end in each group elsewhere; encoders have none. Raises
+    ModelError for settings that recurrent layers do not take."""
     if opened.shape.has_states:
         _check_states(opened, settings)
     is_staged = settings.parallel.pipeline_parallel_size > 1
-    has_store = settings.disk.has_disk or settings.shared.has_server
-    if is_staged or has_store or not isinstance(opened.config, DecoderConfig):
+    url = settings.shared.kv_store
+    has_objects = url is not None and isinstance(store_address(url), ObjectAddress)
+    if is_staged or has_objects or not isinstance(opened.config, DecoderConfig):
         return (FULL_GROUP,)
     return cache_groups(opened.config, max_model_len=max_model_len)
 
