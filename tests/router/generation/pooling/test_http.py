@@ -157,7 +157,8 @@ async def test_a_body_that_cannot_be_served_is_a_400(body: dict[str, Any], param
     async with serving() as http:
         answer = await post(http, "/v1/embeddings", status=400, **body)
     assert answer["error"]["param"] == param
-    assert not http.stack.scheduler.added
+    # Inputs are sent side by side, so one before the wrong one may be computed.
+    assert len(http.stack.scheduler.added) <= (param == "input[1]")
 
 
 async def test_a_long_input_is_a_400_unless_it_is_cut() -> None:
