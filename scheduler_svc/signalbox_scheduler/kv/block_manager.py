@@ -414,7 +414,8 @@ class BlockSpaceManager:
             blocks = on_cpu if seq.status is SequenceStatus.SWAPPED else on_gpu
             blocks.update(held(seq.block_table))
             assert seq.num_cached_blocks * self.num_groups <= len(seq.block_table), seq.seq_id
-            if seq.decode_index < 0 and seq.block_table:  # the decode batch has its counters
+            is_counted = seq.decode_index < 0  # the decode batch has the others' counters
+            if is_counted and seq.block_table and seq.status is not SequenceStatus.FINISHED:
                 self._windows.check(seq)
                 self.states.check(seq)
         self.gpu.check(on_gpu)

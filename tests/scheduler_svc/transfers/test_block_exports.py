@@ -92,8 +92,8 @@ class Workers:
         return group
 
     def content_of(self, group: SequenceGroup) -> dict[bytes, Block]:
-        num_groups = self.loops[0].scheduler.blocks.num_groups
-        return content_of(group, block_size=4, num_groups=num_groups)
+        groups = self.loops[0].scheduler.blocks.groups
+        return content_of(group, block_size=4, groups=groups)
 
     def step(self, number: int, *, seconds: float = 0.0) -> None:
         """Lets a worker take a step, which takes so long."""

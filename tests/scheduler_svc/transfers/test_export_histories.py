@@ -99,7 +99,7 @@ class History:
 
     def learn(self, group: SequenceGroup) -> None:
         num_groups = len(self.groups_of_layers)
-        self.content |= content_of(group, block_size=4, num_groups=num_groups)
+        self.content |= content_of(group, block_size=4, groups=groups)
 
     def step(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):
