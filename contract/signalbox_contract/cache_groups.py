@@ -17,7 +17,7 @@ NO_BLOCK = -1
 yet, or no state is kept there."""
 _MAX_GROUPS = 64
 """Groups that a worker may announce."""
-MAX_STATE_BLOCKS = 1 << 16
+_MAX_STATE_BLOCKS = 1 << 16
 """Blocks that a state may take."""
 FULL, WINDOW, STATE = "full", "window", "state"
 """Kinds of groups."""
@@ -60,11 +60,6 @@ FULL_GROUP = CacheGroup()
 """All layers of a model that keeps all tokens."""
 
 
-def windows_of(groups: Sequence[CacheGroup]) -> list[tuple[int, CacheGroup]]:
-    """Returns the groups that have a window, each behind the column of tables that is its own."""
-    return [(column, group) for column, group in enumerate(groups) if group.window]
-
-
 def keep_all(groups: Sequence[CacheGroup]) -> bool:
     """Says whether all groups keep the blocks of all tokens."""
     return all(group.kind == FULL for group in groups)
@@ -91,7 +86,7 @@ def check_groups(groups: Sequence[CacheGroup]) -> None:
         if (group.window > 0) != (group.kind == WINDOW):
             raise ValueError(f"a {group.kind} group of layers has a window of {group.window}")
         num_blocks = group.state_blocks
-        if (num_blocks > 0) != (group.kind == STATE) or num_blocks > MAX_STATE_BLOCKS:
+        if (num_blocks > 0) != (group.kind == STATE) or num_blocks > _MAX_STATE_BLOCKS:
             raise ValueError(f"a {group.kind} group of layers has states of {num_blocks} blocks")
     if any(group.state_blocks for group in groups[:-1]):
         raise ValueError("a group of states is the only one, and behind all other groups of layers")

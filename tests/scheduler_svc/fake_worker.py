@@ -240,7 +240,8 @@ class FakeWorker:
             for column, group in enumerate(self.groups):
                 block = self._block(known, position, column)
                 if group.state_blocks:
-                    self._write_state(known, position, value, end=start + num_new_tokens)
+                    end = start + num_new_tokens
+                    self._write_state(known, position, value, start=start, end=end)
                     continue
                 assert block != NO_BLOCK, "a token has no block to be written to"
                 content = self.gpu.setdefault(block, {})
@@ -249,13 +250,18 @@ class FakeWorker:
         known.num_computed_tokens += num_new_tokens
         return known.token_ids[start : known.num_computed_tokens]
 
-    def _write_state(self, known: Known, position: int, value: int, *, end: int) -> None:
-        """Leaves a state where a row, or the step, ends."""
+    def _write_state(
+        self, known: Known, position: int, value: int, *, start: int, end: int
+    ) -> None:
+        """Leaves a state where a row, or the step, ends; not behind the row whose state it reads,
+        unless it ends there."""
         head = self._block(known, position, len(self.groups) - 1)
         if position + 1 == end:
             assert head != NO_BLOCK, "a step has no state to go on in"
-        elif head == NO_BLOCK or (position + 1) % self.block_size:
-            return
+        else:
+            is_of_read_row = start and (start - 1) // self.block_size == position // self.block_size
+            if head == NO_BLOCK or is_of_read_row or (position + 1) % self.block_size:
+                return
         for part, block in enumerate(self.states[head]):
             self.gpu[block] = {STATE: (part, value)}
 

@@ -74,7 +74,9 @@ class RunningStates:
         """
         size, table, gpu = self._block_size, seq.block_table, self._gpu
         row, last = (num_planned - 1) // size, (num_planned + num_new_tokens - 1) // size
-        snapshots = self._snapshots(seq, max(row, 0), last)
+        is_boundary = num_planned > 0 and num_planned % size == 0
+        # In the middle of a row, the state that is read is not the one behind the row.
+        snapshots = self._snapshots(seq, row if is_boundary else row + 1, last)
         head = table[self._entry(row)] if num_planned else NO_BLOCK
         # A table that is sent in full has the state that is read.
         must_stay = head == NO_BLOCK or gpu.is_shared(head) or not seq.is_on_worker

@@ -1,6 +1,6 @@
 """The blocks of groups of layers that have a window, in the tables of one worker's sequences."""
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, num_token_groups, windows_of
+from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, num_token_groups
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.requests.sequence_group import Sequence
@@ -12,7 +12,8 @@ class WindowBlocks:
     def __init__(
         self, groups: tuple[CacheGroup, ...], *, block_size: int, gpu: BlockAllocator
     ) -> None:
-        self.groups = windows_of(groups)
+        self.groups = [(column, one) for column, one in enumerate(groups) if one.window]
+        """Those that have a window, each behind the column of tables that is its own."""
         self._token_groups = groups[: num_token_groups(groups)]
         self._width = len(groups)
         self._block_size = block_size

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 
 import grpc
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.description_bounds import check_description
 from signalbox_contract.errors import InvalidArgument, cut
 from signalbox_contract.model import ModelInfo, WorkerCapacity, decode_capacity, decode_model
@@ -100,6 +101,7 @@ class LeaseClient:
         self._is_reconnecting = False
         self._vocab_size = self._num_outputs = self._num_token_outputs = 0  # until `info` has asked
         self._makes_token_vectors_alone = False
+        self._groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
 
     async def info(self) -> tuple[ModelInfo, WorkerCapacity]:
         """Asks the worker what it is.
@@ -119,7 +121,9 @@ class LeaseClient:
         self._num_outputs = answer.model.pooling.num_outputs
         self._num_token_outputs = answer.model.pooling.num_token_outputs
         self._makes_token_vectors_alone = answer.model.pooling.task == "token_embed"
-        return decode_model(answer.model), decode_capacity(answer.capacity)
+        capacity = decode_capacity(answer.capacity)
+        self._groups = capacity.groups
+        return decode_model(answer.model), capacity
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         call = self._stub.GetTokenizer(pb.GetTokenizerRequest(), timeout=DIAL_TIMEOUT_S)
@@ -151,7 +155,9 @@ class LeaseClient:
         """
         await self.open(num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=num_cpu_blocks)
         plan = make_check_plan(
-            pools=self._num_outputs > 0, is_per_token=self._makes_token_vectors_alone
+            pools=self._num_outputs > 0,
+            is_per_token=self._makes_token_vectors_alone,
+            groups=self._groups,
         )
         request = encode_step(plan.to_step(epoch=self.epoch))
         self._unanswered.append(_SentStep(plan, request))

@@ -80,6 +80,7 @@ STORE = {"store": StoreCapacity(kind="disk", read_bytes_per_s=1e5)}
 SHARED = {"store": StoreCapacity(kind="shared", max_write_bytes_per_s=4000)}
 ALONE = {"block_format": ""}
 WINDOWS = {"groups": (FULL_GROUP, *(CacheGroup(kind="window", window=size) for size in (9, 6)))}
+STATES = (FULL_GROUP, CacheGroup(kind="state", state_blocks=2))
 SCENARIOS = {
     "swap": Scenario(
         seed=1,
@@ -99,6 +100,12 @@ SCENARIOS = {
         settings={"preemption_mode": PreemptionMode.RECOMPUTE, "prefix_caching": False},
         capacity=ALONE | {"num_cpu_blocks": 0},
         kinds=("plain", "forks", "beams"),
+    ),
+    "states": Scenario(
+        seed=18,
+        capacity=ALONE | {"num_gpu_blocks": 30, "groups": STATES},
+        kinds=("turns", "forks", "beams"),
+        weights={"fail": 0.3},
     ),
     "prefixes": Scenario(
         seed=3, capacity=ALONE | {"copy_bytes_per_s": 1e6}, kinds=("turns", "turns", "plain")

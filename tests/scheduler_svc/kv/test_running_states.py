@@ -1,0 +1,165 @@
+"""Groups of states: where snapshots stay, what is found, freed, copied, and what a pool holds."""
+
+import random
+
+import pytest
+
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv.running_states import SNAPSHOT_TOKENS
+from signalbox_scheduler.requests.sequence_group import Sequence
+from tests.scheduler_svc.kv.test_cache_groups import (
+    BLOCK_SIZE,
+    LENGTHS,
+    begin,
+    compute,
+    computed,
+    make_blocks,
+    rows_kept,
+)
+from tests.scheduler_svc.make import assert_all_free, make_loop, make_request, make_scheduler
+
+
+def states(num_blocks: int) -> CacheGroup:
+    return CacheGroup(kind="state", state_blocks=num_blocks)
+
+
+GROUPS = (FULL_GROUP, states(3))
+
+
+def decode(blocks: BlockSpaceManager, seq: Sequence, num_tokens: int) -> None:
+    for _ in range(num_tokens):
+        seq.is_on_worker = True  # since its first step
+        seq.output_token_ids.append(1)
+        compute(blocks, seq, 1)
+        blocks.check([seq])
+
+
+def num_found(blocks: BlockSpaceManager, prompt: list[int]) -> int:
+    (seq,) = make_request(prompt).sequences
+    return blocks.num_tokens(len(blocks.find_prefix(seq)))
+
+
+def test_the_last_boundary_of_a_prompt_and_the_newest_of_a_sequence_are_kept() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    seq = computed(blocks, 21)
+    assert rows_kept(blocks, seq, 1) == [4, 5]
+    assert num_found(blocks, [1] * 21) == 20
+    decode(blocks, seq, 9)
+    assert rows_kept(blocks, seq, 1) == [6, 7]
+    assert num_found(blocks, [1] * 40) == 28
+    assert num_found(blocks, [1] * 21) == 20  # it was given up, and is cached
+    blocks.free(seq)
+    blocks.check([])
+    assert blocks.gpu.num_free == 60
+
+
+def test_a_prefix_ends_at_a_row_with_a_state() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=100, block_size=4)
+    blocks.free(computed(blocks, 41))
+    assert num_found(blocks, [1] * 30) == 0  # its rows are there, but no state
+    assert num_found(blocks, [1] * 60) == 40
+
+
+def test_a_snapshot_is_left_where_a_request_has_branched_off() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=200, block_size=4)
+    blocks.free(computed(blocks, 41))
+    branched = make_request([1] * 26 + [2] * 15).sequences[0]
+    blocks.start(branched, blocks.find_prefix(branched))
+    compute(blocks, branched, 41)
+    assert num_found(blocks, [1] * 26 + [3] * 9) == 24
+    blocks.check([branched])
+
+
+@pytest.mark.parametrize(("num_spare", "found"), [(1000, SNAPSHOT_TOKENS), (6, 0)])
+def test_a_long_prompt_leaves_snapshots_in_blocks_that_hold_nothing(
+    num_spare: int, found: int
+) -> None:
+    num_tokens = 2 * SNAPSHOT_TOKENS + 100
+    blocks = make_blocks(GROUPS, num_gpu_blocks=-(-num_tokens // BLOCK_SIZE) + num_spare)
+    (seq,) = make_request([1] * num_tokens).sequences
+    blocks.start(seq, [])
+    compute(blocks, seq, 100)
+    compute(blocks, seq, num_tokens - 100)
+    assert num_found(blocks, [1] * (SNAPSHOT_TOKENS + 20) + [2] * 50) == found
+    blocks.check([seq])
+
+
+def test_a_sequence_goes_on_in_place_where_there_is_no_room_for_a_snapshot() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=11, block_size=4)
+    seq = computed(blocks, 13)
+    decode(blocks, seq, 3)
+    head, others = seq.block_table[-1], Hold(blocks.gpu)
+    others.take(blocks.gpu.num_free - 1)
+    decode(blocks, seq, 1)
+    assert rows_kept(blocks, seq, 1)[-1] == 4
+    assert seq.block_table[-1] == head
+    assert num_found(blocks, [1] * 17) == 0  # the others took the blocks of earlier ones
+    others.release()
+    blocks.free(seq)
+    blocks.check([])
+
+
+def test_a_state_is_evicted_whole() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=12, block_size=4)
+    blocks.free(computed(blocks, 9))
+    assert blocks.gpu.num_free == 12
+    assert num_found(blocks, [1] * 9) == 8
+    taken = [blocks.gpu.allocate() for _ in range(12)]
+    assert len({*taken}) == 12
+    assert num_found(blocks, [1] * 9) == 0
+
+
+def test_a_branch_copies_all_blocks_of_the_state_that_it_goes_on_in() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=40, block_size=4)
+    parent = computed(blocks, 6)
+    child = Sequence(seq_id=10**9, branch=1, group=parent.group)
+    child.num_computed_tokens, child.output_token_ids = 6, [7]
+    child.is_on_worker = parent.is_on_worker = True
+    blocks.fork(parent, child)
+    assert blocks.can_append_slots(child, 1) is AllocStatus.OK
+    blocks.append_slots(child, 1)
+    before, after = (blocks.gpu.blocks_of(seq.block_table[3]) for seq in (parent, child))
+    copies = blocks.copies.finish_plan().copy
+    pairs = set(zip(copies.src.tolist(), copies.dst.tolist(), strict=True))
+    assert {*zip(before, after, strict=True)} < pairs
+    assert after in blocks.states.take_new()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_mix_of_lengths_uses_the_pool(seed: int) -> None:
+    blocks = make_blocks((FULL_GROUP, states(96)), num_gpu_blocks=12_000)
+    draws, seqs, is_full = random.Random(seed), [], False
+    share = draws.choice([0.1, 0.5, 0.9])
+    while not is_full:
+        first = LENGTHS[draws.random() < share]
+        for length in (first, sum(LENGTHS) - first):
+            seq = begin(blocks, length, kind=len(seqs) + 1)
+            if is_full := seq is None:
+                continue
+            seqs.append(seq)
+            break
+    assert blocks.gpu.share_in_use >= 0.9
+    blocks.check(seqs)
+
+
+def test_bounds_of_a_group_count_two_states_of_each_sequence() -> None:
+    blocks = make_blocks((FULL_GROUP, states(50)), num_gpu_blocks=1000)
+    sizes = blocks.sizes
+    alone = make_request([1] * 100, max_tokens=14_000)
+    assert sizes.most_blocks(alone) == -(-14_099 // 16) + 100
+    assert sizes.can_ever_hold(alone)
+    assert sizes.longest_alone == 900 * 16 + 1
+    assert not sizes.can_ever_hold(make_request([1] * 100, max_tokens=14_000, n=2))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_requests_get_on_one_after_another_in_a_pool_for_one(depth: int) -> None:
+    scheduler = make_scheduler(num_gpu_blocks=18, groups=GROUPS, max_num_batched_tokens=16)
+    loop = make_loop(scheduler, depth=depth)
+    for number in range(6):
+        group = make_request([number % 2 + 1] * 20, max_tokens=20, arrival=number)
+        scheduler.admission.add(group)
+    loop.run()
+    assert_all_free(loop)
