@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.updates import FinishReason
@@ -104,7 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.groups_of_layers = options["groups"]
         self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
-        if self.groups_of_layers in OF_SEVERAL_KINDS:
+        if state_group(self.groups_of_layers):
             self.options["store"] = None
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
