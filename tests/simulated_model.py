@@ -29,10 +29,12 @@ def expected_tokens(
     min_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
     adapter: str = "",
+    has_states: bool = False,
 ) -> list[int]:
     """Returns the tokens that the simulated model draws after `prompt`.
 
     It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
+    A model that `has_states` has a group of states beside a full one.
     """
     of_adapter = adapter_key(adapter)
     key = mix_int(seed * SALT + branch) if temperature > 0 else 0
@@ -41,7 +43,8 @@ def expected_tokens(
         slot += mix_int(tokens[position] * TOKEN + position * POSITION + of_adapter)
         total += slot * (mix_int(position) | 1)
         if position + 1 == len(tokens):
-            best = mix_int((total & MASK) ^ key) % vocab_size
+            of_state = mix_int(slot & MASK) if has_states else 0
+            best = mix_int((total + of_state & MASK) ^ key) % vocab_size
             starved = len(tokens) - len(prompt) < min_tokens
             while starved and best in stop_token_ids:
                 best = (best + 1) % vocab_size

@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -39,7 +40,7 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def make_stack(
-    *, num_workers: int = 1, config: SchedulerConfig | None = None, **worker: int
+    *, num_workers: int = 1, config: SchedulerConfig | None = None, **worker: Any
 ) -> AsyncIterator[Stack]:
     async with contextlib.AsyncExitStack() as stack:
         config = config or SchedulerConfig(port=0)

@@ -5,7 +5,8 @@ and no sequence of a batch reads what another one computes in it. So any part ma
 says what it would have said in the whole. A batch that memory does not suffice for is cut between
 tokens instead, within a sequence too: its later tokens read what its earlier ones have written. A
 sequence whose attention sees both ways is never cut. States of recurrent layers change in place, so
-a batch with them that had memory is not run again: all of it fails.
+a batch with them that had memory is not run again: its error ends the lease, and the scheduler
+computes its sequences again.
 Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
 """
 
@@ -62,9 +63,6 @@ def execute_parts(
         fault: why the whole batch failed; None if it is beyond the limit, and was not tried.
     """
     parts = _Parts(runner, batch, limit)
-    if batch.states is not None and fault is Fault.RAISED:
-        parts.fail_all(fault)
-        return parts.samples
     parts.is_short_of_memory = fault is Fault.NO_MEMORY
     parts.split(0, len(batch.token_ids), fault or Fault.NO_MEMORY)
     if failed := parts.samples.failed_seqs:
@@ -91,10 +89,6 @@ class _Parts:
             num_rows = len(batch.prompt_rows.targets)
             self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]
 
-    def fail_all(self, fault: Fault) -> None:
-        """Fails all sequences, whose states the batch may have changed."""
-        self.samples.failed_seqs = dict.fromkeys(range(_num_seqs(self._batch)), fault.value)
-
     def split(self, start: int, stop: int, fault: Fault) -> None:
         """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""
         middle = self._middle(start, stop, fault)
@@ -113,6 +107,8 @@ class _Parts:
             samples = self._runner.execute(batch)
         except Exception as error:
             fault = fault_of(error, batch)
+            if batch.states is not None and fault is Fault.RAISED:
+                raise
         else:
             self.largest = max(self.largest, stop - start)
             self._add(samples, start)

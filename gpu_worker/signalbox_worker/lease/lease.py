@@ -184,7 +184,8 @@ class Lease:
 def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutput:
     """Computes a batch, in parts if it is beyond the limit or fails as a whole.
 
-    Sequences that fail alone are in `failed_seqs` of the output.
+    Sequences that fail alone are in `failed_seqs` of the output. A batch that has changed states of
+    recurrent layers cannot be computed again: its error is raised, and ends the lease.
     """
     fault: Fault | None = None
     if limit.allows(batch):
@@ -192,6 +193,8 @@ def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutpu
             samples = runner.execute(batch)
         except Exception as error:  # a kernel may raise anything; the service goes on
             fault = fault_of(error, batch)
+            if batch.states is not None and fault is Fault.RAISED:
+                raise  # it may have changed them
         else:
             if limit.lowered is not None:
                 limit.count_step()

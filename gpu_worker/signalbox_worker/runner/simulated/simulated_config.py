@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, check_groups, state_group
 from signalbox_contract.model import Adapter, Numerics
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -20,7 +20,7 @@ class SimulatedConfig:
     max_model_len: int = 4096
     block_size: int = 16
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
-    """Groups of layers; each has what a token writes in a block of its own."""
+    """Groups of layers; each has what a token writes in a block of its own, or its states."""
     num_gpu_blocks: int = 4096
     num_cpu_blocks: int = 512
     num_store_blocks: int = 0
@@ -52,5 +52,8 @@ class SimulatedConfig:
         for name in ("num_cpu_blocks", "num_store_blocks", "step_ns", "token_ns"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        check_groups(self.groups)
+        if state_group(self.groups) and (len(self.stages) > 1 or self.num_store_blocks):
+            raise ValueError("states of recurrent layers pass through no stages and no store")
         if self.num_store_blocks and not self.num_cpu_blocks:
             raise ValueError("a store needs CPU blocks, through which its blocks pass")

@@ -2,7 +2,8 @@
 
 Its KV is one 64-bit number a slot: a hash of all tokens up to that position, continued from what
 the slot before holds. Its next token is a hash of all that it reads through the block table. So a
-wrong block map, a stale block, a lost copy or another prefix's block changes its output.
+wrong block map, a stale block, a lost copy or another prefix's block changes its output. A state of
+recurrent layers is the same hash, continued from the state that a step reads, in all blocks of it.
 
 There are no logits: penalties, biases and filters change nothing, what may be drawn does.
 """
@@ -12,7 +13,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_contract.cache_groups import num_token_groups
 from signalbox_contract.model import ModelInfo
+from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import PromptRows
@@ -23,7 +26,14 @@ from signalbox_worker.kv.cache.capacity import Footprint
 from signalbox_worker.kv.cache.measured_device import HostDevice
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
-from signalbox_worker.runner.simulated.hashing import POSITION, SEGMENT, TOKEN, UInt64Array, mix
+from signalbox_worker.runner.simulated.hashing import (
+    PART,
+    POSITION,
+    SEGMENT,
+    TOKEN,
+    UInt64Array,
+    mix,
+)
 from signalbox_worker.runner.simulated.simulated_adapters import SimulatedAdapters
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_draws import draw, made_up_logprobs
@@ -50,6 +60,8 @@ class SimulatedExecutor(Executor):
         self.adapters = SimulatedAdapters(config.adapters)
         self.stages = StageTimes(config.stages)
         self._width = len(config.groups)
+        self._num_token_groups = num_token_groups(config.groups)
+        self._state_values: UInt64Array = np.empty(0, dtype=np.uint64)  # [T], of the batch
         num_slots = config.max_model_len + config.block_size
         self._weights = mix(np.arange(num_slots, dtype=np.uint64)) | np.uint64(1)
         self.drop_pools()
@@ -147,8 +159,29 @@ class SimulatedExecutor(Executor):
         )
         sums = np.cumsum(own, dtype=np.uint64)
         offset = self._before(batch, batch.positions[first]) - (sums[first] - own[first])
-        values = sums + np.repeat(offset, np.diff(batch.query_start))
-        slots[batch.slot_mapping] = values if self._width == 1 else values[:, None]
+        lengths = np.diff(batch.query_start)
+        values = sums + np.repeat(offset, lengths)
+        if self._width == 1:
+            slots[batch.slot_mapping] = values
+            return
+        slots[batch.slot_mapping[:, : self._num_token_groups]] = values[:, None]
+        if (states := batch.states) is not None:
+            offset = self._read_states(states) - (sums[first] - own[first])
+            self._state_values = sums + np.repeat(offset, lengths)
+            self._leave_states(states)
+
+    def _read_states(self, states: StateArrays) -> UInt64Array:
+        """Returns [B], what the state that each sequence continues is of; any number if its blocks
+        do not agree on it."""
+        parts = np.arange(states.reads.shape[1], dtype=np.uint64) * np.uint64(PART)
+        said = self.gpu_kv[states.reads] - parts[:, None]
+        difference = mix(said - said[:, :1, :1]).sum(axis=(1, 2), dtype=np.uint64)  # mix(0) is 0
+        return np.where(states.reads[:, 0] < 0, np.uint64(0), said[:, 0, 0] + difference)
+
+    def _leave_states(self, states: StateArrays) -> None:
+        parts = np.arange(states.writes.shape[1], dtype=np.uint64) * np.uint64(PART)
+        values = self._state_values[states.run_start[1:] - 1]
+        self.gpu_kv[states.writes] = (values[:, None] + parts)[:, :, None]
 
     def _before(self, batch: Batch, starts: Int64Array) -> UInt64Array:
         """Returns [B], what the slot before each sequence's first new position holds, or 0."""
@@ -168,9 +201,11 @@ class SimulatedExecutor(Executor):
             part = slice(start, start + num_rows)
             tables = batch.block_tables[owners[part], : num_blocks * self._width]
             sums[part] = 0
-            for column, group in enumerate(self.config.groups):
+            for column, group in enumerate(self.config.groups[: self._num_token_groups]):
                 of_group = tables[:, column :: self._width]
                 sums[part] += self._read(of_group, contexts[part], window=group.window)
+        if batch.states is not None:
+            sums += mix(self._state_values[tokens])
         return sums
 
     def _read(self, tables: NDArray[np.int32], contexts: Int64Array, *, window: int) -> UInt64Array:

@@ -1,0 +1,121 @@
+"""Groups of states of recurrent layers through all services, with a worker that computes them."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.runner.runner import Runner
+from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
+from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from tests.integration.stack import (
+    assert_idle,
+    open_channel,
+    running_router,
+    running_scheduler,
+    running_worker,
+    until_workers,
+)
+from tests.integration.test_stack import ask, make_request, make_stack, pb_grpc
+from tests.simulated_model import expected_tokens
+
+GROUPS = (FULL_GROUP, CacheGroup(kind="state", state_blocks=3))
+
+
+def prompts_of(seed: int, *, count: int) -> list[list[int]]:
+    """Returns prompts of which many begin alike, and some are asked twice."""
+    draws = random.Random(seed)
+    shared = [draws.randrange(256) for _ in range(90)]
+    prompts = [
+        [*shared[: draws.choice([0, 16, 40, 90])], *(draws.randrange(256) for _ in range(length))]
+        for length in draws.choices(range(1, 60), k=count)
+    ]
+    return [*prompts, *prompts[::3]]
+
+
+async def test_tokens_are_right_with_hits_chunks_and_preemptions() -> None:
+    prompts = prompts_of(1, count=36)
+    async with make_stack(
+        groups=GROUPS, num_gpu_blocks=70, num_cpu_blocks=40, max_num_batched_tokens=48
+    ) as stack:
+        answers = await asyncio.gather(
+            *(ask(stack.stub, make_request(prompt, max_tokens=40)) for prompt in prompts)
+        )
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.token_ids[0] == expected_tokens(prompt, num_tokens=40, has_states=True)
+        (loop,) = stack.scheduler.cluster.step_loops
+        assert loop.scheduler.preemption.num_recomputes
+        assert loop.scheduler.preemption.num_preemptions == loop.scheduler.preemption.num_recomputes
+        assert loop.scheduler.planner.num_prefix_hits
+
+
+@pytest.mark.parametrize("num_tokens", [31, 32, 33])
+async def test_branches_go_on_in_states_of_their_own(num_tokens: int) -> None:
+    prompt = list(range(1, num_tokens + 1))
+    async with make_stack(groups=GROUPS, num_gpu_blocks=120) as stack:
+        for _ in range(2):  # computed, and found
+            request = make_request(prompt, max_tokens=40, temperature=1, seed=5, n=3)
+            answer = await ask(stack.stub, request)
+            for branch, token_ids in answer.token_ids.items():
+                assert token_ids == expected_tokens(
+                    prompt, num_tokens=40, temperature=1, seed=5, branch=branch, has_states=True
+                )
+            assert len(answer.token_ids) == 3
+
+
+class LosesParts(SimulatedRunner):
+    """Loses all blocks of a state but the first, before it is read."""
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        if batch.states is not None and len(batch.states.reads) > 1:
+            self.simulation.gpu_kv[batch.states.reads[0, 1:]] = 0
+        return super().execute(batch)
+
+
+class FailsOnce(SimulatedRunner):
+    """Raises in one step, having changed states."""
+
+    num_batches = 0
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        samples = super().execute(batch)
+        self.num_batches += 1
+        if self.num_batches == 12:
+            raise RuntimeError("illegal instruction")
+        return samples
+
+
+def runner_of(kind: type[SimulatedRunner]) -> Callable[[], Runner]:
+    return lambda: kind(SimulatedConfig(groups=GROUPS, num_gpu_blocks=120))
+
+
+async def answers_of(kind: type[SimulatedRunner]) -> list[bool]:
+    """Returns whether the answer to each of some requests at a time is right."""
+    prompts = prompts_of(2, count=6)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        running_worker(scheduler.address, runner_of(kind)),
+        running_router(scheduler.address) as router,
+        open_channel(router.server.address) as channel,
+    ):
+        stub = pb_grpc.InferenceServiceStub(channel)
+        asked = (ask(stub, make_request(prompt, max_tokens=40)) for prompt in prompts)
+        answers = await asyncio.gather(*asked)
+        await until_workers(scheduler, 1)
+        await assert_idle(scheduler)
+    return [
+        answer.token_ids[0] == expected_tokens(prompt, num_tokens=40, has_states=True)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+async def test_a_state_whose_other_blocks_are_lost_changes_tokens() -> None:
+    assert not all(await answers_of(LosesParts))
+
+
+async def test_sequences_of_a_step_that_failed_are_computed_again() -> None:
+    assert all(await answers_of(FailsOnce))
