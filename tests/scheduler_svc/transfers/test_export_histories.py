@@ -98,8 +98,7 @@ class History:
         self.admission.add(group)
 
     def learn(self, group: SequenceGroup) -> None:
-        num_groups = len(self.groups_of_layers)
-        self.content |= content_of(group, block_size=4, groups=groups)
+        self.content |= content_of(group, block_size=4, groups=self.groups_of_layers)
 
     def step(self) -> None:
         for _ in range(self.rng.randrange(1, 6)):

@@ -65,7 +65,7 @@ class Server:
         self.num_requests += 1
         arrival = float(self.num_requests)
         group = make_request(prompt, max_tokens=max_tokens, arrival=arrival, tenant=tenant)
-        num_groups = self.scheduler.blocks.num_groups
+        groups = self.scheduler.blocks.groups
         self.content |= content_of(group, block_size=4, groups=groups)
         self.scheduler.admission.add(group)
         return group
