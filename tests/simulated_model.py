@@ -29,20 +29,24 @@ def expected_tokens(
     min_tokens: int = 0,
     stop_token_ids: Collection[int] = (),
     adapter: str = "",
+    windows: Sequence[int] = (0,),
     has_states: bool = False,
 ) -> list[int]:
     """Returns the tokens that the simulated model draws after `prompt`.
 
-    It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256.
-    A model that `has_states` has a group of states beside a full one.
+    It draws past stop tokens; before min_tokens it draws none. `adapter` is an adapter's SHA-256,
+    and `windows` are those of the groups of layers with K and V; 0 sees all tokens. A model that
+    `has_states` has a group of states beside them.
     """
     of_adapter = adapter_key(adapter)
     key = mix_int(seed * SALT + branch) if temperature > 0 else 0
-    tokens, slot, total = list(prompt), 0, 0
+    tokens, slot, sums = list(prompt), 0, [0]
     for position in range(len(prompt) + num_tokens - 1):
         slot += mix_int(tokens[position] * TOKEN + position * POSITION + of_adapter)
-        total += slot * (mix_int(position) | 1)
+        sums.append(sums[-1] + slot * (mix_int(position) | 1))
         if position + 1 == len(tokens):
+            starts = [max(0, position + 1 - one) if one else 0 for one in windows]
+            total = sum(sums[-1] - sums[start] for start in starts)
             of_state = mix_int(slot & MASK) if has_states else 0
             best = mix_int((total + of_state & MASK) ^ key) % vocab_size
             starved = len(tokens) - len(prompt) < min_tokens

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_protos.scheduler.v1 import explain_pb2, stats_pb2
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.config import SchedulerConfig
@@ -42,6 +43,7 @@ CONFIG = {
     "token_ns": 50_000,
 }
 NUM_STREAMS, NUM_TOKENS = 8, 300
+WINDOW = CacheGroup(kind="window", window=40)
 
 
 pytestmark = pytest.mark.usefixtures("patient_moves")
@@ -63,20 +65,29 @@ class Streams:
     client: Router
     first: RunningWorker
     second: RunningWorker
+    groups: tuple[CacheGroup, ...]
 
     async def assert_right(self) -> None:
         for handle, got in enumerate(await self.client.ended(*range(NUM_STREAMS))):
             got.assert_served()
             for branch, tokens in got.tokens.items():
-                wanted = expected_tokens(prompt_of(handle), num_tokens=NUM_TOKENS, branch=branch)
-                assert tokens == wanted
+                assert tokens == expected_tokens(
+                    prompt_of(handle),
+                    num_tokens=NUM_TOKENS,
+                    branch=branch,
+                    windows=[group.window for group in self.groups],
+                )
 
 
 @contextlib.asynccontextmanager
 async def streams(
-    recording: str | None = None, *, token_ns: int = CONFIG["token_ns"], **request: object
+    recording: str | None = None,
+    *,
+    token_ns: int = CONFIG["token_ns"],
+    groups: tuple[CacheGroup, ...] = (FULL_GROUP,),
+    **request: object,
 ) -> AsyncIterator[Streams]:
-    make_runner = simulated(**CONFIG | {"token_ns": token_ns})
+    make_runner = simulated(**CONFIG | {"token_ns": token_ns, "groups": groups})
     async with (
         running_scheduler(SchedulerConfig(port=0, recording_path=recording)) as scheduler,
         router(scheduler.address) as client,
@@ -89,16 +100,19 @@ async def streams(
         await eventually(lambda: all(got.tokens for got in client.got.values()))
         async with running_worker(scheduler.address, make_runner) as second:
             await eventually(lambda: len(loops) == 2)
-            yield Streams(scheduler, client, first, second)
+            yield Streams(scheduler, client, first, second, groups)
             await assert_idle(scheduler)
 
 
-@pytest.mark.parametrize("num_sequences", [1, 2])
+@pytest.mark.parametrize(
+    ("num_sequences", "groups"),
+    [(1, (FULL_GROUP,)), (2, (FULL_GROUP,)), (2, (FULL_GROUP, WINDOW))],
+)
 async def test_a_worker_that_drains_hands_its_streams_over(
-    num_sequences: int, tmp_path: Path
+    num_sequences: int, groups: tuple[CacheGroup, ...], tmp_path: Path
 ) -> None:
     recording = tmp_path / "decisions"
-    async with streams(str(recording), num_sequences=num_sequences) as running:
+    async with streams(str(recording), groups=groups, num_sequences=num_sequences) as running:
         cluster, source = running.scheduler.cluster, of(running.scheduler.cluster, 0)
         await running.first.registration.drain(timeout_s=60)
         await eventually(lambda: len(cluster.step_loops) == 1)
