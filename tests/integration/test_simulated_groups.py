@@ -69,10 +69,18 @@ async def test_a_window_that_hides_nothing_gives_the_tokens_of_one_group() -> No
     assert other != plain
 
 
-async def test_tokens_of_several_groups_depend_on_no_room() -> None:
-    groups, said = "full,window:40,window:40", "full, 2 x window of 40"
+@pytest.mark.parametrize(
+    ("groups", "said", "scarce"),
+    [
+        ("full,window:40,window:40", "full, 2 x window of 40", SCARCE),
+        ("full,state:3", "full, states of 3 blocks", 30),
+    ],
+)
+async def test_tokens_of_several_groups_depend_on_no_room(
+    groups: str, said: str, scarce: int
+) -> None:
     ample = await tokens_of(groups, AMPLE, expected=said, preempts=False)
-    assert await tokens_of(groups, SCARCE, expected=said, preempts=True) == ample
+    assert await tokens_of(groups, scarce, expected=said, preempts=True) == ample
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,8 @@ async def test_tokens_of_several_groups_depend_on_no_room() -> None:
         ("full:3", "'full:3' is no group"),
         ("window", "'window' is no group; give a kind, with a number in window:NUMBER"),
         ("window:0", "'window:0' is no group"),
-        ("moving", "a group of layers is full or window, not 'moving'"),
+        ("moving", "a group of layers is full, window or state, not 'moving'"),
+        ("state:3,full", "behind all other groups of layers"),
         (",".join(["full"] * 65), "at most 64 groups"),
     ],
 )
@@ -93,9 +102,9 @@ def test_what_names_no_groups_is_refused(groups: str, fault: str) -> None:
     assert fault in ran.stderr
 
 
-def test_a_store_takes_no_blocks_of_windows() -> None:
-    flags = ("--simulated-groups=full,window:40", "--simulated-store-blocks=64")
+def test_a_store_takes_no_states() -> None:
+    flags = ("--simulated-groups=full,state:3", "--simulated-store-blocks=64")
     ran = run_here("worker", "--simulate", *flags)
     assert ran.returncode == 1
     assert ran.stderr.count("\n") == 1
-    assert "a store takes blocks of full groups alone" in ran.stderr
+    assert "states of recurrent layers pass through no stages and no store" in ran.stderr

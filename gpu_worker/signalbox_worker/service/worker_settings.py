@@ -52,7 +52,8 @@ class SimulationSettings(SettingsGroup):
     simulated_groups: Annotated[str, BeforeValidator(groups_as_text)] = Field(
         "full",
         description="simulated groups of layers, with commas between them: full keeps the blocks of"
-        " all tokens, window:512 those of the last 512",
+        " all tokens, window:512 those of the last 512, state:3 recurrent layers, whose states"
+        " take 3 blocks",
     )
     simulated_step_ms: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="least time of a step"

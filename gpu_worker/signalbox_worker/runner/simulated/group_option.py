@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from signalbox_contract.cache_groups import WINDOW, CacheGroup, check_groups
+from signalbox_contract.cache_groups import STATE, WINDOW, CacheGroup, check_groups
 
-_NUMBERS = {WINDOW: "window"}
+_NUMBERS = {WINDOW: "window", STATE: "state_blocks"}
 """Field of `CacheGroup` with the number that follows a kind, by kind."""
 _GROUP = re.compile(r"([a-z]+)(?::([1-9]\d{0,8}))?")
 
