@@ -220,6 +220,16 @@ class ProgramBuilder(ProgramParts):
             **rounding_fields(rounding),
         )
 
+    def multiply(self, rows: int, gate: int, *, column: int) -> None:
+        """Adds a product of rows of elements, which it replaces, with the sigmoid of columns of a
+        buffer of floats.
+
+        Args:
+            column: the first of as many columns as rows have, a multiple of 16.
+        """
+        width = self.buffers[rows].width
+        self._add(OpKind.CODE, mode=2, src=rows, dst=rows, n=width, gate=gate, column=column)
+
     def linear(
         self,
         src: int,

@@ -328,6 +328,18 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 3.0,
         },
     ),
+    "qwen3.5": (
+        "Qwen3_5",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "attention_bias": True,
+        },
+    ),
     "lfm2-moe": (
         "Lfm2Moe",
         {
@@ -342,7 +354,7 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-_CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4")}
+_CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5")}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalbox_kernels.floats import AnyArray
+from signalbox_kernels.floats import AnyArray, to_dtype, to_float32
 from signalbox_kernels.native import Isa, NativeUnavailable
 from signalbox_kernels.recurrent import Convolution, GatedNorm, Scan, StateLayout
 from signalbox_kernels.structs import Activation, Row, ScanRule
@@ -251,6 +251,32 @@ def test_gated_norms_equal_the_reference(
     if row is Row.ELEMENTS:
         actual = program.view(out, width=80, num_tokens=21, dtype=dtype)
         assert_near(actual[:, :80], expected, dtype)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)
+def test_rows_are_multiplied_with_sigmoids_of_gates(isa: Isa, dtype: Dtype) -> None:
+    """The padding stays zero, whatever the columns behind the gates are."""
+    builder = make_builder(dtype)
+    rows, gate = builder.buffer(80), builder.buffer(128, row=Row.FLOATS)
+    builder.multiply(rows, gate, column=32)
+    program = make_program(builder, isa)
+    x, gates = make_floats(21, 80, seed=1), make_floats(21, 128, seed=2)
+    gates[:, 112:] = np.nan
+    x = to_float32(to_dtype(x, dtype))
+    actual = program.view(rows, width=80, num_tokens=21, dtype=dtype)
+    actual[:, :80] = to_dtype(x, dtype)
+    program.view(gate, width=128, num_tokens=21, dtype=FLOAT32)[:] = gates
+    program.run(make_arrays(21))
+    assert_near(actual[:, :80], x / (1 + np.exp(-reference.wide(gates[:, 32:112]))), dtype)
+    assert (to_float32(actual[:, 80:]) == 0).all()
+
+
+def test_gates_that_a_buffer_lacks_are_refused() -> None:
+    builder = make_builder(FLOAT32)
+    rows, gate = builder.buffer(80), builder.buffer(96, row=Row.FLOATS)
+    builder.multiply(rows, gate, column=32)
+    with pytest.raises(NativeUnavailable):
+        make_program(builder)
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -1,12 +1,15 @@
 """Adds attention, whose cache has K and V of each head, to the program of a decoder."""
 
+import numpy as np
+
 from signalbox_kernels.op_parameters import CachedLayer, Heads, LayerRotation, QueryKeyNorms
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import PANEL, KeysAndValues, Pairs, Row
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
 from signalbox_worker.models.decoder_config import LayerHeads
-from signalbox_worker.runner.native.hidden_states import HiddenStates
+from signalbox_worker.runner.native.hidden_states import HiddenStates, Modules
 from signalbox_worker.runner.native.kv_places import KVPlaces
+from signalbox_worker.runner.native.matrices import joined, rows_of_heads
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import rotary_table
 from signalbox_worker.runner.native.weight_shapes import ATTENTION_NORM, SINKS, layer_prefix
@@ -23,7 +26,10 @@ class AttentionCompiler:
         self._weights, self._places, self._kv_scales = hidden.weights, places, kv_scales
         heads = [config.heads_of(index) for index in hidden.weights.stage.indices]
         # What comes last is stored in whole panels, if it is a matrix of its own.
-        width = max((one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads)
+        num_queries = 2 if config.gates_attention else 1
+        width = max(
+            (num_queries * one.num_heads + 2 * one.num_kv_heads) * one.size for one in heads
+        )
         self._qkv = build.buffer(width + PANEL, row=Row.FLOATS)
         self._query = build.buffer(max(one.num_heads * one.size for one in heads))
         sliding, size = config.sliding_rope, config.head_size
@@ -52,13 +58,17 @@ class AttentionCompiler:
             cap=config.attention_soft_cap,
             sinks=self._weights.vector_if_any(f"{layer_prefix(index)}{SINKS}"),
         )
+        if config.gates_attention:
+            column = (heads.num_heads + 2 * heads.num_kv_heads) * heads.size
+            self._builder.multiply(attended.elements, self._qkv, column=column)
         return attended
 
     def _add_projections(self, index: int, heads: LayerHeads, beside: list[Matrix]) -> None:
-        """Adds the products that write Q, K and V one behind the other."""
+        """Adds the products that write Q, K, V and perhaps gates one behind the other."""
         prefix = layer_prefix(index)
         names = [f"{prefix}self_attn.{part}_proj" for part in heads.projections]
-        matrices, rows, bias = self._hidden.modules(names)
+        modules = self._hidden.modules(names) if not self._config.gates_attention else None
+        matrices, rows, bias = modules or self._gated(prefix, heads)
         self._hidden.add_norm(f"{prefix}{ATTENTION_NORM}", [*matrices, *beside])
         column = 0
         for matrix in matrices:
@@ -66,6 +76,22 @@ class AttentionCompiler:
             part = None if bias is None else bias[column:end]
             self._hidden.add_stored(self._qkv, matrix, part, rows, column=column)
             column = end
+
+    def _gated(self, prefix: str, heads: LayerHeads) -> Modules:
+        """Returns the matrices of Q, K and V, and that of gates, which is in one with that of Q."""
+        size, names = heads.size, [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
+        whole, *keys_and_values = (self._weights.matrix(f"{name}.weight") for name in names)
+        parts = (range(size), range(size, 2 * size))
+        query, gate = (joined(rows_of_heads(whole, heads.num_heads, part)) for part in parts)
+        matrices = joined([*query, *keys_and_values, *gate])
+        rows = {str(index): matrix.shape[0] for index, matrix in enumerate(matrices)}
+        bias = self._weights.vector_if_any(f"{names[0]}.bias")
+        if bias is None:
+            return Modules(matrices, rows, None)
+        of_query, of_gate = bias.reshape(heads.num_heads, 2, size).swapaxes(0, 1)
+        others = [self._weights.vector(f"{name}.bias") for name in names[1:]]
+        of_all = [of_query.reshape(-1), *others, of_gate.reshape(-1)]
+        return Modules(matrices, rows, np.concatenate(of_all))
 
     def _add_rotation(self, index: int, heads: LayerHeads) -> None:
         """Adds what turns Q and K, and writes K and V to the cache."""

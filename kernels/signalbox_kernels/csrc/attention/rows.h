@@ -149,9 +149,23 @@ static void code_rows(const sb::Phase& phase, const Range& range) {
   }
 }
 
+// The padding, behind n columns, stays zero.
+template <class E>
+static void gate_rows(const sb::Phase& phase, const Range& range) {
+  const int64_t width = phase.op->n;
+  for (int64_t row = range.first; row < range.end; ++row) {
+    const auto* x = static_cast<const typename E::scalar*>(phase.src.data) + row * phase.src.stride;
+    const float* gate = static_cast<const float*>(phase.gate.data) + row * phase.gate.stride + phase.op->column;
+    put_row<E>(phase, row, phase.src.stride, [=](int64_t i) SB_LAMBDA {
+      return i < width ? gated(E::load(x + i), load(gate + i)) : V{};
+    });
+  }
+}
+
 template <class E>
 static void code_tile(const sb::Phase& phase, const sb::Claim& claim) {
   const Range range = rows_of_tile(phase, claim.tile);
+  if (phase.op->mode == 2) return gate_rows<E>(phase, range);
   phase.op->mode ? code_rows<E, F32>(phase, range) : code_rows<E, E>(phase, range);
 }
 

@@ -75,13 +75,21 @@ bool has_valid_matrices(const SbOp& op, const SbBuffer* buffers) {
   return op.kind == SB_LINEAR && op.num_matrices > 0 && is_aligned && has_steps && is_alone && stores;
 }
 
+// Whether an SB_CODE has rows of its mode, and columns of gates for all of them.
+bool is_valid_code(const SbOp& op, const SbBuffer* buffers) {
+  const SbBuffer &src = buffers[op.src], &gate = buffers[op.gate];
+  if (op.mode != 2) return op.mode == (src.row == SB_FLOATS);
+  const bool has_gates = gate.row == SB_FLOATS && op.column >= 0 && op.column + op.n <= gate.width;
+  return src.row == SB_ELEMENTS && !op.weight && op.n == src.width && op.n % SB_UNIT_COLUMNS == 0 && has_gates;
+}
+
 // Whether the op is valid by itself: its numbers are in range, and it computes with its weight's storage.
 bool is_valid(const SbOp& op, const SbBuffer* buffers, const SbShape& shape) {
   if (!is_valid_rounding(op, buffers) || !has_valid_matrices(op, buffers)) return false;
   if (!has_valid_heads(op, shape) || !sb::is_valid_recurrent(op, buffers)) return false;
   if (op.kind == SB_LINEAR && op.adapter && !op.parts) return false;
   if (op.activation == SB_CLAMPED && op.mode != SB_GATED && op.mode != SB_GATE) return false;
-  if (op.kind == SB_CODE && op.mode != (buffers[op.src].row == SB_FLOATS)) return false;
+  if (op.kind == SB_CODE && !is_valid_code(op, buffers)) return false;
   if (op.kind == SB_SUM && buffers[op.src].row != SB_SHARED) return false;
   if (op.kind == SB_EMBED && op.mode & SB_ADDED && 4 * int64_t{buffers[op.dst].width} > sb::kProductScratch)
     return false;

@@ -72,7 +72,8 @@ enum SbOpKind : int32_t {
                   // is SbPairs
   SB_ATTEND = 4,  // src (rotated Q) against the cache -> dst (elements); mode 1: also against later tokens
   SB_HEAD = 5,    // src (logit rows) times a packed weight: argmax, and logits where asked
-  SB_CODE = 6,    // src (elements; float32 in mode 1) -> dst (codes, elements), perhaps in another order of columns
+  SB_CODE = 6,    // src (elements; float32 in mode 1) -> dst (codes, elements), perhaps in another order of columns;
+                  // in mode 2 elements, each times the sigmoid of a column of `gate` (float32), from `column` on
   SB_SHRINK = 7,  // src (elements) times A of each row's adapter -> dst (elements)
   SB_SUM = 8,     // src (shared) of all ranks, summed in their order -> dst (float32); mode is SB_STORE or SB_ADD
   SB_ROUTE = 9,   // src (float32 scores) chooses the experts of each token, for the ops up to the next SB_ROUTE
@@ -245,8 +246,8 @@ struct SbOp {
   int32_t head_size;
   int32_t keys_and_values;  // of SB_ROTATE: bits of SbKeysAndValues
   int32_t storage;  // of the weight, an SbStorage; a product of codes takes blocks
-  int32_t column;   // of dst where SB_STORE, which writes whole panels so that padding may follow, or those begin
-  int32_t gate;     // buffer that SB_GATE, SB_SCAN or SB_GATED_NORM reads
+  int32_t column;   // of the gate of SB_CODE; of dst where SB_STORE, which writes whole panels so that padding may follow, or those begin
+  int32_t gate;     // buffer that SB_GATE, SB_SCAN, SB_GATED_NORM or mode 2 of SB_CODE reads
   // Adapters. A site is one product; `adapter` is its number from 1, of SB_SHRINK and the SB_LINEAR that
   // follows it. Any other op that has it is for batches with adapters alone.
   int32_t adapter;

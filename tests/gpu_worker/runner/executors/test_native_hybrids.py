@@ -21,7 +21,7 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid")
+FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,8 @@ def _serve_states(monkeypatch: pytest.MonkeyPatch) -> None:
 def random_fields(family: str, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{family} {seed}")
     fields = random_shape(rng)
-    own = of_granite(rng) if family == "granite-hybrid" else of_lfm2(rng)
+    makers = {"granite-hybrid": of_granite, "qwen3.5": of_qwen}
+    own = makers.get(family, of_lfm2)(rng)
     if family == "lfm2":
         own |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
     if family == "lfm2-moe":
@@ -62,6 +63,19 @@ def of_lfm2(rng: random.Random) -> dict[str, Any]:
         "norm_eps": rng.choice([1e-6, 1e-2]),
         "conv_L_cache": rng.choice([2, 3, 4]),
         "conv_bias": rng.random() < 0.5,
+    }
+
+
+def of_qwen(rng: random.Random) -> dict[str, Any]:
+    heads = rng.choice([1, 2])
+    return random_kinds(rng, "linear_attention", "full_attention") | {
+        "head_dim": rng.choice([16, 32]),
+        "linear_key_head_dim": rng.choice([16, 32]),
+        "linear_value_head_dim": rng.choice([16, 48]),
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": rng.choice([1, 2, 3]) * heads,
+        "linear_conv_kernel_dim": rng.choice([2, 4]),
+        "attention_bias": rng.random() < 0.5,
     }
 
 
