@@ -22,6 +22,7 @@ from signalbox_worker.models import ModelSpec, architectures, model_spec
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
+from signalbox_worker.runner.loading.opened_model import WITH_STATES
 from signalbox_worker.runner.native.tensor_share import why_not_divided
 from signalbox_worker.runner.native.weight_shapes import module_shapes
 from tests.gpu_worker.tiny_models import architecture_of
@@ -39,6 +40,7 @@ _CAUSAL = "ForCausalLM"
 _USUAL: tuple[dict[str, Any], ...] = (
     {"head_dim": 128, "num_experts_per_tok": 2},
     {"layer_types": ["conv", "full_attention"] * 16},
+    {"layer_types": ["linear_attention", "full_attention"] * 16},
 )
 """Fields that are added where the defaults of transformers describe no model."""
 _HEAD = """\
@@ -182,8 +184,8 @@ def text_parts() -> dict[str, str | None]:
 
 
 def is_served(family: Family) -> bool:
-    """Says whether workers start a family: none does that has recurrent layers."""
-    return getattr(family.config, "recurrence", None) is None
+    """Says whether workers start a family: of some with recurrent layers none does."""
+    return getattr(family.config, "recurrence", None) is None or family.names[0] in WITH_STATES
 
 
 def how_computed(architecture: str | None) -> str:
@@ -249,8 +251,8 @@ def _tables() -> Iterator[str]:
             if not is_served(one)
         ),
         before="Their configurations are read, and a worker refuses to start them, as a sequence"
-        " keeps a state of one size beside its K and V, which is not scheduled yet. With the"
-        " defaults of config.json that state has:",
+        " keeps a state of one size beside its K and V, which no native program computes yet."
+        " With the defaults of config.json that state has:",
     )
     yield _table(
         "Text parts of models that also take images or sound",
@@ -276,14 +278,15 @@ def _generating_row(family: Family) -> tuple[str, ...]:
     spec, config = family.specs[0], family.config
     divided = why_not_divided(config, 2) if isinstance(config, DecoderConfig) else None
     pools = [name for name in family.names if name != spec.architecture]
+    has_states = family.names[0] in WITH_STATES
     return (
         f"`{spec.architecture}`",
         how_computed(spec.architecture),
-        THROUGH if spec.is_native_only else IN_PYTORCH,
+        "refused" if has_states else THROUGH if spec.is_native_only else IN_PYTORCH,
         _list(f"`{name}` {how_computed(name)}" for name in pools),
-        "yes" if spec.has_stages else "no",
+        "yes" if spec.has_stages and not has_states else "no",
         "yes" if divided is None else f"no: {divided}",
-        _adapted(config) if isinstance(config, DecoderConfig) else "refused",
+        _adapted(config) if isinstance(config, DecoderConfig) and not has_states else "refused",
         _list(compared(family.names)),
     )
 

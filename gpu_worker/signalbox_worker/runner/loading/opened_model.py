@@ -37,6 +37,11 @@ from signalbox_worker.runner.loading.unfetched_model import without_weights
 
 logger = logging.getLogger(__name__)
 
+WITH_STATES = (
+    *("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
+    "Qwen3_5ForCausalLM",
+)
+"""Architectures with recurrent layers that native programs compute."""
 THROUGH_PYTORCH = "it runs through PyTorch and transformers"
 """Reason why a model needs the extra `worker`."""
 
@@ -136,8 +141,8 @@ def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpe
 
 
 def _refuse_states(shape: ModelShape) -> None:
-    """Raises ModelError for recurrent layers, whose states no scheduler knows."""
-    if shape.has_states:
+    """Raises ModelError for recurrent layers that no program computes."""
+    if shape.has_states and shape.architecture not in WITH_STATES:
         raise ModelError(
             f"{shape.architecture} has recurrent layers, which keep "
             f"{format_bytes(sum(shape.state_bytes))} of each sequence beside its K and V, and are "

@@ -147,6 +147,8 @@ def why_not_divided(config: DecoderConfig, size: int) -> str | None:
     """Says what a rank would have nothing of; None if each has something of all."""
     if config.latents is not None:
         return "its heads share one latent"
+    if config.recurrence is not None:
+        return "one rank computes its recurrent layers"
     for name, inner in _inner_sizes(config).items():
         if -(-inner // LEAST_BLOCK) < size:
             return f"{name} {inner} has fewer than {size} blocks"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from signalbox_worker.config import ModelError
-from signalbox_worker.runner.loading import opened_model
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.runner.executors.native_models import (
     NUM_DRAWN,
@@ -22,11 +21,6 @@ from tests.native_kernels import skip_without_native_kernels
 skip_without_native_kernels()
 
 FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5")
-
-
-@pytest.fixture(autouse=True)
-def _serve_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_model, "_refuse_states", lambda shape: None)
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:

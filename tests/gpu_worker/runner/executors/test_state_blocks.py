@@ -17,7 +17,6 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
-from signalbox_worker.runner.loading import opened_model
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import WHOLE, make_prompts, make_runner
@@ -28,11 +27,6 @@ skip_without_native_kernels()
 
 SIZE = 16
 (PROMPT,) = make_prompts(90)
-
-
-@pytest.fixture(autouse=True)
-def _serve_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened_model, "_refuse_states", lambda shape: None)
 
 
 @pytest.fixture
