@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,26 +198,28 @@ def draw(
         goals: texts that are often gone on with, as they end what would not end by chance.
     """
     words, tokens = allocate_token_bitmask(1, tokenizer.vocab_size), list[int]()
-    text, bytewise = b"", {tokenizer.decode_bytes([i]): i for i in range(tokenizer.vocab_size)}
+    pieces = [tokenizer.decode_bytes([i]) for i in range(tokenizer.vocab_size)]
+    bytewise = {piece: i for i, piece in enumerate(pieces)}
+    closers = {i for i, piece in enumerate(pieces) if _closes(piece)}
+    text = b""
     while len(tokens) < MAX_DRAWN_TOKENS:
         if matcher.is_accepting() and (matcher.is_stopped() or rng.random() < 0.3):
             return tokens
         fill_next_token_bitmask(matcher, words)
-        bits = words[0]
-        allowed = [i for i in range(tokenizer.vocab_size) if bits[i // 32] >> (i % 32) & 1]
-        allowed = [i for i in allowed if i != tokenizer.eos_token]
+        bits = np.unpackbits(words[0].view(np.uint8), bitorder="little")[: len(pieces)]
+        allowed = [i for i in np.flatnonzero(bits).tolist() if i != tokenizer.eos_token]
         if not allowed:
             break
         is_late = rng.random() < len(tokens) / MAX_DRAWN_TOKENS
         may_begin = is_late and rng.random() < 0.4
         wanted = [bytewise[byte] for byte in _next_bytes(text, goals, may_begin=may_begin)]
         wanted = [i for i in wanted if i in allowed and rng.random() < 0.9]
-        closing = [i for i in allowed if _closes(tokenizer.decode_bytes([i]))]
+        closing = [i for i in allowed if i in closers]
         if rng.random() < 0.5:
             wanted = [i for i in allowed if tokenizer.is_special_token(i)] or wanted
         chosen = rng.choice(wanted or (closing if closing and is_late else allowed))
         tokens.append(chosen)
-        text += tokenizer.decode_bytes([chosen])
+        text += pieces[chosen]
         assert matcher.consume_token(chosen), matcher.get_error()
     return tokens if matcher.is_accepting() else None
 
