@@ -1,8 +1,8 @@
 """Compiles every Triton kernel for a GPU that need not be there; a program of its own.
 
-    python compile_kernels.py CAPABILITY [--all]    such as 90
+    python compile_kernels.py CAPABILITY [TYPE ...]    such as 90 bfloat16 float16
 
-Without --all kernels are compiled for bfloat16 and heads of 128 alone. Prints a line of JSON for
+Without types kernels are compiled for bfloat16 and heads of 128 alone. Prints a line of JSON for
 each (`Compiled`). Launchers are called with tensors without data, and a kernel's launch stops at
 the binary, so that what is compiled is what the launchers ask for. A process of its own, because
 Triton decides when it is imported whether it interprets.
@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -44,7 +45,7 @@ LEAST_DEPENDENT = 90
 HEAD_SIZES = {
     torch.bfloat16: ((64, 128, 256), (8, 16, 32, 96)),
     torch.float16: ((128,), (64, 256)),
-    torch.float32: ((128,), (8, 64, 256)),
+    torch.float32: ((128,), (256, 64, 8)),
 }
 """Those for every capability, and those that the capabilities take in turns, one each."""
 _HEADS, _KV_HEADS, _BLOCK_SIZE = 8, 2, 16
@@ -290,16 +291,16 @@ def compile_fp8() -> None:
     fp8.quantize_fp8(x, scale=0.5)
 
 
-def compile_kernels(printer: _Printer, capability: int, *, is_all: bool) -> None:
-    """Compiles each kernel for bfloat16 and heads of 128, or for each type and some sizes."""
+def compile_kernels(printer: _Printer, capability: int, types: Sequence[str]) -> None:
+    """Compiles each kernel for bfloat16 and heads of 128, or for each of `types` and some sizes."""
     pool, runs = _empty(9, 1 << 17), _empty(3, 3)
     blocks._copy_runs_kernel[(3, 1)](pool, pool, runs, pool.shape[1], WORDS=2048)
     compile_sampling(torch.bfloat16)
     if capability >= LEAST_FP8:
         printer.case = "E4M3"
         compile_fp8()
-    sizes = HEAD_SIZES if is_all else {torch.bfloat16: ((128,), ())}
-    for dtype, (always, in_turns) in sizes.items():
+    sizes = {getattr(torch, name): HEAD_SIZES[getattr(torch, name)] for name in types}
+    for dtype, (always, in_turns) in (sizes or {torch.bfloat16: ((128,), ())}).items():
         name = str(dtype).removeprefix("torch.")
         printer.case = name
         compile_layers(dtype)
@@ -336,4 +337,4 @@ if __name__ == "__main__":
     shown = _Printer()
     JITFunction.run = lambda kernel, *args, **kwargs: shown.run(kernel, *args, **kwargs)
     with FakeTensorMode():
-        compile_kernels(shown, capability, is_all="--all" in sys.argv)
+        compile_kernels(shown, capability, sys.argv[2:])
