@@ -1,7 +1,7 @@
 /** The shell: which view is shown, and what all views share. */
 
 import { Chat } from "./chat/chat.js";
-import { useWindowEvent } from "./lib/hooks.js";
+import { useCounter, useWindowEvent } from "./lib/hooks.js";
 import { html, render, useEffect, useRef, useState } from "./lib/html.js";
 import { askForKey } from "./lib/key.js";
 import { isSingleKey, useShortcutList } from "./lib/shortcuts.js";
@@ -82,11 +82,11 @@ function Theme() {
 function Shell() {
   const { name, id } = usePlace();
   const [hasHelp, setHasHelp] = useState(false);
-  const [numKeys, setNumKeys] = useState(0); // a view starts again with another key
+  const [numKeys, startAgain] = useCounter(); // a view starts again with another key
   const main = useRef(null);
   useArrival(name, main);
   useKeys(() => setHasHelp(true));
-  const changeKey = async () => (await askForKey()) && setNumKeys((count) => count + 1);
+  const changeKey = async () => (await askForKey()) && startAgain();
   return html`<div class="shell">
       <header class="shell-bar row">
         <button class="shell-skip" onClick=${() => main.current.focus()}>Skip to the view</button>

@@ -11,7 +11,7 @@
  * RPC's Finish, or `{reason: "STOPPED"}` if the user stopped the answer.
  */
 
-import { knownParams } from "./fields.js";
+import { isText, knownParams } from "./fields.js";
 
 const FORMAT = "signalbox.conversations";
 const VERSION = 1;
@@ -171,7 +171,6 @@ export function fromFile(text) {
   return file.conversations.map((one, index) => imported(one ?? {}, `Conversation ${index + 1}`));
 }
 
-const isText = (value) => typeof value === "string";
 const textOf = (value) => (isText(value) ? value : "");
 
 const isTime = (value) => new Date(value).getTime() === value;

@@ -9,7 +9,7 @@ export const GROUPS = {
 
 export const partOf = (name) => (GROUPS.Thinking.includes(name) ? "thinking" : "samplingParams");
 
-const isText = (value) => typeof value === "string";
+export const isText = (value) => typeof value === "string";
 const isShown = (value) =>
   Array.isArray(value) ? [...value].every(isText) : /string|number|boolean/.test(typeof value);
 const isTool = (one) => isText((one?.function ?? one)?.name);

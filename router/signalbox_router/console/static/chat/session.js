@@ -5,10 +5,9 @@ import { generate } from "./generation.js";
 import * as store from "./store.js";
 import { onLost } from "../lib/connection.js";
 import { saveJson } from "../lib/format.js";
-import { useEffect, useReducer } from "../lib/html.js";
+import { useCounter } from "../lib/hooks.js";
+import { useEffect } from "../lib/html.js";
 import { INFERENCE, call, retrying } from "../lib/rpc.js";
-
-const byTime = (a, b) => b.updatedAt - a.updatedAt;
 
 class Session {
   /** Stored conversations without their messages, the latest first. */
@@ -123,7 +122,7 @@ class Session {
   #change(current, fields, message) {
     const others = this.conversations.filter(({ id }) => id !== current.id);
     const isStored = others.length < this.conversations.length;
-    const conversations = isStored || message ? [current, ...others].sort(byTime) : others;
+    const conversations = isStored || message ? [current, ...others].sort(store.byTime) : others;
     this.#changed({ current, conversations });
     if (isStored) this.guard(() => store.change(current.id, fields, message));
     else if (message) this.guard(() => store.add([current]));
@@ -229,7 +228,7 @@ let session = null;
 
 /** Returns the session of this page, and renders the caller again when it changes. */
 export function useSession() {
-  const [, update] = useReducer((count) => count + 1, 0);
+  const [, update] = useCounter();
   session ??= new Session();
   useEffect(() => {
     session.loadModels(); // with the key of now

@@ -42,10 +42,12 @@ async function transact(mode, work) {
 
 const rowsOf = (id) => IDBKeyRange.bound([id], [id, []]);
 
+export const byTime = (a, b) => b.updatedAt - a.updatedAt;
+
 /** Returns all conversations without their messages, the latest first. */
 export async function list() {
   const { result } = await transact("readonly", (heads) => heads.getAll());
-  return result.sort((a, b) => b.updatedAt - a.updatedAt);
+  return result.sort(byTime);
 }
 
 /** Returns a whole conversation; null if there is none. */

@@ -38,6 +38,11 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** Nanoseconds of a message, which leaves them out if they are 0. */
+export function secondsOf(nanoseconds = 0) {
+  return Number(nanoseconds) / 1e9;
+}
+
 /** Time of the day of a Date or of milliseconds since 1970. */
 export function clock(when) {
   return time.format(when);

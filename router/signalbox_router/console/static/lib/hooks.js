@@ -1,6 +1,6 @@
 /** Hooks that views share. */
 
-import { useEffect, useState } from "./html.js";
+import { useEffect, useReducer, useState } from "./html.js";
 
 /** Calls a listener for each event of the window while a component is shown. */
 export function useWindowEvent(type, listener) {
@@ -9,6 +9,9 @@ export function useWindowEvent(type, listener) {
     return () => removeEventListener(type, listener);
   });
 }
+
+/** Returns a count and a function that raises it, which renders again. */
+export const useCounter = () => useReducer((count) => count + 1, 0);
 
 /** Returns the newest answer of `ask(signal)`, which is called `ms` after the last change of `keys`. */
 export function useAnswer(ask, ms, keys) {

@@ -4,7 +4,6 @@ import { Component, h, render } from "../vendor/preact.module.js";
 import htm from "../vendor/htm.module.js";
 
 export {
-  useCallback,
   useEffect,
   useLayoutEffect,
   useMemo,

@@ -1,7 +1,7 @@
 /** What is drawn on a canvas, in pixels of the screen and colours of the theme. */
 
-import { useWindowEvent } from "../lib/hooks.js";
-import { html, useLayoutEffect, useReducer, useRef, useState } from "../lib/html.js";
+import { useCounter, useWindowEvent } from "../lib/hooks.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/html.js";
 import { THEME_CHANGED } from "../lib/theme.js";
 
 export const FONT = '11px system-ui, "Liberation Sans", sans-serif';
@@ -15,7 +15,7 @@ export const FAINT = 0.4;
 export function Canvas({ heightOf, draw, ...rest }) {
   const canvas = useRef(null);
   const [width, setWidth] = useState(0);
-  const [, drawAgain] = useReducer((count) => count + 1, 0);
+  const [, drawAgain] = useCounter();
   useWindowEvent(THEME_CHANGED, drawAgain);
   useLayoutEffect(() => {
     const observer = new ResizeObserver(([{ contentRect }]) =>

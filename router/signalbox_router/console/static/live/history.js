@@ -4,6 +4,7 @@
  * Times are seconds: since 1970, or since a recording began.
  */
 
+import { secondsOf } from "../lib/format.js";
 import { EMPTY, afterFrame, int32s, int64s } from "./picture.js";
 
 export const SPAN_S = 60;
@@ -82,7 +83,7 @@ export class History {
   }
 
   #begin({ beginsAtNs, endsAtNs }) {
-    const [beginsS, endsS] = [beginsAtNs, endsAtNs].map((ns) => Number(ns) / 1e9);
+    const [beginsS, endsS] = [secondsOf(beginsAtNs), secondsOf(endsAtNs)];
     this.recording = { beginsS, endsS: Math.max(1, endsS - beginsS) };
     this.sliceS = Math.max(SPAN_S, this.recording.endsS) / NUM_SLICES;
   }
@@ -91,7 +92,7 @@ export class History {
   #timeOf({ scheduler, frame }, clockS) {
     if (!frame) this.offsets.delete(scheduler);
     if (!frame) return this.recording ? this.now : Math.max(this.now, clockS);
-    const atS = Number(frame.atNs) / 1e9;
+    const atS = secondsOf(frame.atNs);
     const fresh = clockS - atS;
     const known = this.offsets.get(scheduler) ?? Infinity;
     const own = fresh > known + JUMP_S ? fresh : Math.min(known, fresh);
@@ -127,16 +128,16 @@ export class History {
 }
 
 function stepOf(step, worker, offset) {
-  const { stepId, answeredAtNs, durationNs = 0, numTokens = 0, numDecodes = 0 } = step;
+  const { stepId, answeredAtNs, durationNs, numTokens = 0, numDecodes = 0 } = step;
   return {
     worker,
     id: Number(stepId),
-    at: Number(answeredAtNs) / 1e9 + offset,
-    seconds: Number(durationNs) / 1e9,
+    at: secondsOf(answeredAtNs) + offset,
+    seconds: secondsOf(durationNs),
     numTokens,
     numDecodes,
     chunks: int32s(step.prefillNumTokens),
-    firstTokensS: int64s(step.firstTokenNs).map((ns) => ns / 1e9),
+    firstTokensS: int64s(step.firstTokenNs).map(secondsOf),
     moved: step.numMoved ?? {},
   };
 }

@@ -1,7 +1,8 @@
 /** The Live view: what the schedulers decide, now or at a moment of the last minute. */
 
 import { clock, duration } from "../lib/format.js";
-import { html, useEffect, useReducer, useState } from "../lib/html.js";
+import { useCounter } from "../lib/hooks.js";
+import { html, useEffect, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { Charts } from "./charts.js";
 import { requestsOf } from "./picture.js";
@@ -34,7 +35,7 @@ export function Live() {
     }),
   );
   const time = history.recording ? duration : (seconds) => clock(seconds * 1000);
-  return html`<div class="live" aria-label="Live">
+  return html`<div class="live">
     <${TimeBar}
       ...${{ axis, at, newest, time, pauseAt, isPaused: pause !== null }}
       goOn=${() => setPause(null)}
@@ -65,7 +66,7 @@ function whyHash(scheduler, number) {
 /** Returns the watch of this view, which is drawn with its news, and each second; never in a pause. */
 function useWatch(isPaused) {
   const [watch] = useState(() => new Watch());
-  const [, draw] = useReducer((count) => count + 1, 0);
+  const [, draw] = useCounter();
   useEffect(() => {
     watch.start();
     return () => watch.end();

@@ -6,7 +6,7 @@
  * each `blockSize` tokens, with an entry for each of the worker's groups of layers, which may be NO_BLOCK.
  */
 
-import { counted } from "../lib/format.js";
+import { counted, secondsOf } from "../lib/format.js";
 
 const STATES = ["", "waiting", "running", "swapped", "ended", "loading"];
 /** Kinds of blocks, in the order of legends. Further kinds of owners fit in as further rows. */
@@ -31,7 +31,7 @@ export function afterFrame(picture, frame) {
     );
   }
   const phases = starting ? (starting.phases ?? []) : before.starting;
-  return { at: Number(frame.atNs) / 1e9, lost: "", numWaiting, starting: phases, workers };
+  return { at: secondsOf(frame.atNs), lost: "", numWaiting, starting: phases, workers };
 }
 
 function newWorker({ number, description: { numGpuBlocks = 0, numCpuBlocks = 0 } }) {
@@ -49,7 +49,7 @@ function sequencesAfter(before, change) {
   const sequences = new Map(before);
   for (const id of int64s(change.goneSeqIds)) sequences.delete(id);
   for (const { seqId, ...one } of change.newSequences ?? []) {
-    const arrivedS = Number(one.arrivedAtNs ?? 0) / 1e9;
+    const arrivedS = secondsOf(one.arrivedAtNs);
     const requestNumber = Number(one.requestNumber);
     sequences.set(Number(seqId), { ...one, arrivedS, requestNumber, table: [] });
   }

@@ -41,5 +41,5 @@ function textsOf({ one, worker, now }) {
   const output = `${number(one.numOutput)} of ${number(one.maxTokens)}`;
   const numBlocks = blocksOf(one, "gpu").size + blocksOf(one, "cpu").size;
   const { address } = worker.description;
-  return [one.state, address, number(one.numPromptTokens), output, numBlocks, age];
+  return [one.state, address, number(one.numPromptTokens), output, number(numBlocks), age];
 }

@@ -1,6 +1,6 @@
 /** Where a request's time went, as a picture and as a file for Perfetto. */
 
-import { duration } from "../lib/format.js";
+import { duration, secondsOf } from "../lib/format.js";
 import { html } from "../lib/html.js";
 
 /** Colours of lanes, in their order. */
@@ -17,8 +17,6 @@ const COLORS = {
 const STATES = Object.keys(COLORS).slice(0, 4);
 const LEAST_SHARE = 0.003; // of the width, for what took no time
 const MAX_TICKS = 6;
-
-export const secondsOf = (nanoseconds = 0) => Number(nanoseconds) / 1e9;
 
 /** Returns spans by lane, with seconds from and to. */
 function lanesOf({ spans = [] }) {

@@ -1,10 +1,11 @@
 /** The Why view: what happened to one request, and where its time went, in the server's words. */
 
-import { saveJson } from "../lib/format.js";
-import { html, useEffect, useReducer, useState } from "../lib/html.js";
+import { saveJson, secondsOf } from "../lib/format.js";
+import { useCounter } from "../lib/hooks.js";
+import { html, useEffect, useState } from "../lib/html.js";
 import { askForKey } from "../lib/key.js";
 import { OPERATIONS, call, retrying } from "../lib/rpc.js";
-import { Timeline, secondsOf, traceOf } from "./timeline.js";
+import { Timeline, traceOf } from "./timeline.js";
 
 const REFRESH_MS = 1000;
 const OF_SCHEDULER = /^(\d+)@(.+)$/;
@@ -60,7 +61,7 @@ function Explanation({ id }) {
 /** Asks for what happened, and each second again while the request lives and the page is seen. */
 function useExplanation(id) {
   const [state, setState] = useState({});
-  const [attempt, again] = useReducer((count) => count + 1, 0);
+  const [attempt, again] = useCounter();
   useEffect(() => {
     const ending = new AbortController();
     const { signal } = ending;
