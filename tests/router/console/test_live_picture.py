@@ -85,7 +85,7 @@ def expected(shown: Shown, described: pb.WorkerDescription) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", ["swap", "drains", "store", "roles", "windows"])
+@pytest.mark.parametrize("name", ["swap", "drains", "store", "roles", "windows", "states"])
 def test_frames_give_the_pictures_that_they_give_in_python(name: str, tmp_path: Path) -> None:
     frames = frames_of(name, tmp_path)
     ran = subprocess.run(

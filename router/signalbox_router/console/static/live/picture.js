@@ -147,8 +147,9 @@ export function groupsText(groups) {
   return [...counts].map(([name, count]) => (count > 1 ? `${count} × ${name}` : name)).join(", ");
 }
 
-function nameOf({ kind, window, layers = [] }) {
-  const name = window ? `window of ${window}` : kind;
+function nameOf({ kind, window, stateBlocks, layers = [] }) {
+  const named = { window: `window of ${window}`, state: `states of ${stateBlocks} blocks` };
+  const name = named[kind] ?? kind;
   return layers.length ? `${name} (${counted(layers.length, "layer")})` : name;
 }
 
