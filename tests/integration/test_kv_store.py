@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sections.store_moves import ClearMark
 from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2, stats_pb2
@@ -112,16 +113,20 @@ class FaultyStore:
         self._store.close()
 
 
-def with_store(store: BlockStore) -> Callable[[], SimulatedRunner]:
-    return lambda: SimulatedRunner(CONFIG, store=store)
+def with_store(
+    store: BlockStore, groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+) -> Callable[[], SimulatedRunner]:
+    return lambda: SimulatedRunner(replace(CONFIG, groups=groups), store=store)
 
 
-async def ask(client: Router, handle: int, prompt: list[int]) -> int:
+async def ask(
+    client: Router, handle: int, prompt: list[int], *, windows: Sequence[int] = (0,)
+) -> int:
     """Returns how many tokens of a prompt were cached; its answer is right."""
     await client.add(handle, prompt)
     (got,) = await client.ended(handle)
     got.assert_served()
-    assert got.tokens[0] == expected_tokens(prompt, num_tokens=16)
+    assert got.tokens[0] == expected_tokens(prompt, num_tokens=16, windows=windows)
     return got.end.usage.cached_tokens
 
 
@@ -150,6 +155,33 @@ async def test_a_worker_that_starts_again_finds_its_prefixes_in_the_store() -> N
     assert count(worker.samples, "kv_store_bytes", direction="in") == 8 * store.block_bytes
     (event,) = (one for one in explanation.events if one.kind == explain_pb2.EVENT_KIND_FETCHED)
     assert (event.num_blocks, event.num_bytes) == (8, 8 * store.block_bytes)
+
+
+async def test_a_worker_with_windows_fetches_what_they_see(tmp_path: Path) -> None:
+    store, groups = make_store(), (FULL_GROUP, CacheGroup(kind="window", window=20))
+    asked = partial(ask, windows=[group.window for group in groups])
+    recording = tmp_path / "decisions"
+    async with (
+        running_scheduler(SchedulerConfig(port=0, recording_path=str(recording))) as scheduler,
+        router(scheduler.address) as client,
+    ):
+        async with running_worker(scheduler.address, with_store(store, groups)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            assert await asked(client, 1, PROMPT) == 0
+            assert await asked(client, 2, PROMPT) == 64
+            await assert_idle(scheduler)
+            assert store.usage().num_blocks == 2 * 10
+        await eventually(lambda: not scheduler.cluster.step_loops)
+        async with running_worker(scheduler.address, with_store(store, groups)):
+            await eventually(lambda: len(scheduler.cluster.step_loops) == 1)
+            assert await asked(client, 3, PROMPT) == 64
+            await assert_idle(scheduler)
+            (worker,) = (await client.stub.GetStats(stats_pb2.GetStatsRequest())).workers
+    for name in ("kv_store_queries", "kv_store_hits"):
+        assert count(worker.samples, name, tier="memory") == 64
+    # The next token sees 20 positions, in three blocks.
+    assert count(worker.samples, "kv_store_bytes", direction="in") == (8 + 3) * store.block_bytes
+    assert_replays(recording)
 
 
 @pytest.mark.parametrize("setting", ["prefix_caching", "cpu_prefix_cache"])
