@@ -8,12 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from enum import Enum, auto
 
-from signalbox_contract.cache_groups import (
-    FULL,
-    NO_BLOCK,
-    num_token_groups,
-    state_group,
-)
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, num_token_groups, state_group
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_events import (
@@ -215,11 +210,13 @@ class BlockSpaceManager:
     def can_append_slots(self, seq: Sequence, num_new_tokens: int) -> AllocStatus:
         """Says whether the sequence can have the blocks of its next tokens."""
         wanted = self._num_to_append(seq, num_new_tokens)
-        most = self.gpu.num_blocks - wanted
-        if len(seq.block_table) > most and self._num_held([seq]) > most:
-            return AllocStatus.NEVER
-        wanted += sum(len(self.gpu.blocks_of(b)) for b in self._shared_writes(seq).values())
-        return AllocStatus.OK if wanted <= self.gpu.num_free else AllocStatus.LATER
+        copied = self.gpu.num_blocks_of(self._shared_writes(seq).values())
+        if wanted + copied <= self.gpu.num_free:
+            return AllocStatus.OK
+        fits = self._num_held([seq]) + wanted <= self.gpu.num_blocks
+        # Answers to steps in flight free blocks behind windows, and states.
+        frees = seq.num_inflight_tokens and not self.sizes.keeps_all
+        return AllocStatus.LATER if fits or frees else AllocStatus.NEVER
 
     def most_new_tokens(self, seq: Sequence, num_new_tokens: int) -> int:
         """Returns how many of its next tokens a sequence can have the blocks of now."""

@@ -10,7 +10,13 @@ from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import Sequence
-from tests.scheduler_svc.make import make_loop, make_request, make_scheduler, outputs
+from tests.scheduler_svc.make import (
+    assert_all_free,
+    make_loop,
+    make_request,
+    make_scheduler,
+    outputs,
+)
 
 BLOCK_SIZE = 16
 STEP_TOKENS = 2048
@@ -200,3 +206,16 @@ def test_a_prompt_longer_than_the_pool_of_its_windows_is_computed(depth: int) ->
     loop.run()
     assert [len(one) for one in outputs(group)] == [6]
     assert group.failure is None
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_prompt_that_fills_the_pool_goes_on_once_its_step_is_answered(depth: int) -> None:
+    """What is behind the window then is freed; the step that draws next is planned before."""
+    scheduler = make_scheduler(num_gpu_blocks=8, groups=(FULL_GROUP, window(4)))
+    loop = make_loop(scheduler, depth=depth)
+    group = make_request([1] * 16, max_tokens=4)
+    scheduler.admission.add(group)
+    loop.run()
+    assert group.failure is None
+    assert [len(one) for one in outputs(group)] == [4]
+    assert_all_free(loop)
