@@ -31,6 +31,8 @@ def with_states(
     if blocks is None:
         raise InvalidArgument("states", len(states), "none, since no layer is recurrent")
     found = blocks.copy()
+    if len({state[0] for state in states if state}) != len(states):
+        raise InvalidArgument("states.blocks", len(states), "states with heads of their own")
     for state in states:
         check_range("states.blocks", state, limits.num_gpu_blocks)
         if len({*state}) != len(state) or len(state) != blocks.shape[1]:

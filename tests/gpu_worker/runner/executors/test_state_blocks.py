@@ -272,4 +272,8 @@ def test_states_that_are_not_known_are_refused_and_nothing_changes(path: Path) -
     one.table[-1] = head
     with pytest.raises(InvalidArgument, match="distinct blocks"):
         loop.run([(one, 20)], states=[[head] * loop.state_blocks])
+    blocks = loop.free[: loop.state_blocks - 1]
+    for states in ([], [head, *blocks]), ([head, *blocks], [head, *reversed(blocks)]):
+        with pytest.raises(InvalidArgument, match="heads of their own"):
+            loop.run([(one, 20)], states=states)
     assert loop.generate(one, 5) == expected_tokens(path, 5)
