@@ -4,6 +4,8 @@ Rows that sample, or that report logprobs, get their logits from the call and go
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -126,8 +128,8 @@ class NativeExecutor(Executor):
         forwarded = time.perf_counter_ns()
         if not self._draws:
             return self._give_prompt_logits(batch, forwarded - start)
-        samples = _greedy(arrays, row_of)
-        with span("sample"):
+        with span("sample"), _computed(batch):
+            samples = _greedy(arrays, row_of)
             if len(drawn):
                 logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
                 rows = batch.rows.take(drawn)
@@ -223,6 +225,17 @@ class NativeExecutor(Executor):
             token_types=batch.token_types,
             states=batch.states,
         )
+
+
+@contextmanager
+def _computed(batch: Batch) -> Iterator[None]:
+    """Lets no MemoryError ask for parts of a batch whose forward pass has changed states."""
+    try:
+        yield
+    except MemoryError as error:
+        if batch.states is None:
+            raise
+        raise RuntimeError(f"no memory to draw, once states have changed: {error}") from error
 
 
 def _suppressed(of_draws: TokenRuns | None, row_of: Int64Array, num_rows: int) -> TokenRuns:

@@ -2,9 +2,10 @@
 begun with and copied. All blocks that nothing names are NaN before each step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import NewSequence, Step, TablePatch
+from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
+from signalbox_worker.lease.token_limit import TokenLimit
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import WHOLE, make_prompts, make_runner
@@ -150,6 +153,9 @@ class Loop:
             pool[to] = pool[source]
         return target
 
+    def state_of(self, one: Tracked) -> tuple[int, ...]:
+        return self._states[one.table[-1]]
+
     def content(self, head: int) -> bytes:
         found: bytes = self.runner.pools.gpu_pool[list(self._states[head])].tobytes()
         return found
@@ -277,3 +283,20 @@ def test_states_that_are_not_known_are_refused_and_nothing_changes(path: Path) -
         with pytest.raises(InvalidArgument, match="heads of their own"):
             loop.run([(one, 20)], states=states)
     assert loop.generate(one, 5) == expected_tokens(path, 5)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1.0}, {"num_prompt_logprobs": 1}])
+def test_a_step_that_has_no_memory_to_draw_is_not_computed_again(
+    path: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states have changed, so that the lease ends."""
+    loop, sampler = Loop(path), Mock(side_effect=MemoryError("no memory to draw from logits"))
+    sampler.logprobs = sampler
+    monkeypatch.setattr(loop.runner.executor, "sampler", sampler)
+    one = loop.begin(1, PROMPT)
+    loop.extend(one, 90)
+    new = replace(_new(one, 90), params=SamplingParams(**params))
+    step = Step(epoch=1, step_id=1, new=[new], states=[loop.state_of(one)])
+    with pytest.raises(RuntimeError, match="once states have changed: no memory to draw"):
+        execute_batch(loop.runner, loop.table.apply(step), TokenLimit(256))
+    assert sampler.call_count == 1
