@@ -177,11 +177,18 @@ class PrefixCache:
         return self.name(seq, index)
 
     def retract(self, seq: Sequence) -> list[BlockHash]:
-        """Keeps the blocks of a sequence that went wrong, and copies of them, from being found.
+        """Keeps the blocks of a sequence that went wrong, those that it has given up and copies of
+        them from being found.
 
         Returns the hashes by which they could be.
         """
         hashes = [found for block in held(seq.block_table) if (found := self._gpu.retract(block))]
+        cached = seq.block_table[: seq.num_cached_blocks * self._width]
+        given_up = [self.name(seq, i) for i, one in enumerate(cached) if one == NO_BLOCK]
+        for block_hash in given_up:
+            if (block := self._gpu.find(block_hash)) is not None:
+                self._gpu.retract(block)
+        hashes += given_up
         for block_hash in hashes:
             self._cpu_tier.forget(block_hash)
         return hashes

@@ -6,6 +6,7 @@ import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
 from signalbox_scheduler.config import CacheShape
+from signalbox_scheduler.kv.block_events import BlockRetracted
 from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
@@ -137,6 +138,29 @@ def test_a_prefix_ends_where_each_group_has_what_the_next_token_sees() -> None:
         (other,) = make_request([1] * 41).sequences
         assert blocks.num_tokens(len(blocks.find_prefix(other))) == num_found
     assert blocks.estimate_prefix(other) == 10  # it looks at the full group
+
+
+@pytest.mark.parametrize(
+    "groups", [(FULL_GROUP, window(9)), (FULL_GROUP, CacheGroup(kind="state", state_blocks=2))]
+)
+def test_nothing_is_found_of_what_a_sequence_that_went_wrong_has_given_up(
+    groups: tuple[CacheGroup, ...],
+) -> None:
+    blocks = make_blocks(groups, num_gpu_blocks=100, block_size=4)
+    blocks.records_events = True
+    seq = computed(blocks, 41)
+    for _ in range(8):
+        seq.is_on_worker = True
+        seq.output_token_ids.append(1)
+        compute(blocks, seq, 1)
+    names = blocks.prefix_hashes(seq, 0, 12 * len(groups))
+    known = {name for name in names if blocks.gpu.find(name) is not None}
+    blocks.retract(seq)
+    events = blocks.take_events()
+    assert known <= {one.block_hash for one in events if isinstance(one, BlockRetracted)}
+    blocks.free(seq)
+    assert not [name for name in names if blocks.gpu.find(name) is not None]
+    blocks.check([])
 
 
 def test_a_worker_of_windows_alone_finds_what_its_next_token_sees() -> None:
