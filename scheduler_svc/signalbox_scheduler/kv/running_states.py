@@ -80,7 +80,7 @@ class RunningStates:
         head = table[self._entry(row)] if num_planned else NO_BLOCK
         # A table that is sent in full has the state that is read.
         must_stay = head == NO_BLOCK or gpu.is_shared(head) or not seq.is_on_worker
-        stays = row in snapshots or head in gpu.hashes
+        stays = row in snapshots
         changed = []
         for after in [*snapshots, last]:
             if after <= row:

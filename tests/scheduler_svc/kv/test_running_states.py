@@ -86,6 +86,18 @@ def test_a_long_prompt_leaves_snapshots_in_blocks_that_hold_nothing(
     blocks.check([seq])
 
 
+def test_the_end_of_a_chunk_leaves_no_snapshot() -> None:
+    """It would take the room of other prefixes, and depend on whether its step is answered yet."""
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    (seq,) = make_request([1] * 61).sequences
+    blocks.start(seq, [])
+    for num_tokens in (16, 16, 16, 13):
+        compute(blocks, seq, num_tokens)
+        seq.is_on_worker = True
+    names = blocks.prefix_hashes(seq, 0, 15 * 2)[1::2]
+    assert [row for row, name in enumerate(names) if blocks.gpu.find(name) is not None] == [14]
+
+
 def test_a_sequence_goes_on_in_place_where_there_is_no_room_for_a_snapshot() -> None:
     blocks = make_blocks(GROUPS, num_gpu_blocks=11, block_size=4)
     seq = computed(blocks, 13)
