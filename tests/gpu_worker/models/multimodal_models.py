@@ -52,6 +52,11 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "GlmOcr": (_GLM, {}),
     "Idefics3": ({"model_type": "llama"}, {}),
     "InternVL": ({"model_type": "qwen3", "head_dim": 16}, _PAIRS),
+    "Lfm2Vl": (
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False}
+        | {"num_attention_heads": 3, "num_key_value_heads": 1, "norm_eps": 1e-3},
+        {"model_type": "siglip2_vision_model", "num_patches": 16},
+    ),
     "LightOnOcr": ({"model_type": "qwen3", "head_dim": 16}, {"model_type": "pixtral"}),
     "Llama4": (
         {"model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4}
@@ -75,6 +80,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Qwen3VLMoe": (
         _mrope(2, 3, 3) | {"head_dim": 16} | _EXPERTS,
         {"deepstack_visual_indexes": [0]},
+    ),
+    "Qwen3_5": (
+        _mrope(1, 1, 2, partial=0.5)
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        {"num_position_embeddings": 16},
     ),
     "SmolVLM": ({"model_type": "llama"}, {}),
 }

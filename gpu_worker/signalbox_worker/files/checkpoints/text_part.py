@@ -29,6 +29,7 @@ SERVED = (
     "GlmOcrForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
     "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
@@ -39,6 +40,7 @@ SERVED = (
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
 """Architectures whose text part alone computes what they do of text, as tests compare."""
