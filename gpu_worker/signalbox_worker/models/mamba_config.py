@@ -73,13 +73,13 @@ def granite_hybrid_config(config: FamilyConfig) -> DecoderConfig:
     kinds = config["layer_types"] or [LINEAR] * num_layers
     kinds = kinds_of_all(config, kinds, (LINEAR, FULL), num_layers)
     kind = config["position_embedding_type"]
-    if kind not in (None, "rope"):
+    if kind not in (None, "nope", "rope"):
         raise ModelError(
             f"{config['architectures'][0]} with position_embedding_type {str(kind)[:40]!r} is not "
-            "supported; use rope or null"
+            "supported; use rope, nope or null"
         )
     shared, fields = counted(config, "shared_intermediate_size"), _granite_fields(config, kinds)
-    if kind is None:
+    if kind != "rope":
         fields["unrotated_layers"] = frozenset(range(num_layers))
     num_experts = counted(config, "num_local_experts", least=0, most=MAX_NUM_EXPERTS)
     if not num_experts:

@@ -92,7 +92,7 @@ def of_granite(rng: random.Random) -> dict[str, Any]:
         "mamba_d_conv": rng.choice([2, 4]),
         "mamba_conv_bias": rng.random() < 0.5,
         "mamba_proj_bias": rng.random() < 0.5,
-        "position_embedding_type": rng.choice([None, "rope"]),
+        "position_embedding_type": rng.choice([None, "nope", "rope"]),
     }
 
 
