@@ -55,7 +55,7 @@ def test_each_value_is_read_or_refused(name: str) -> None:
         ("Lfm2MoeForCausalLM", {}, "layer_types = None, which are no names"),
         (
             "GraniteMoeHybridForCausalLM",
-            {"mamba_n_heads": 100},
+            {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "mamba_n_heads": 100},
             "mamba_n_heads = 100 of mamba_d_head = 81, which are not",
         ),
         (

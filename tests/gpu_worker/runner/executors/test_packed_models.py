@@ -25,7 +25,7 @@ from signalbox_worker.runner.native import memory_fit, packed_weights
 from signalbox_worker.runner.ranks.rank_shard import load_shard
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
-from tests.gpu_worker.generation import groups_of, make_batch, make_sequence
+from tests.gpu_worker.generation import groups_of, make_batch, make_sequence, num_row_blocks
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.quantised_models import SHAPE, in_gptq, save_quantised
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf
@@ -45,10 +45,11 @@ def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **optio
     for thread in threading.enumerate():
         if thread.name == "keep packed weights":
             thread.join()
-    runner.init_cache_engine(num_gpu_blocks=8, num_cpu_blocks=0)
+    groups = groups_of(runner)
+    runner.init_cache_engine(num_gpu_blocks=2 * num_row_blocks(groups), num_cpu_blocks=0)
     (prompt,) = make_prompts(9)
     work = [(make_sequence(prompt, [1]), 9)]
-    batch = make_batch(work, block_size=16, groups=groups_of(runner))
+    batch = make_batch(work, block_size=16, groups=groups)
     output = runner.execute(batch)
     assert isinstance(output.hidden, np.ndarray) == (parallel.pipeline_parallel_size > 1)
     return (output.token_ids if output.hidden is None else output.hidden).tobytes()
@@ -58,6 +59,7 @@ def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **optio
     "form",
     [
         *("qwen2-moe", "granite-moe", "qwen3-moe of GGUF", "deepseek-v2", "gemma4"),
+        *("lfm2-moe", "granite-hybrid", "qwen3.5"),
         *("tied", "gptq", "stage", "lora"),
     ],
 )
@@ -71,7 +73,11 @@ def test_no_matrix_is_read_again(
         save_quantised(path, family, partial(in_gptq, group_size=32, is_reordered=True), config)
     else:
         latents = LATENTS | {"num_key_value_heads": SHAPE["num_attention_heads"]}
-        own = {"deepseek-v2": latents, "gemma4": UNLIKE_LAYERS}.get(family, {})
+        own = {
+            "deepseek-v2": latents,
+            "gemma4": UNLIKE_LAYERS,
+            "granite-hybrid": {"mamba_d_head": 64},
+        }.get(family, {})
         own = SHAPE | own | {"tie_word_embeddings": form == "tied"}
         reference = make_model(path, family, **own)
     if form == "stage":
