@@ -57,7 +57,7 @@ class StateLayout:
         if not in_page:
             raise ValueError(
                 f"a page of {self._page_bytes} bytes is too small for a state: it holds no unit of "
-                f"{unit_bytes} bytes"
+                f"{unit_bytes} bytes; raise the block size"
             )
         if self._page_bytes - self._offset < unit_bytes:
             self._page, self._offset = self._page + 1, 0
