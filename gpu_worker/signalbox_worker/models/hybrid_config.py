@@ -38,19 +38,28 @@ def layer_kinds(
     if not {LINEAR, CONVOLUTION} & {*found}:
         raise ModelError(f"{architecture} whose {name} all attend is not supported natively")
     if FULL not in found:
-        raise ModelError(f"{architecture} of whose {name} none attends is not supported")
+        raise ModelError(f"{architecture} is not supported with a {name} by which no layer attends")
     return found
 
 
 def kinds_of_all(
-    config: FamilyConfig, kinds: Any, usual: Collection[str], num_layers: int
+    config: FamilyConfig,
+    kinds: Any,
+    usual: Collection[str],
+    num_layers: int,
+    *,
+    name: str = "layer_types",
 ) -> list[str]:
-    """Returns the same of a family whose number of layers is a field of its own."""
+    """Returns the same of a family whose number of layers is a field of its own.
+
+    Args:
+        name: the field that the kinds follow from.
+    """
     if isinstance(kinds, list) and len(kinds) != num_layers:
         raise UnsoundConfig(
             f"config.json says num_hidden_layers = {num_layers} and layer_types of {len(kinds)}"
         )
-    return layer_kinds(config, kinds, usual)
+    return layer_kinds(config, kinds, usual, name=name)
 
 
 def places(kinds: list[str], kind: str) -> frozenset[int]:

@@ -93,13 +93,13 @@ def _gated_delta_config(config: FamilyConfig) -> DecoderConfig:
 
 def _kinds(config: FamilyConfig) -> list[str]:
     num_layers = counted(config, "num_hidden_layers", most=MAX_NUM_LAYERS)
-    kinds = config["layer_types"]
+    kinds, name = config["layer_types"], "layer_types"
     if kinds is None:
-        period = counted(config, "full_attention_interval")
+        period = counted(config, name := "full_attention_interval")
         kinds = [LINEAR if (i + 1) % period else FULL for i in range(num_layers)]
     else:
         config.disregard("full_attention_interval")
-    return kinds_of_all(config, kinds, (LINEAR, FULL), num_layers)
+    return kinds_of_all(config, kinds, (LINEAR, FULL), num_layers, name=name)
 
 
 def _delta_rule(config: FamilyConfig) -> DeltaRule:

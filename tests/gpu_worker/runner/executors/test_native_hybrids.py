@@ -131,7 +131,7 @@ def test_what_states_do_not_work_with_is_refused_by_name(
     [
         ({"hidden_size": 36}, "36 channels"),
         ({"conv_L_cache": 5}, "5 inputs"),
-        ({"layer_types": ["conv"] * 3}, "none attends"),
+        ({"layer_types": ["conv"] * 3}, "by which no layer attends"),
     ],
 )
 def test_sizes_that_no_kernel_has_are_refused(
