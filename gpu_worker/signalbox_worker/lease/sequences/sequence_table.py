@@ -25,7 +25,7 @@ from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.lease.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
-from signalbox_worker.lease.sequences.state_tables import no_states, states_of, with_states
+from signalbox_worker.lease.sequences.state_tables import naming_states, no_states, states_of
 from signalbox_worker.lease.sequences.step_staging import StagedStep
 from signalbox_worker.lease.sequences.step_validation import Limits
 from signalbox_worker.sampling.grammars import Grammars
@@ -102,9 +102,21 @@ class SequenceTable:
         limits, rows = self._limits, self._rows
         if step.pooling is not None or limits.model.pooling is not None:
             pooled_prompts.check_section(step, limits.model.pooling)
+        with naming_states(rows.state_blocks, step.states, limits):
+            planned, staged = self._plan(step)
+        if staged is not None:
+            self._commit(staged)
+        batch = batch_builder.build(planned, rows, limits=limits)
+        planned.prompt_rows = batch.prompt_rows
+        self._planned = planned
+        return batch
+
+    def _plan(self, step: Step) -> tuple[PlannedBatch, StagedStep | None]:
+        """Returns what a step computes, and its changes of sequences, if it has any."""
+        limits, rows = self._limits, self._rows
         row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
         staged = None
-        if step.changes_sequences or step.states:
+        if step.changes_sequences:
             staged = self._stage(step)
             row_of, failed, num_blocks = staged.row_of, staged.failed, staged.num_blocks
         planned = batch_builder.plan(
@@ -117,12 +129,7 @@ class SequenceTable:
         )
         if rows.state_blocks is not None:
             planned.states = states_of(planned, rows, staged, limits=limits)
-        if staged is not None:
-            self._commit(staged)
-        batch = batch_builder.build(planned, rows, limits=limits)
-        planned.prompt_rows = batch.prompt_rows
-        self._planned = planned
-        return batch
+        return planned, staged
 
     def _stage(self, step: Step) -> StagedStep:
         num_rows, num_new = len(self._rows), len(step.forks) + len(step.new)
@@ -136,17 +143,13 @@ class SequenceTable:
             free=self._free.copy(),
             failed=self._failed.copy(),
             num_blocks=self._rows.state["num_blocks"],
-            state_blocks=self._rows.state_blocks,
         )
-        if step.states:
-            staged.state_blocks = with_states(staged.state_blocks, step.states, self._limits)
         staged.stage(step)
         return staged
 
     def _commit(self, staged: StagedStep) -> None:
         self._row_of, self._failed = staged.row_of, staged.failed
         self._free = staged.free + staged.released
-        self._rows.state_blocks = staged.state_blocks
         self._rows.release(staged.released)
         if staged.patches is not None:
             rows, columns, blocks = staged.patches

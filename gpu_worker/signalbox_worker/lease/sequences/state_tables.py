@@ -1,6 +1,7 @@
 """States of recurrent layers that tables name, as a step leaves them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -24,21 +25,31 @@ def no_states(limits: Limits) -> Int32Array | None:
     return np.full((limits.num_gpu_blocks, group.state_blocks), NO_BLOCK, dtype=np.int32)
 
 
-def with_states(
+@contextmanager
+def naming_states(
     blocks: Int32Array | None, states: Sequence[Sequence[int]], limits: Limits
-) -> Int32Array:
-    """Returns `SequenceRows.state_blocks` with the states of a step. Raises InvalidArgument."""
+) -> Iterator[None]:
+    """Writes the states of a step to `SequenceRows.state_blocks`, which is large; if the step is
+    refused inside, those before are there again. Raises InvalidArgument."""
+    if not states:
+        yield
+        return
     if blocks is None:
         raise InvalidArgument("states", len(states), "none, since no layer is recurrent")
-    found = blocks.copy()
-    if len({state[0] for state in states if state}) != len(states):
-        raise InvalidArgument("states.blocks", len(states), "states with heads of their own")
     for state in states:
         check_range("states.blocks", state, limits.num_gpu_blocks)
         if len({*state}) != len(state) or len(state) != blocks.shape[1]:
             raise InvalidArgument("states.blocks", f"{state}", f"{blocks.shape[1]} distinct blocks")
-        found[state[0]] = state
-    return found
+    heads = [state[0] for state in states]
+    if len({*heads}) != len(heads):
+        raise InvalidArgument("states.blocks", len(heads), "states with heads of their own")
+    before = blocks[heads]
+    blocks[heads] = states
+    try:
+        yield
+    except BaseException:
+        blocks[heads] = before
+        raise
 
 
 def states_of(
@@ -47,15 +58,13 @@ def states_of(
     """Returns the states that a batch of a model with recurrent layers reads and leaves.
 
     Args:
-        staged: changes of tables and states that are not in force yet, if there are any.
+        staged: changes of tables that are not in force yet, if there are any.
 
     Raises InvalidArgument.
     """
     tables, blocks = rows.block_tables[planned.rows], rows.state_blocks
-    if staged is not None:
-        blocks = staged.state_blocks
-        if staged.patches is not None:
-            staged.patches.apply_to(tables, planned.rows, num_rows=len(rows))
+    if staged is not None and staged.patches is not None:
+        staged.patches.apply_to(tables, planned.rows, num_rows=len(rows))
     assert blocks is not None, "of a model without recurrent layers"
     num_groups = len(limits.capacity.groups)
     return state_runs(

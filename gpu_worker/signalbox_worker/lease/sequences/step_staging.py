@@ -55,8 +55,6 @@ class StagedStep:
     released: list[int] = field(default_factory=list)
     """Rows that are free once the step is applied."""
     patches: Patches | None = None
-    state_blocks: Int32Array | None = None
-    """As `SequenceRows` has them, states of the step included."""
 
     def stage(self, step: Step) -> None:
         """Stages all but the batch. Raises InvalidArgument if the step is not allowed."""

@@ -279,10 +279,15 @@ def test_states_that_are_not_known_are_refused_and_nothing_changes(path: Path) -
     with pytest.raises(InvalidArgument, match="distinct blocks"):
         loop.run([(one, 20)], states=[[head] * loop.state_blocks])
     blocks = loop.free[: loop.state_blocks - 1]
-    for states in ([], [head, *blocks]), ([head, *blocks], [head, *reversed(blocks)]):
-        with pytest.raises(InvalidArgument, match="heads of their own"):
+    named = [head, *blocks]
+    for states in ([named, []], [named, [head, *reversed(blocks)]]):
+        with pytest.raises(InvalidArgument, match=r"states\.blocks"):
             loop.run([(one, 20)], states=states)
-    assert loop.generate(one, 5) == expected_tokens(path, 5)
+    expected = expected_tokens(path, 5)
+    assert loop.generate(one, 2) == expected[:2]
+    with pytest.raises(InvalidArgument, match="known and not computed"):
+        loop.run([(one, 2)], states=[named])
+    assert loop.generate(one, 3) == expected[2:]
 
 
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"num_prompt_logprobs": 1}])
