@@ -76,6 +76,12 @@ class Footprint:
     """Groups of layers, each of which has blocks of `block_bytes`."""
 
     @property
+    def least_blocks(self) -> int:
+        """Blocks of a sequence of one row, with two states."""
+        group = state_group(self.groups)
+        return num_token_groups(self.groups) + (2 * group.state_blocks if group else 0)
+
+    @property
     def most_blocks(self) -> int:
         """Blocks of the longest sequence, none behind a window freed, with states in as many blocks
         as a group of K and V takes, or the two that it needs."""
@@ -110,14 +116,15 @@ def measure_capacity(
         others_bytes=model.others_bytes,
     )
     useful = cache_config.max_num_seqs * model.most_blocks
+    num_blocks = min(budget // model.block_bytes, useful)
     capacity = WorkerCapacity(
         block_size=model.block_size,
-        num_gpu_blocks=min(budget // model.block_bytes, useful),
+        num_gpu_blocks=num_blocks,
         num_cpu_blocks=_num_swap_blocks(
             cache_config, device, share=share, block_bytes=model.block_bytes, useful=useful
         ),
         block_bytes=model.block_bytes,
-        max_num_seqs=cache_config.max_num_seqs,
+        max_num_seqs=_num_seqs(cache_config, num_blocks, device, model),
         max_num_batched_tokens=num_tokens,
         copy_bytes_per_s=device.copy_bytes_per_s(),
         prefill_tokens_per_s=tokens_per_s,
@@ -132,8 +139,27 @@ def measure_capacity(
             f"the {store.kind} tier takes swap space, through which its blocks pass, and there is"
             " none; raise --swap-space, or leave --kv-disk and --kv-store out"
         )
-    _check(capacity, budget, device, share, model.adapters_bytes)
+    _check(capacity, budget, device, share, model)
     return capacity
+
+
+def _num_seqs(
+    cache_config: CacheConfig, num_blocks: int, device: MeasuredDevice, model: Footprint
+) -> int:
+    """Returns the most sequences of a step: on a CPU no more than so many blocks have states for,
+    since all of them keep two."""
+    wanted, fit = cache_config.max_num_seqs, num_blocks // model.least_blocks
+    if state_group(model.groups) is None or device.type != "cpu" or not 0 < fit < wanted:
+        return wanted
+    logger.warning(
+        "max_num_seqs is %d, not %d: a sequence takes %d KV blocks or more, two states of its "
+        "recurrent layers included, and there are %d; raise kv_cache_memory for more",
+        fit,
+        wanted,
+        model.least_blocks,
+        num_blocks,
+    )
+    return fit
 
 
 def _measure_step(
@@ -255,16 +281,17 @@ def _check(
     budget: int,
     device: MeasuredDevice,
     share: RankShare,
-    adapters_bytes: int,
+    model: Footprint,
 ) -> None:
-    beside, remedy = "", ""
+    beside, remedy, adapters_bytes = "", "", model.adapters_bytes
     if adapters_bytes:
         beside = f" beside {adapters_bytes >> 20} MiB for adapters"
         remedy = ", or lower max_cpu_loras or max_lora_rank"
-    if capacity.num_gpu_blocks < 1:
+    if capacity.num_gpu_blocks < (least := model.least_blocks):
         setting = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
+        what = "one KV block" if least == 1 else f"the {least} KV blocks of one sequence"
         raise MemoryError(
-            f"too little memory for one KV block: it takes {capacity.block_bytes} bytes and "
+            f"too little memory for {what}: it takes {least * capacity.block_bytes} bytes and "
             f"{budget} are left{beside}; raise {setting} or use a smaller model{remedy}"
         )
     in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)

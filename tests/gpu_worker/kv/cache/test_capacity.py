@@ -3,12 +3,14 @@
 import itertools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
 from signalbox_contract.model import WorkerCapacity
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.config import CacheConfig
+from signalbox_worker.config import GIB, CacheConfig
 from signalbox_worker.kv.cache import capacity as capacity_module
 from signalbox_worker.kv.cache.capacity import WHOLE, Footprint, RankShare, measure_capacity
 from signalbox_worker.kv.cache.measured_device import HostDevice
@@ -47,10 +49,16 @@ def measure(
     *,
     share: RankShare = WHOLE,
     swap_space: float | None = None,
-    **model: int,
+    kv_cache_memory: float | None = None,
+    **model: Any,
 ) -> WorkerCapacity:
     return measure_capacity(
-        CacheConfig(max_num_batched_tokens=512, max_num_seqs=16, swap_space=swap_space),
+        CacheConfig(
+            max_num_batched_tokens=512,
+            max_num_seqs=16,
+            swap_space=swap_space,
+            kv_cache_memory=kv_cache_memory,
+        ),
         Footprint(block_size=16, block_bytes=1, max_model_len=4096, **model),
         device,
         device.execute,
@@ -81,6 +89,25 @@ def test_swap_space_that_was_asked_for_is_not_made_smaller() -> None:
     assert measure(MeasuredHost(), swap_space=0.5).num_cpu_blocks == 16 * 4096 // 16
     with pytest.raises(MemoryError, match=r"cannot be pinned.*lower swap_space"):
         measure(MeasuredHost(swap_limit=100), swap_space=0.5)
+
+
+def test_no_more_sequences_run_than_two_states_of_each_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    groups = (FULL_GROUP, CacheGroup(kind=STATE, state_blocks=7))
+
+    def num_seqs(num_blocks: int, groups: tuple[CacheGroup, ...] = groups) -> int:
+        memory = num_blocks / GIB
+        return measure(MeasuredHost(), kv_cache_memory=memory, groups=groups).max_num_seqs
+
+    assert num_seqs(16 * 15) == 16
+    assert not caplog.text
+    assert num_seqs(16 * 15 - 1) == 15
+    assert "max_num_seqs is 15, not 16: a sequence takes 15 KV blocks or more" in caplog.text
+    assert num_seqs(15) == 1
+    with pytest.raises(MemoryError, match="for the 15 KV blocks of one sequence: it takes 15 byt"):
+        num_seqs(14)
+    assert num_seqs(14, (FULL_GROUP,)) == 16  # blocks that grow with a sequence are preempted
 
 
 def test_a_cache_that_does_not_fit_beside_the_adapters_of_all_ranks_is_refused(
