@@ -24,6 +24,7 @@ _DELTA = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "num_experts": 2, "num_experts_per_tok": 1, "head_dim": 16,
     "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+    "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 _MAMBA = {
     "mamba_n_heads": 4, "mamba_d_state": 16, "num_local_experts": 0, "shared_intermediate_size": 24,
