@@ -10,7 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, num_token_groups
+from signalbox_contract.cache_groups import (
+    FULL_GROUP,
+    CacheGroup,
+    num_token_groups,
+    state_group,
+)
 from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
@@ -83,7 +88,9 @@ class ModelNeeds:
     """Bytes of a block of each group of layers on rank 0; 0 of a model that keeps no K and V."""
     kv_block_size: int
     kv_window_bytes: int
-    """K and V of one sequence of `max_model_len` tokens, on all ranks."""
+    """K and V of one sequence of `max_model_len` tokens, on all ranks, and its states."""
+    states_bytes: int
+    """The two states of recurrent layers that a sequence keeps; 0 of a model without."""
     to_fetch: dict[str, int]
     """Files that are not here yet."""
 
@@ -151,7 +158,7 @@ def _needs(
         built = built_in_pytorch(opened, settings.runner_config, why_not)
     form = _form(opened, built, sizes, natively=why_not is None)
     weights = None if sizes is None else sizes.bytes_in(form)
-    length, shape = window(settings, opened), opened.shape
+    length, shape, states = window(settings, opened), opened.shape, state_group(groups)
     block_size = settings.block_size or USUAL_BLOCK_SIZE
     return ModelNeeds(
         architecture=shape.architecture,
@@ -175,6 +182,7 @@ def _needs(
         kv_block_bytes=built.block_bytes * num_token_groups(groups),
         kv_block_size=block_size,
         kv_window_bytes=_window_bytes(settings, opened, built.block_bytes, groups),
+        states_bytes=2 * states.state_blocks * built.block_bytes if states else 0,
         to_fetch=to_fetch,
     )
 
@@ -182,7 +190,7 @@ def _needs(
 def _window_bytes(
     settings: EngineSettings, opened: OpenedModel, block_bytes: int, groups: Sequence[CacheGroup]
 ) -> int:
-    """Returns the bytes of K and V of the longest sequence, on all ranks.
+    """Returns the bytes of K and V of the longest sequence, on all ranks, and of its states.
 
     Args:
         block_bytes: of a block of the layers of rank 0.

@@ -135,25 +135,43 @@ def _memory(settings: "ServeSettings", found: "Examined", report: Report) -> dic
             share = format_bytes(needs.rank_weights_bytes)
             rows[f"weights, each of {needs.num_ranks} ranks"] = f"about {share}"
     if needs.kv_block_bytes:
-        block, whole = format_bytes(needs.kv_block_bytes), format_bytes(needs.kv_window_bytes)
-        a_token, kept = needs.kv_window_bytes // needs.max_model_len, format_bytes(cache)
-        rows["K and V, a token"] = f"{a_token / 1024:,.1f} KiB"
-        rows["K and V, at least"] = f"{block}, a block of {needs.kv_block_size}"
-        rows["K and V, a full window"] = whole
-        rows["K and V, as set"] = kept
-        if cache < needs.kv_block_bytes:
-            if not report.problems:  # which say already that the weights take too much
-                report.problems.append(
-                    f"{kept} are left for K and V, of which a block takes {block}; free memory, or"
-                    " use a smaller model"
-                )
-        elif cache < needs.kv_window_bytes:
-            report.notes.append(
-                f"{kept} of K and V are {cache // a_token:,} tokens, fewer than the window;"
-                f" --kv-cache-memory {needs.kv_window_bytes / 2**30:.2f} holds all of it"
-            )
+        rows |= _cache(needs, cache, report)
     rows["free, for all of it"] = format_bytes(free)
     return rows
+
+
+def _cache(needs: "ModelNeeds", cache: int, report: Report) -> dict[str, str | None]:
+    """Returns what sequences keep, of a cache of so many bytes."""
+    from signalbox_worker.files.hub.gguf_file_names import format_bytes
+
+    states, least = needs.states_bytes, needs.kv_block_bytes + needs.states_bytes
+    block, kept = format_bytes(needs.kv_block_bytes), format_bytes(cache)
+    a_token = (needs.kv_window_bytes - states) // needs.max_model_len
+    if cache < least:
+        takes = f"a block and two states take {format_bytes(least)}"
+        if not report.problems:  # which say already that the weights take too much
+            report.problems.append(
+                f"{kept} are left for K and V, of which "
+                f"{takes if states else f'a block takes {block}'}; free memory, or use a smaller "
+                "model"
+            )
+    elif cache < needs.kv_window_bytes:
+        report.notes.append(
+            f"{kept} of K and V are {(cache - states) // a_token:,} tokens, fewer than the window;"
+            f" --kv-cache-memory {needs.kv_window_bytes / 2**30:.2f} holds all of it"
+        )
+    of_states = {
+        "states, a sequence": f"two of {format_bytes(states // 2)}",
+        "sequences at once": f"at most {cache // least:,}",
+    }
+    also = ", states included" if states else ""
+    return {
+        "K and V, a token": f"{a_token / 1024:,.1f} KiB",
+        "K and V, at least": f"{block}, a block of {needs.kv_block_size}",
+        **(of_states if states else {}),
+        "K and V, a full window": format_bytes(needs.kv_window_bytes) + also,
+        "K and V, as set": kept + also,
+    }
 
 
 def _held(needs: "ModelNeeds", found: "Examined") -> str:

@@ -11,9 +11,11 @@ import pytest
 
 from signalbox.cli import main
 from signalbox.commands.inspect import model_report
+from signalbox.commands.inspect.report import Report
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack import model_check
 from signalbox.stack.model_needs import ModelNeeds, examine_model
+from signalbox_contract.cache_groups import num_token_groups
 from signalbox_worker.config import GIB
 from signalbox_worker.device import ram
 from signalbox_worker.runner.loading.opened_model import THROUGH_PYTORCH
@@ -81,6 +83,8 @@ def _is_weights(file: Path) -> bool:
         ("deepseek-v2", {"block_size": 32}),  # latents
         ("gemma4", {}),  # heads of several sizes, and a layer without K and V
         ("gemma4", {"kv_cache_dtype": "int8"}),
+        ("lfm2", {"block_size": 32}),  # states
+        ("qwen3.5", {"kv_cache_dtype": "int8"}),
     ],
 )
 def test_the_report_is_what_a_worker_has_then(
@@ -90,11 +94,13 @@ def test_the_report_is_what_a_worker_has_then(
     found = needs_of(tmp_path, **flags)
     runner = make_runner(tmp_path, **{"dtype": "auto", **flags})
     footprint = runner.executor.footprint
-    assert found.kv_block_bytes == footprint.block_bytes * len(footprint.groups)
+    groups = footprint.groups
+    assert found.kv_block_bytes == footprint.block_bytes * num_token_groups(groups)
+    assert found.states_bytes == 2 * groups[-1].state_blocks * footprint.block_bytes
     assert found.kv_block_size == footprint.block_size
     assert (found.dtype, found.max_model_len) == (runner.model.dtype, runner.model.max_model_len)
     num_rows = -(-footprint.max_model_len // footprint.block_size)
-    sizes = (one.most_blocks(num_rows, block_size=footprint.block_size) for one in footprint.groups)
+    sizes = (one.most_blocks(num_rows, block_size=footprint.block_size) for one in groups)
     assert found.kv_window_bytes == footprint.block_bytes * sum(sizes)
     assert found.is_native is ("cpu_backend" not in flags)
 
@@ -217,3 +223,26 @@ def test_a_small_cache_is_noted(tmp_path: Path) -> None:
     (note,) = report.notes or ["none"]
     needs = needs_of(tmp_path)
     assert (needs.kv_window_bytes > cache * GIB) is ("fewer than the window" in note)
+
+
+def test_states_are_not_counted_as_tokens(tmp_path: Path) -> None:
+    """A sequence keeps two states, however many tokens it has."""
+    make_model(tmp_path, "qwen3.5")
+    needs = needs_of(tmp_path)
+    a_token = needs.kv_block_bytes // needs.kv_block_size
+    assert needs.kv_window_bytes == needs.max_model_len * a_token + needs.states_bytes
+    least = needs.kv_block_bytes + needs.states_bytes
+
+    def report_of(cache: int) -> Report:
+        settings = ServeSettings(model=str(tmp_path), kv_cache_memory=cache / GIB)
+        return model_report.examine(settings)[0]
+
+    report = report_of(2 * least)
+    shown = report.sections["memory"]
+    assert shown["sequences at once"] == "at most 2"
+    assert shown["states, a sequence"] == f"two of {needs.states_bytes / 2048:.1f} KiB"
+    assert shown["K and V, a token"] == f"{a_token / 1024:.1f} KiB"
+    num_tokens = (2 * least - needs.states_bytes) // a_token
+    assert [f"are {num_tokens} tokens" in note for note in report.notes] == [True]
+    (problem,) = report_of(least - 1).problems
+    assert "a block and two states take" in problem
