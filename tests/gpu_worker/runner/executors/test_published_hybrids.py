@@ -1,5 +1,6 @@
 """Checkpoints of decoders with recurrent layers as they are published, and their other forms."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.gpu_worker.model_runners import log_probabilities, make_prompts
+from tests.gpu_worker.quantised_models import in_gptq, save_quantised
 from tests.gpu_worker.runner.executors.native_models import (
     assert_bits_depend_on_the_sequence_alone,
     assert_like_transformers,
@@ -17,6 +19,7 @@ from tests.gpu_worker.runner.executors.native_models import (
 )
 from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
+from tests.rounding import LOGITS
 
 skip_without_native_kernels()
 
@@ -106,6 +109,14 @@ def test_weights_in_few_bits_are_about_as_exact_as_their_codes(family: str, tmp_
     )
     assert 0 < difference(eight, exact) < 5 * difference(half, exact)
     assert difference(eight, exact) < difference(four, exact)
+
+
+@pytest.mark.parametrize("family", ["lfm2-moe", "qwen3.5"])
+def test_a_checkpoint_in_four_bits_runs_in_its_codes(family: str, tmp_path: Path) -> None:
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    decoded = save_quantised(tmp_path, family, partial(in_gptq, group_size=32), config)
+    actual = log_probabilities(make_native(tmp_path))
+    torch.testing.assert_close(actual, expected_log_probabilities(decoded), rtol=0, atol=LOGITS)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
