@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.errors import Code
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import Disaggregation, PeerIdentity
@@ -400,3 +401,10 @@ def test_workers_without_swap_space_are_refused_where_there_are_roles() -> None:
     assert "the worker at w0-0:1 cannot" in roles.refusal(pool.make(PREFILL))
     off = Pool(BOTH, num_cpu_blocks=0, mode=Disaggregation.OFF).cluster.roles
     assert off.refusal(pool.make(PREFILL)) == ""
+
+
+def test_workers_with_states_are_refused_where_there_are_roles() -> None:
+    pool = Pool()
+    groups = (FULL_GROUP, CacheGroup(kind="state", state_blocks=3))
+    refusal = pool.cluster.roles.refusal(pool.make(PREFILL, kv_format="", groups=groups))
+    assert "layers of its model are recurrent; leave --role out" in refusal
