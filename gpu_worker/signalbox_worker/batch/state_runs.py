@@ -29,6 +29,7 @@ def state_runs(
         computed: [B], tokens of each sequence that are computed.
     """
     ends = computed + num_new
+    # The row -1 of a sequence that begins is masked below.
     read_rows, last_rows = (computed - 1) // block_size, (ends - 1) // block_size
     first_rows = np.minimum(read_rows + 1, last_rows)
     counts = last_rows - first_rows + 1

@@ -5,8 +5,8 @@ and no sequence of a batch reads what another one computes in it. So any part ma
 says what it would have said in the whole. A batch that memory does not suffice for is cut between
 tokens instead, within a sequence too: its later tokens read what its earlier ones have written. A
 sequence whose attention sees both ways is never cut. States of recurrent layers change in place, so
-a batch with them that had memory is not run again: its error ends the lease, and the scheduler
-computes its sequences again.
+a batch with them is run again only if the runner had no memory to begin it, which MemoryError says:
+any other error ends the lease, and the scheduler computes its sequences again.
 Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
 """
 

@@ -66,7 +66,10 @@ class RunningStates:
     def advance(
         self, seq: Sequence, num_planned: int, num_new_tokens: int, *, num_reserved: int
     ) -> list[int]:
-        """Places the states behind the next tokens; returns the entries that it has changed.
+        """Places the states behind the next tokens; returns the entries to tell the worker of.
+
+        That of the row before the tokens is not one, though a state that moves along leaves it: the
+        step reads the state there by the worker's own table.
 
         Args:
             num_planned: tokens before them.

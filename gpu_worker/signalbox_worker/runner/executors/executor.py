@@ -51,7 +51,10 @@ class Executor(ABC):
 
     @abstractmethod
     def execute(self, batch: Batch) -> BatchOutput:
-        """Raises MemoryError where a smaller batch may do, DeviceLost if another rank is lost."""
+        """Raises MemoryError where a smaller batch may do, DeviceLost if another rank is lost.
+
+        No MemoryError comes once states of recurrent layers have changed.
+        """
 
     def execute_alone(self, batch: Batch) -> None:
         """Executes a batch without the other stages, if there are any."""
