@@ -8,6 +8,7 @@ Used on the execution thread alone.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -102,34 +103,29 @@ class SequenceTable:
         limits, rows = self._limits, self._rows
         if step.pooling is not None or limits.model.pooling is not None:
             pooled_prompts.check_section(step, limits.model.pooling)
-        with naming_states(rows.state_blocks, step.states, limits):
-            planned, staged = self._plan(step)
+        row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
+        staged = None
+        states, known = step.states, rows.state_blocks
+        with naming_states(known, states, limits) if states else nullcontext():
+            if step.changes_sequences:
+                staged = self._stage(step)
+                row_of, failed, num_blocks = staged.row_of, staged.failed, staged.num_blocks
+            planned = batch_builder.plan(
+                step,
+                limits=limits,
+                rows=rows,
+                row_of=row_of,
+                failed=failed,
+                num_blocks=num_blocks,
+            )
+            if rows.state_blocks is not None:
+                planned.states = states_of(planned, rows, staged, limits=limits)
         if staged is not None:
             self._commit(staged)
         batch = batch_builder.build(planned, rows, limits=limits)
         planned.prompt_rows = batch.prompt_rows
         self._planned = planned
         return batch
-
-    def _plan(self, step: Step) -> tuple[PlannedBatch, StagedStep | None]:
-        """Returns what a step computes, and its changes of sequences, if it has any."""
-        limits, rows = self._limits, self._rows
-        row_of, failed, num_blocks = self._row_of, self._failed, rows.state["num_blocks"]
-        staged = None
-        if step.changes_sequences:
-            staged = self._stage(step)
-            row_of, failed, num_blocks = staged.row_of, staged.failed, staged.num_blocks
-        planned = batch_builder.plan(
-            step,
-            limits=limits,
-            rows=rows,
-            row_of=row_of,
-            failed=failed,
-            num_blocks=num_blocks,
-        )
-        if rows.state_blocks is not None:
-            planned.states = states_of(planned, rows, staged, limits=limits)
-        return planned, staged
 
     def _stage(self, step: Step) -> StagedStep:
         num_rows, num_new = len(self._rows), len(step.forks) + len(step.new)

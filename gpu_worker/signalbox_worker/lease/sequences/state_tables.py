@@ -31,9 +31,6 @@ def naming_states(
 ) -> Iterator[None]:
     """Writes the states of a step to `SequenceRows.state_blocks`, which is large; if the step is
     refused inside, those before are there again. Raises InvalidArgument."""
-    if not states:
-        yield
-        return
     if blocks is None:
         raise InvalidArgument("states", len(states), "none, since no layer is recurrent")
     for state in states:
