@@ -52,7 +52,7 @@ class Explanation:
     events: tuple[TimelineEvent, ...]
     num_dropped_events: int
     block_tables: tuple[list[int], ...] = ()
-    """Those of its sequences that go on; none of a request that waits or has ended."""
+    """Blocks of its sequences that go on; none of a request that waits or has ended."""
     waits: tuple[Wait, ...] = ()
     """Reasons for which a waiting or loading request has waited since it was queued."""
     num_ahead: int = 0

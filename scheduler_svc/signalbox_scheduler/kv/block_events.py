@@ -1,4 +1,4 @@
-"""What happens to blocks that the connector of a worker hears of."""
+"""Events of blocks that the connector of a worker hears of."""
 
 from typing import NamedTuple
 

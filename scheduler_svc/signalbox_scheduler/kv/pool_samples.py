@@ -1,4 +1,4 @@
-"""What is counted of the pools of one worker."""
+"""Metrics of the pools of one worker."""
 
 from collections.abc import Iterator
 

@@ -13,7 +13,7 @@ class WindowBlocks:
         self, groups: tuple[CacheGroup, ...], *, block_size: int, gpu: BlockAllocator
     ) -> None:
         self.groups = [(column, one) for column, one in enumerate(groups) if one.window]
-        """Those that have a window, each behind the column of tables that is its own."""
+        """Groups that have a window, each behind the column of tables that is its own."""
         self._token_groups = groups[: num_token_groups(groups)]
         self._width = len(groups)
         self._block_size = block_size

@@ -32,7 +32,7 @@ class PaidFetch(NamedTuple):
 
     transfer: Transfer
     part: PrefixPart
-    """What it brings."""
+    """The part of a prefix that it brings."""
     until: float
     """Time at which it should have ended."""
 

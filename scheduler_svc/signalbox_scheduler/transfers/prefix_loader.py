@@ -86,7 +86,7 @@ class PrefixLoader:
         self._loads: dict[SequenceGroup, _Load] = {}
         self._lookups: dict[Transfer, PrefixLookup] = {}
         self._fetches: dict[Transfer, PrefixPart] = {}
-        """What fetches bring that have not ended."""
+        """Parts that fetches bring which have not ended."""
         self._distrusted = distrusted
 
     # Planning

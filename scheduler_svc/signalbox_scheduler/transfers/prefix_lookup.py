@@ -23,7 +23,7 @@ class PrefixLookup:
 
     def __init__(self, wanted: PrefixPart, *, may_come: Callable[[BlockHash], bool]) -> None:
         self.part = wanted.longest(may_come)
-        """As much of the prefix as the store may have, by what is known."""
+        """The part of the prefix that the store may have, by what is known."""
         self._may_come = may_come
         self._of_windows = False
         self._num_lookups = 1

@@ -1,4 +1,4 @@
-"""What a worker lacks of a prefix: which entries of a table, by their names.
+"""The entries of a table that a worker lacks of a prefix, by their names.
 
 Lengths of prefixes are in rows, each of a block of every group of layers. A prefix that comes from
 elsewhere ends where each group has what the next token sees; nothing behind a window comes.
