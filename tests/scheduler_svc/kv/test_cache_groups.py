@@ -192,9 +192,14 @@ def test_windows_in_five_of_six_layers_hold_more_sequences(size: int, most: floa
     assert after >= most * before
 
 
+@pytest.mark.parametrize(
+    "others",
+    [[window(512)] * 5, [CacheGroup(kind="state", state_blocks=96)]],
+    ids=["windows", "states"],
+)
 @pytest.mark.parametrize("seed", range(5))
-def test_any_mix_of_lengths_uses_the_pool(seed: int) -> None:
-    blocks = make_blocks((FULL_GROUP, *[window(512)] * 5), num_gpu_blocks=12_000)
+def test_any_mix_of_lengths_uses_the_pool(seed: int, others: list[CacheGroup]) -> None:
+    blocks = make_blocks((FULL_GROUP, *others), num_gpu_blocks=12_000)
     draws, seqs, is_full = random.Random(seed), [], False
     share = draws.choice([0.1, 0.5, 0.9])
     while not is_full:
@@ -206,6 +211,7 @@ def test_any_mix_of_lengths_uses_the_pool(seed: int) -> None:
             seqs.append(seq)
             break
     assert blocks.gpu.share_in_use >= 0.9
+    blocks.check(seqs)
 
 
 def test_bounds_of_a_group_count_what_windows_keep() -> None:

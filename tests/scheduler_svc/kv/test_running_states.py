@@ -1,7 +1,5 @@
 """Groups of states: where snapshots stay, what is found, freed, copied, and what a pool holds."""
 
-import random
-
 import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
@@ -11,8 +9,6 @@ from signalbox_scheduler.kv.running_states import SNAPSHOT_TOKENS
 from signalbox_scheduler.requests.sequence_group import Sequence
 from tests.scheduler_svc.kv.test_cache_groups import (
     BLOCK_SIZE,
-    LENGTHS,
-    begin,
     compute,
     computed,
     make_blocks,
@@ -137,23 +133,6 @@ def test_a_branch_copies_all_blocks_of_the_state_that_it_goes_on_in() -> None:
     pairs = set(zip(copies.src.tolist(), copies.dst.tolist(), strict=True))
     assert {*zip(before, after, strict=True)} < pairs
     assert after in blocks.states.take_new()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_any_mix_of_lengths_uses_the_pool(seed: int) -> None:
-    blocks = make_blocks((FULL_GROUP, states(96)), num_gpu_blocks=12_000)
-    draws, seqs, is_full = random.Random(seed), [], False
-    share = draws.choice([0.1, 0.5, 0.9])
-    while not is_full:
-        first = LENGTHS[draws.random() < share]
-        for length in (first, sum(LENGTHS) - first):
-            seq = begin(blocks, length, kind=len(seqs) + 1)
-            if is_full := seq is None:
-                continue
-            seqs.append(seq)
-            break
-    assert blocks.gpu.share_in_use >= 0.9
-    blocks.check(seqs)
 
 
 def test_bounds_of_a_group_count_two_states_of_each_sequence() -> None:
