@@ -77,15 +77,14 @@ class PeerReads:
                     best = other, part
         return best
 
-    def fetch_if_paying(self, wanted: PrefixPart, now: float, *, most: int) -> PaidFetch | None:
-        """Returns a fetch of as much as another worker has of what is wanted; None if none pays.
+    def fetch_if_paying(
+        self, owner: BlockExports, part: PrefixPart, now: float, *, most: int
+    ) -> PaidFetch | None:
+        """Returns a fetch of what `find` has found; None if none pays.
 
         Args:
             most: blocks that it may bring.
         """
-        if (found := self.find(wanted, now)) is None:
-            return None
-        owner, part = found
         part = part.within(most).longest(owner.has)
         names, num_tokens = part.names, part.num_tokens
         wait_s = owner.endpoint.inflight.expected_s()

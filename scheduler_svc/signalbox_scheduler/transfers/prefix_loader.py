@@ -187,10 +187,10 @@ class PrefixLoader:
             wanted: what comes after it.
         """
         reads = self._peer_reads
-        if not self._selection.has_room(group) or reads.find(wanted, now) is None:
+        if not self._selection.has_room(group) or (found := reads.find(wanted, now)) is None:
             return False
         held = self._hold(prefix)  # before the fetch takes blocks, which might be these
-        if (fetch := reads.fetch_if_paying(wanted, now, most=self._num_fetchable)) is None:
+        if (fetch := reads.fetch_if_paying(*found, now, most=self._num_fetchable)) is None:
             held.release()
             return False
         group.asked_stores = (*group.asked_stores, self._number)
@@ -298,7 +298,9 @@ class PrefixLoader:
     def _resume(self, waiting: list[SequenceGroup], rest: PrefixPart, now: float) -> bool:
         """Fetches the rest of what another worker has exported in part, as its plan copies no
         more at a time; returns whether that pays."""
-        fetch = self._peer_reads.fetch_if_paying(rest, now, most=self._num_fetchable)
+        if (found := self._peer_reads.find(rest, now)) is None:
+            return False
+        fetch = self._peer_reads.fetch_if_paying(*found, now, most=self._num_fetchable)
         if fetch is not None:
             self._fetches[fetch.transfer] = fetch.part
             self._wait_on(waiting, fetch.transfer, fetch.until + GRACE_S)
