@@ -33,7 +33,7 @@ from signalbox_rpc.transport.channel import open_channel
 PORT, ROUTER_PORT = 50152, 50151
 STEP_MS = 20.0
 SEQUENCES = 64
-MAX_TOKENS = 256
+MEAN_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Driver:
     num_running: int
     num_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
-    """Times between two tokens of the first request of each message."""
+    """Times between two tokens of a request."""
     last_at: dict[int, float] = field(default_factory=dict)
     handles: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
@@ -62,7 +62,7 @@ class Driver:
 
     def _time(self, handles: NDArray[np.int64]) -> None:
         now = time.perf_counter()
-        for handle in handles[:1].tolist():
+        for handle in handles.tolist():
             if handle in self.last_at:
                 self.gaps_s.append(now - self.last_at[handle])
             self.last_at[handle] = now
@@ -73,7 +73,7 @@ class Driver:
             handle=handle,
             request_id=f"r{handle}",
             prompt_token_ids=[handle % 256] * 32,
-            max_tokens=MAX_TOKENS,
+            max_tokens=MEAN_TOKENS // 2 + handle * 97 % MEAN_TOKENS,  # they do not end together
             num_sequences=1,
         )
         request.sampling_params.top_p = 1.0
