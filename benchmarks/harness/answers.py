@@ -20,6 +20,8 @@ class Answer:
     sent_at: float
     token_times: list[float] = field(default_factory=list)
     failure: str = ""
+    num_cached: int = 0
+    """Tokens of its prompt that were found in the prefix cache."""
 
     @property
     def first_token_s(self) -> float:

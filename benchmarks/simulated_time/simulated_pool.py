@@ -2,12 +2,14 @@
 
 import random
 from functools import partial
+from typing import Any
 
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.peer_links import PeerLinks
 from benchmarks.simulated_time.simulated_worker import SimulatedWorker
 from benchmarks.simulated_time.step_costs import StepCosts
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
@@ -32,6 +34,7 @@ class Clients:
         for handle, _, token_ids, _ in updates.runs():
             self.answers[handle - 1].token_times += [self._clock.now] * len(token_ids)
         for end in updates.finished_requests:
+            self.answers[end.handle - 1].num_cached = end.usage.cached_tokens
             if end.failure is not None:
                 self.answers[end.handle - 1].failure = end.failure.message
 
@@ -54,6 +57,7 @@ class SimulatedPool:
         num_gpu_blocks: int,
         max_num_batched_tokens: int = 2048,
         num_cpu_blocks: int = 1024,
+        groups: tuple[CacheGroup, ...] = (FULL_GROUP,),
         max_model_len: int = 16_384,
         settings: SchedulerConfig | None = None,
         seed: int = 0,
@@ -85,6 +89,7 @@ class SimulatedPool:
             grammar_bytes=1 << 20,
             max_steps_in_flight=2,
             block_format="simulated",
+            groups=groups,
         )
         self.cluster = make_cluster(self._config, clock=self.clock)
         self.cluster.serve(self._model)
@@ -112,16 +117,19 @@ class SimulatedPool:
         """Has a client send a request at a time."""
         self.clock.call_at(when, partial(self.ask, asked))
 
-    def ask(self, asked: Asked) -> None:
-        """Has a client send a request of random tokens now."""
+    def ask(self, asked: Asked, **fields: Any) -> None:
+        """Has a client send a request now, of random tokens unless `fields` of it say others."""
         self.clients.answers.append(Answer(asked, self.clock.now))
         handle = len(self.clients.answers)
+        if "prompt_token_ids" not in fields:
+            prompt = self._rng.choices(range(VOCAB_SIZE), k=asked.prompt_tokens)
+            fields["prompt_token_ids"] = prompt
         request = Request(
             handle=handle,
             request_id=f"r{handle}",
-            prompt_token_ids=self._rng.choices(range(VOCAB_SIZE), k=asked.prompt_tokens),
             params=SamplingParams(),
             max_tokens=asked.max_tokens,
+            **fields,
         )
         group = new_group(request, reply_to=self.clients, now=self.clock.now)
         self.cluster.requests.add(group)

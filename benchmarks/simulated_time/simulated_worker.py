@@ -18,7 +18,8 @@ from signalbox_scheduler.workers.factory import make_scheduler
 
 MESSAGE_S = 0.0005
 """Seconds that a message between scheduler and worker takes."""
-_TOKEN = 7
+TOKEN = 7
+"""Token that each draw gives."""
 
 
 class SimulatedWorker:
@@ -95,7 +96,7 @@ class SimulatedWorker:
         result = StepResult(
             step_id=plan.step_id,
             seq_ids=int64s(drawing),
-            token_ids=int32s([_TOKEN] * len(drawing)),
+            token_ids=int32s([TOKEN] * len(drawing)),
             timings=StepTimings(forward_ns=int(1e9 * duration_s)),
         )
         self._clock.call_at(self._free_at + MESSAGE_S, partial(self._answer, result))

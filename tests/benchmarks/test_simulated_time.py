@@ -1,10 +1,11 @@
 """Benchmarks in simulated time: the scheduler is the real one, and its clients get every token."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from benchmarks import disaggregation, drain, rebalancing
+from benchmarks import disaggregation, drain, found_prefixes, rebalancing
 from benchmarks.harness.answers import Answer, Asked
 from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import SimulatedPool
@@ -144,3 +145,11 @@ def test_streams_end_earlier_if_a_worker_that_joins_takes_some_over() -> None:
 def test_a_worker_on_which_steps_would_take_as_long_gets_one_stream() -> None:
     rebalanced = rebalancing.measure(replace(COSTS, token_s=1e-6), context=512, num_streams=8)
     assert rebalanced.num_out == 1
+
+
+def test_full_attention_finds_all_that_prompts_have_in_common() -> None:
+    rng = random.Random(0)
+    threads = [found_prefixes.shared_prefix(rng, 3, is_named=True) for _ in range(4)]
+    asked = list(found_prefixes.rounds(threads, rng))
+    most, num_blocks = found_prefixes.common_prefixes(asked)
+    assert found_prefixes.found(asked, num_blocks) == most > 0
