@@ -18,7 +18,8 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.blocks import held_as
 from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
 from signalbox_worker.files.checkpoints.gguf.factors import with_factors
-from signalbox_worker.files.checkpoints.gguf.names import Join, Renamed
+from signalbox_worker.files.checkpoints.gguf.joins import Join
+from signalbox_worker.files.checkpoints.gguf.names import Renamed
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFTensor, read_gguf
 from signalbox_worker.files.checkpoints.gguf.sizes import gguf_sizes, is_runnable
 from signalbox_worker.files.checkpoints.gguf.tokenizer import (
