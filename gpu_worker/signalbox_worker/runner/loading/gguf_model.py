@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -247,6 +248,8 @@ def _stored_tensor(stored: GGUFTensor, renamed: Renamed) -> StoredTensor:
     blocks, of_rows = None, None
     if renamed.expert is not None:
         stored = stored.of_expert(renamed.expert)
+    if renamed.is_vector:
+        stored = replace(stored, shape=(prod(stored.shape),))
     if renamed.name.endswith(_GATE_OF_SHARED) and len(stored.shape) == 1:  # written without its row
         stored = replace(stored, shape=(1, *stored.shape))
     if is_runnable(stored) and (kind := held_as(stored.type)) is not None:

@@ -30,6 +30,8 @@ COMMON = {
 MIXED = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
 SLIDING = {"attention.sliding_window": 32}
 ROTATED = {"rope.dimension_count": 8}
+HYBRID = {"attention.head_count_kv": [0, 2]}
+CONVOLUTION = HYBRID | {"shortconv.l_cache": 3}
 ENCODER = {"attention.head_count_kv": 4, "rope.scaling.type": "none"}
 PARTS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -42,6 +44,11 @@ PARTS: dict[str, dict[str, Any]] = {
     "gemma4": SLIDING | {"attention.key_length_swa": 16, "rope.scaling.type": "none"},
     "glm4moe": MIXED | {"expert_shared_count": 1},
     "gpt-oss": MIXED | SLIDING,
+    "granitehybrid": HYBRID
+    | {"ssm.inner_size": 128, "ssm.time_step_rank": 4, "ssm.group_count": 1}
+    | {"ssm.state_size": 16, "ssm.conv_kernel": 4},
+    "lfm2": CONVOLUTION,
+    "lfm2moe": CONVOLUTION | MIXED | {"expert_gating_func": 2},
     "nomic-bert": ENCODER,
     "phi3": {"rope.scaling.type": "none"},
     **dict.fromkeys(("qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe"), MIXED),

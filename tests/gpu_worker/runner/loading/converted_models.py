@@ -54,6 +54,14 @@ _TWO = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attentio
 _PARTLY = {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, **_TWO}
 _MINISTRAL = {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+_HYBRID = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+_HYBRID |= {"num_hidden_layers": 3}
+_LFM2 = {**_HYBRID, "layer_types": ["conv", "full_attention", "conv"]}
+_LFM2 |= {"block_auto_adjust_ff_dim": False}
+_GRANITE = {**_HYBRID, "layer_types": ["mamba", "attention", "mamba"]}
+_GRANITE |= {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2}
+_GRANITE |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 3.0}
+_GRANITE |= {"attention_multiplier": 0.3, "shared_intermediate_size": 24}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": (
         "Cohere2ForCausalLM",
@@ -106,6 +114,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeSharedForCausalLM",
         {**_MIXTURE, "shared_intermediate_size": 24, "attention_multiplier": 0.3},
     ),
+    "granitehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {**_GRANITE, "num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
+    "granitehybrid-moe": ("GraniteMoeHybridForCausalLM", {**_GRANITE, **_MIXTURE}),
+    "lfm2": ("Lfm2ForCausalLM", _LFM2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", {**_LFM2, **_MIXTURE, "num_dense_layers": 1}),
     "mistral3": (
         "Ministral3ForCausalLM",
         {"head_dim": 8, "rope_parameters": _YARN | _MINISTRAL},
@@ -126,7 +141,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "head_dim": 16}),
 }
 """Classes and fields by llama.cpp's names, with the variant behind them."""
-_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe")
+_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe", "lfm2moe")
+_HYBRIDS = ("granitehybrid", "lfm2")
+_NOT_RMS = ("olmo", "deepseek2-glm", "mistral3", "gpt-oss", "glm4moe", "cohere2", "lfm2")
 
 
 def random_fields(name: str, seed: int) -> dict[str, Any]:
@@ -137,18 +154,18 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "intermediate_size": choose.choice((24, 40)),
         "max_position_embeddings": choose.choice((128, 256)),
-        "norm_topk_prob": name in _NORMALISED and choose.random() < 0.5,
+        "norm_topk_prob": name in _NORMALISED and (name == "lfm2moe" or choose.random() < 0.5),
         "moe_intermediate_size": choose.choice((8, 16, 24)),
         "num_experts_per_tok": choose.choice((1, 2, 3)),
         "top_k_experts": choose.choice((1, 2, 3)),
     }
     if name in ("deepseek2", "deepseek2-glm", "deepseek2-v2"):
         fields["q_lora_rank"] = choose.choice((None, 12))
-    if not name.startswith(("deepseek2", "gemma4")):
+    if not name.startswith(("deepseek2", "gemma4", *_HYBRIDS)):
         fields["num_key_value_heads"] = choose.choice((1, 2, 4))
     if name not in ("gpt-oss", "cohere2", "gemma4", "gemma4-moe"):
         fields["tie_word_embeddings"] = choose.random() < 0.5
-    if not name.startswith(("olmo", "deepseek2-glm", "mistral3", "gpt-oss", "glm4moe", "cohere2")):
+    if not name.startswith(_NOT_RMS):
         fields["rms_norm_eps"] = choose.choice((1e-6, 1e-3))
     if name.startswith("deepseek2") and choose.random() < 0.5:
         scale = choose.choice((0.707, 1.0))
@@ -162,6 +179,12 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         fields["sliding_window"] = choose.choice((5, 17))
     if name == "smollm3":
         fields["num_hidden_layers"] = choose.choice((3, 9))
+    if name.startswith(_HYBRIDS):
+        kinds = [*FAMILIES[name][1]["layer_types"], choose.choice(FAMILIES[name][1]["layer_types"])]
+        fields |= {"layer_types": choose.sample(kinds, 4), "num_hidden_layers": 4}
+        fields["mamba_d_conv" if name.startswith("granite") else "conv_L_cache"] = choose.choice(
+            (2, 4)
+        )
     return fields
 
 
@@ -187,6 +210,9 @@ def make_model(path: Path, name: str, seed: int) -> Any:
     torch.manual_seed(seed)
     model = kind(config).eval()
     with torch.no_grad():
+        for key, buffer in model.named_buffers():
+            if key.endswith(".expert_bias"):
+                buffer.normal_(0, 0.3)
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1 or key.endswith("_bias"):
                 parameter.uniform_(0.5, 1.5) if "norm" in key else parameter.normal_(0, 0.3)
@@ -211,9 +237,14 @@ def _as_published(path: Path, name: str, model: Any) -> None:
     """Writes what published files have, and those of save_pretrained lack."""
     from safetensors.torch import load_file, save_file
 
+    file = path / "config.json"
     if name == "cohere2":
-        file = path / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"rotary_pct": 1.0}))
+    if name.startswith("granitehybrid"):
+        config = json.loads(file.read_text())
+        old = {"linear_attention": "mamba", "full_attention": "attention"}
+        config["layer_types"] = [old.get(kind, kind) for kind in config["layer_types"]]
+        file.write_text(json.dumps(config))
     vocab = {f"w{one}": one for one in range(VOCAB)}  # of which the converter counts the tokens
     (path / "tokenizer.json").write_text(
         json.dumps({"added_tokens": [], "model": {"vocab": vocab}})

@@ -23,9 +23,11 @@ from tests.gpu_worker.runner.loading.converted_models import (
     RECORDED,
 )
 from tests.gpu_worker.runner.loading.gguf_files import open_path, writing
+from tests.gpu_worker.runner.loading.llama_cpp_logprobs import CONVERTED, PLACES
+from tests.gpu_worker.runner.loading.llama_cpp_logprobs import RECORDED as OF_LLAMA_CPP
 from tests.rounding import LOGITS
 
-NATIVE = ("deepseek2-lite", "deepseek2-v2", "glm4", "glm4moe", "smollm3")
+NATIVE = ("deepseek2-lite", "deepseek2-v2", "glm4", "glm4moe", "smollm3", *CONVERTED)
 """Files whose heads have whole vectors, and that native programs compute."""
 
 
@@ -100,6 +102,13 @@ def test_first_mixtures_give_widths_by_a_dense_layer(tmp_path: Path) -> None:
         ("gemma4", {"rope__dimension_count_swa": 4}, "rope.dimension_count_swa is not"),
         ("gemma4", {"feed_forward_length": [24]}, "no whole number for each of 4 layers"),
         ("qwen2moe", {"expert_group_count": 3}, "expert_group_count = 3, which is not supported"),
+        ("lfm2", {"attention__head_count_kv": [0, 1, 2]}, "differs between layers that attend"),
+        ("lfm2", {"attention__head_count_kv": [0, 1]}, "no whole number for each of 3 layers"),
+        ("lfm2", {"attention__head_count_kv": [0, 0, 0]}, "by which no layer attends"),
+        ("lfm2", {"attention__sliding_window": 9}, "sliding_window = 9, which is not supported"),
+        ("lfm2moe", {"expert_gating_func": 1}, "expert_gating_func is not sigmoid's"),
+        ("granitehybrid", {"attention__head_count_kv": [1, 1, 1]}, "layer_types all attend"),
+        ("granitehybrid", {"ssm__time_step_rank": 2}, "has shape"),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(
@@ -128,3 +137,24 @@ def test_a_part_of_another_shape_is_named(
     path = write_again(FOLDER / f"{name}.gguf", tmp_path / "x.gguf", {tensor: shape})
     with pytest.raises(ModelError, match=re.escape(tensor)):
         open_path(path).stored()
+
+
+def test_layers_of_granite_rotate_if_the_file_says_it(tmp_path: Path) -> None:
+    source = FOLDER / "granitehybrid.gguf"
+    path = write_again(source, tmp_path / "x.gguf", rope__scaling__finetuned=True)
+    assert open_path(source).config["position_embedding_type"] == "nope"
+    assert open_path(path).config["position_embedding_type"] == "rope"
+
+
+@pytest.mark.slow
+@pytest.mark.compares(
+    how="from GGUF beside llama.cpp",
+    of=lambda name: FAMILIES[name][0],
+    gguf=lambda name: GGUFSource(FOLDER / f"{name}.gguf").kind,
+)
+@pytest.mark.parametrize("name", CONVERTED)
+def test_file_gives_what_llama_cpp_computed(name: str) -> None:
+    runner = make_runner(FOLDER / f"{name}.gguf", quantization="none", block_size=16)
+    actual = log_probabilities(runner, PROMPT)[[place - 1 for place in PLACES]]
+    expected = torch.tensor(json.loads(OF_LLAMA_CPP.read_text())[name])
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)

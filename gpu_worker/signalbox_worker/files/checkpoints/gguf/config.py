@@ -8,6 +8,7 @@ from typing import Any
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.families import READERS, granite, layer_types
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
+from signalbox_worker.files.checkpoints.gguf.hybrids import HYBRIDS
 from signalbox_worker.files.checkpoints.gguf.names import FAMILIES, MISTRAL, MIXTRAL, Family
 from signalbox_worker.files.checkpoints.gguf.pooling import pooling_of
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFContent
@@ -24,6 +25,8 @@ factors of every position are kept in memory, 512 bytes each at a head size of 6
 _GEMMA_WINDOW = 4096
 _MIXTURES = ("llama", "qwen3moe", "qwen3vlmoe")
 _LATENT = "deepseek2"
+_OF_EACH_LAYER = ("gemma4", *HYBRIDS)
+"""Architectures that may have a number for each layer."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _GEMMA3_LOCAL_BASE = 10000.0
 _GEMMA3_PERIOD = 6
@@ -73,10 +76,10 @@ class GGUFConfig:
         return config
 
     def _most(self, key: str, *default: int) -> int:
-        """Returns a number; of one for each layer, which Gemma 4 may have, the largest."""
+        """Returns a number; of one for each layer, where a family may have it, the largest."""
         value = self.fields.each_of_model(key, *default)
         are_numbers = isinstance(value, list) and all(type(one) is int for one in value)
-        has_several = are_numbers and self.fields.kind == "gemma4" and value
+        has_several = are_numbers and self.fields.kind in _OF_EACH_LAYER and value
         return max(value) if has_several else self._whole(key, *default)
 
     @property
@@ -113,7 +116,7 @@ class GGUFConfig:
                 self.fields, self._content, head_size=head_size, path=self._path
             ),
             "tie_word_embeddings": "output.weight" not in tensors,
-            "attention_bias": f"blk.0.attn_{self._biased}.bias" in tensors,
+            "attention_bias": any(one.endswith(f".attn_{self._biased}.bias") for one in tensors),
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
 
@@ -166,7 +169,7 @@ class GGUFConfig:
         }
 
     def _extras(self) -> dict[str, Any]:
-        if (reader := READERS.get(self.fields.kind)) is not None:
+        if (reader := (READERS | HYBRIDS).get(self.fields.kind)) is not None:
             return reader(self.fields, self._shapes(), self._content.tensors)
         match self.fields.kind:
             case "gemma2":

@@ -9,7 +9,7 @@ from typing import Any
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
 
-_SOFTMAX, _SIGMOID = 1, 2
+_SOFTMAX, SIGMOID = 1, 2
 """Values of expert_gating_func."""
 _GEMMA4_PERIOD = 6
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -124,7 +124,7 @@ def _glm4_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, A
 
 def _routed_by_bias(fields: GGUFFields) -> dict[str, Any]:
     """Returns what describes a mixture in groups with shared experts, of DeepSeek V3's kind."""
-    if fields.whole_of_model("expert_gating_func", 0) not in (0, _SIGMOID):
+    if fields.whole_of_model("expert_gating_func", 0) not in (0, SIGMOID):
         raise ModelError("its expert_gating_func is not sigmoid's, which is not supported")
     return _grouped(fields)
 
@@ -152,8 +152,8 @@ def _deepseek2(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, 
             "that has attention.key_length_mla"
         )
     biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
-    usual = _SIGMOID if biased else _SOFTMAX
-    sigmoid = (fields.whole_of_model("expert_gating_func", 0) or usual) == _SIGMOID
+    usual = SIGMOID if biased else _SOFTMAX
+    sigmoid = (fields.whole_of_model("expert_gating_func", 0) or usual) == SIGMOID
     grouped = _routed_by_bias(fields) if sigmoid else _grouped(fields)
     kind = "DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"
     return {
@@ -211,8 +211,8 @@ def _gemma4(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any
     kinds = layer_types(fields, shapes["num_hidden_layers"], _GEMMA4_PERIOD)
     full = kinds.index(_FULL) if _FULL in kinds else 0
     sliding = kinds.index(_SLIDING) if _SLIDING in kinds else full
-    kv_heads = _of_each(fields, "attention.head_count_kv", len(kinds))
-    widths = _of_each(fields, "feed_forward_length", len(kinds))
+    kv_heads = of_each_layer(fields, "attention.head_count_kv", len(kinds))
+    widths = of_each_layer(fields, "feed_forward_length", len(kinds))
     size = fields.whole_of_model("attention.key_length_swa")
     for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if fields.whole_of_model(name, size) != size:
@@ -238,7 +238,8 @@ def _gemma4(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any
     }
 
 
-def _of_each(fields: GGUFFields, key: str, num_layers: int) -> list[int]:
+def of_each_layer(fields: GGUFFields, key: str, num_layers: int) -> list[int]:
+    """Returns a number for each layer, where the file may have one for all."""
     value = fields.each_of_model(key)
     found = value if isinstance(value, list) else [value] * num_layers
     if len(found) != num_layers or not all(type(one) is int for one in found):
@@ -284,7 +285,7 @@ def _plain(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]
     return {}
 
 
-READERS: Mapping[str, Reader] = {
+READERS: dict[str, Reader] = {
     "bert": _encoder("gelu"),
     "cohere2": _cohere2,
     "deepseek2": _deepseek2,

@@ -102,10 +102,26 @@ _NOMIC_BERT = {
     "layer_output_norm": "norm2",
 }
 """The names of the code beside the weights, of which `old_names.py` makes those of today."""
+_SHORT_CONVOLUTION = {
+    "shortconv.conv": "recurrent.conv1d",
+    "shortconv.in_proj": "recurrent.in_proj",
+    "shortconv.out_proj": "recurrent.out_proj",
+}
+_MAMBA = {
+    "ssm_in": "recurrent.in_proj",
+    "ssm_conv1d": "recurrent.conv1d",
+    "ssm_dt.bias": "recurrent.dt_bias",
+    "ssm_a": "recurrent.A",
+    "ssm_d": "recurrent.D",
+    "ssm_norm": "recurrent.norm",
+    "ssm_out": "recurrent.out_proj",
+}
+"""The names of native programs, which alone compute recurrent layers."""
+_OF_MAMBA = ("ssm_a", "ssm_d", "ssm_norm")
 _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _MIXTRAL_EXPERTS = {"gate": "w1", "up": "w3", "down": "w2"}
 _QWEN_EXPERTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(?:\.(weight|bias|scale))?")
 _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 
 
@@ -121,6 +137,8 @@ class Renamed(NamedTuple):
     """Makes its values, or its rows of blocks, of the file's."""
     expert: int | None = None
     """Place of its expert in the file's tensor of all experts."""
+    is_vector: bool = False
+    """True if the file has it with more dimensions than one."""
 
     @property
     def keeps_values(self) -> bool:
@@ -143,6 +161,8 @@ class Family:
     norm_offset: float = 0.0
     expert_block: str = ""
     expert_names: Mapping[str, str] = field(default_factory=dict)
+    vectors: Collection[str] = ()
+    """Tensors of a layer that are vectors, which the file has with more dimensions."""
     joins: tuple[Join, ...] = ()
 
     def joined(self, names: Collection[str]) -> Iterator[tuple[str, Join, list[str]]]:
@@ -177,7 +197,7 @@ class Family:
         change = _same
         if self.norm_offset and "norm" in name:
             change = partial(_less, offset=self.norm_offset)
-        if match is None:
+        if match is None or not (match[3] or match[2] in self.layer_names):
             own, _, end = name.rpartition(".")
             top = self.top_names.get(own)
             yield Renamed(f"{top}.{end}" if top else _TOP.get(name, name), change)
@@ -191,13 +211,14 @@ class Family:
             for index in range(shape[0]):
                 named = f"{prefix}{self.expert_block}.experts.{index}.{ours}.{kind}"
                 yield Renamed(named, change, index)
-        elif whole := self.layer_names.get(f"{part}.{kind}"):
-            yield Renamed(f"{prefix}{whole}", change)
+        elif whole := self.layer_names.get(f"{part}.{kind}" if kind else part):
+            yield Renamed(f"{prefix}{whole}", change, is_vector=part in self.vectors)
         elif part == "ffn_gate_inp" and self.expert_block:
             yield Renamed(f"{prefix}{self.expert_block}.gate.{kind}", change)
         else:
             known = self.layer_names.get(part) or _LAYER.get(part)
-            yield Renamed(f"{prefix}{known}.{kind}" if known else name, change)
+            own = f"{prefix}{known}.{kind}" if known else name
+            yield Renamed(own, change, is_vector=part in self.vectors)
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -276,6 +297,26 @@ FAMILIES: Mapping[str, Family] = {
         expert_block="mlp",
         expert_names=_QWEN_EXPERTS,
         joins=LATENT_JOINS,
+    ),
+    "lfm2": Family(
+        architecture="Lfm2ForCausalLM",
+        layer_names=_SHORT_CONVOLUTION,
+        top_names={"token_embd_norm": "model.embedding_norm"},
+    ),
+    "lfm2moe": Family(
+        architecture="Lfm2MoeForCausalLM",
+        layer_names=_SHORT_CONVOLUTION | _BIASED_CHOICE,
+        top_names={"token_embd_norm": "model.embedding_norm"},
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
+    "granitehybrid": Family(
+        architecture="GraniteMoeHybridForCausalLM",
+        layer_names=_MAMBA | _shared_expert("block_sparse_moe.shared_mlp"),
+        vectors=_OF_MAMBA,
+        is_interleaved=True,
+        expert_block="block_sparse_moe",
+        expert_names=_QWEN_EXPERTS,
     ),
 }
 MIXTRAL = Family(

@@ -1,0 +1,85 @@
+"""Fields of families with recurrent layers, which a GGUF file gives no heads of K and V."""
+
+from typing import Any
+
+from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.families import (
+    SIGMOID,
+    Names,
+    Reader,
+    Shapes,
+    experts,
+    granite,
+    of_each_layer,
+)
+from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
+
+
+def _layer_types(fields: GGUFFields, shapes: Shapes, recurrent: str) -> list[str]:
+    """Returns the kind of each layer, of which those without heads are recurrent."""
+    counts = of_each_layer(fields, "attention.head_count_kv", shapes["num_hidden_layers"])
+    if len({*counts} - {0}) > 1:
+        raise ModelError(
+            "its attention.head_count_kv differs between layers that attend, which is not "
+            "supported; use the model's safetensors"
+        )
+    return ["full_attention" if count else recurrent for count in counts]
+
+
+def _has_bias(tensors: Names, part: str) -> bool:
+    return any(name.endswith(f".{part}.bias") for name in tensors)
+
+
+def _lfm2(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    return {
+        "layer_types": _layer_types(fields, shapes, "conv"),
+        "norm_eps": shapes["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,  # the file has the inner columns as they are
+        "conv_L_cache": fields.whole_of_model("shortconv.l_cache"),
+        "conv_bias": _has_bias(tensors, "shortconv.conv"),
+    }
+
+
+def _lfm2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    if fields.whole_of_model("expert_gating_func") != SIGMOID:
+        raise ModelError("its expert_gating_func is not sigmoid's, which is not supported")
+    return {
+        **experts(fields, normalises=True),
+        **_lfm2(fields, shapes, tensors),
+        "num_dense_layers": fields.whole_of_model("leading_dense_block_count", 0),
+        "use_expert_bias": _has_bias(tensors, "exp_probs_b"),
+    }
+
+
+def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    """Without experts the feed-forward is what Granite's configuration calls the shared one."""
+    inner = fields.size_of_model("ssm.inner_size")
+    num_heads = fields.size_of_model("ssm.time_step_rank")
+    num_experts = fields.whole_of_model("expert_count", 0)
+    shared = fields.whole_of_model("expert_shared_feed_forward_length", 0)
+    return {
+        **granite(fields, shapes),
+        "layer_types": _layer_types(fields, shapes, "linear_attention"),
+        "position_embedding_type": (
+            "rope" if fields.of_model("rope.scaling.finetuned", True) else "nope"
+        ),
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": fields.whole_of_model("expert_used_count", 0),
+        "shared_intermediate_size": shared or (not num_experts) * shapes["intermediate_size"],
+        "mamba_n_heads": num_heads,
+        "mamba_d_head": inner // num_heads,
+        "mamba_expand": inner // shapes["hidden_size"],
+        "mamba_n_groups": fields.whole_of_model("ssm.group_count"),
+        "mamba_d_state": fields.whole_of_model("ssm.state_size"),
+        "mamba_d_conv": fields.whole_of_model("ssm.conv_kernel"),
+        "mamba_conv_bias": _has_bias(tensors, "ssm_conv1d"),
+        "mamba_proj_bias": _has_bias(tensors, "ssm_in"),
+    }
+
+
+HYBRIDS: dict[str, Reader] = {
+    "granitehybrid": _granite_hybrid,
+    "lfm2": _lfm2,
+    "lfm2moe": _lfm2_moe,
+}
+"""Readers by architectures of GGUF files."""
