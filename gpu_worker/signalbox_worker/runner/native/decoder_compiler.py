@@ -86,7 +86,8 @@ def compile_decoder(
         builder, weights, factors=factors, max_lora_rank=max_lora_rank, is_divided=is_divided
     )
     _Compiler(hidden, places, kv_scales=kv.scales, max_model_len=max_model_len).add()
-    rotary = rotary_table(config.rope, config.rope_head_size, max_model_len)
+    rotates = len(config.unrotated_layers) < config.num_layers  # else no position is read
+    rotary = rotary_table(config.rope, config.rope_head_size, max_model_len if rotates else 1)
     return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
 
 

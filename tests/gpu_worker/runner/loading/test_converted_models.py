@@ -14,6 +14,7 @@ import torch
 from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from signalbox_worker.runner.loading.model_source import weight_sizes
+from signalbox_worker.runner.native import decoder_compiler
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import log_probabilities, make_runner
 from tests.gpu_worker.runner.loading.converted_models import (
@@ -158,3 +159,15 @@ def test_file_gives_what_llama_cpp_computed(name: str) -> None:
     actual = log_probabilities(runner, PROMPT)[[place - 1 for place in PLACES]]
     expected = torch.tensor(json.loads(OF_LLAMA_CPP.read_text())[name])
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
+
+
+def test_layers_that_rotate_nothing_have_no_table_of_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The converter gives Granite's hybrids a window of a million tokens."""
+    lengths, table = list[int](), decoder_compiler.rotary_table
+    monkeypatch.setattr(
+        decoder_compiler, "rotary_table", lambda *args: lengths.append(args[-1]) or table(*args)
+    )
+    runner = make_runner(FOLDER / "granitehybrid.gguf", quantization="none", block_size=16)
+    assert (runner.model.max_model_len, lengths) == (1 << 20, [1])
