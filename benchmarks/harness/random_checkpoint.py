@@ -34,6 +34,7 @@ _MODELS: dict[str, tuple[Any, ...]] = {
     "olmoe": ("Olmoe", 50304, 2048, 1024, 16, 16, 16, 128, False),
     "qwen3-30b-a3b": ("Qwen3Moe", 151936, 2048, 6144, 48, 32, 4, 128, False),
     "gpt-oss-20b": ("GptOss", 201088, 2880, 2880, 24, 64, 8, 64, False),
+    "lfm2-8b-a1b": ("Lfm2Moe", 65536, 2048, 7168, 24, 32, 8, 64, True),
 }
 """Values of `_FIELDS`."""
 _OTHERS: dict[str, dict[str, Any]] = {
@@ -41,6 +42,16 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
     "qwen3-30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
+    "lfm2-8b-a1b": {
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "conv_L_cache": 3,
+        "layer_types": [
+            "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)
+        ],
+    },
 }
 """Values that others do not have."""
 _PATTERN = 1 << 20
@@ -53,6 +64,8 @@ def config_of(name: str, num_layers: int | None = None) -> dict[str, Any]:
     config = dict(zip(_FIELDS, ([f"{kind}ForCausalLM"], *sizes), strict=True))
     config |= {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "dtype": "bfloat16"}
     config |= _OTHERS.get(name, {})
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:num_layers]
     return config | ({"num_hidden_layers": num_layers} if num_layers else {})
 
 

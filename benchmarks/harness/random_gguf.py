@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import ExpertGatingFuncType, GGUFWriter, TensorNameMap, get_tensor_name_map
 from gguf import GGMLQuantizationType as BlockType
-from gguf import GGUFWriter, TensorNameMap, get_tensor_name_map
 from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
@@ -33,6 +33,16 @@ FILE_TYPES = ("Q4_K_M", "MXFP4", "BF16", *_HALVES)
 _NARROW = {BlockType.Q4_K: BlockType.Q5_0, BlockType.Q6_K: BlockType.Q8_0}
 """Types for rows that are no whole number of blocks of 256."""
 _EXPERT = re.compile(r"experts\.\d+\.")
+_AS_FLOATS = re.compile("ffn_gate_inp|shortconv.conv")
+_PUBLISHED: Mapping[str, Mapping[str, str]] = {
+    "Lfm2MoeForCausalLM": {
+        "model.norm.": "model.embedding_norm.",
+        "recurrent.conv1d.": "conv.conv.",
+        "recurrent.": "conv.",
+        "e_score_correction_bias": "e_score_correction.bias",
+    }
+}
+"""Parts of names as llama.cpp's table of names has them, where ours are others."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -45,7 +55,8 @@ def save_gguf(
     writer, num_layers = GGUFWriter(path, kind), config["num_hidden_layers"]
     _add_fields(writer, config, vocab_size=config["vocab_size"])
     names = get_tensor_name_map({v: k for k, v in MODEL_ARCH_NAMES.items()}[kind], num_layers)
-    tensors = dict(_tensors(shapes, names))
+    published = _PUBLISHED.get(architecture, {})
+    tensors = dict(_tensors(_renamed(shapes, published), names))
     types = {
         name: block_type(name, shape, file_type, num_layers, is_tied="output.weight" not in tensors)
         for name, shape in tensors.items()
@@ -72,7 +83,9 @@ def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: in
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    heads, kinds = config["num_key_value_heads"], config.get("layer_types")
+    of_layers = [heads * (kind == "full_attention") for kind in kinds or ()]
+    writer.add_head_count_kv(of_layers or heads)
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -81,6 +94,10 @@ def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: in
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(width)
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
     writer.add_vocab_size(vocab_size)
@@ -88,6 +105,15 @@ def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: in
     writer.add_tokenizer_pre("default")
     writer.add_token_list(["t", "0", *(f"t{index}" for index in range(vocab_size - 2))])
     writer.add_token_merges(["t 0"])  # llama.cpp takes no tokenizer without any
+
+
+def _renamed(shapes: Mapping[str, Shape], parts: Mapping[str, str]) -> dict[str, Shape]:
+    found = dict[str, Shape]()
+    for name, shape in shapes.items():
+        for ours, theirs in parts.items():
+            name = name.replace(ours, theirs)
+        found[name] = shape
+    return found
 
 
 def _tensors(shapes: Mapping[str, Shape], names: TensorNameMap) -> Iterator[tuple[str, Shape]]:
@@ -109,7 +135,7 @@ def block_type(
     name: str, shape: Shape, file_type: str, num_layers: int, *, is_tied: bool
 ) -> BlockType:
     """Returns the type of a tensor in a file of a type, as llama-quantize picks it."""
-    if not name.endswith(".weight") or len(shape) == 1 or "ffn_gate_inp" in name:
+    if not name.endswith(".weight") or len(shape) == 1 or _AS_FLOATS.search(name):
         return BlockType.F32
     layer = _LAYER.match(name)
     if file_type == "MXFP4":

@@ -18,7 +18,10 @@ SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 256, "head_
 
 
 def make_config(name: str) -> dict[str, Any]:
-    config = config_of(name, 2) | SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    num_layers = 3 if name == "lfm2-8b-a1b" else 2  # the first that attends and has experts
+    config = (
+        config_of(name, num_layers) | SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    )
     if "moe_intermediate_size" in config:
         config["moe_intermediate_size"] = 256
     return config
@@ -68,6 +71,8 @@ def test_weights_of_each_type_are_small_and_differ(file_type: str, tmp_path: Pat
         ("blk.14.ffn_down.weight", (512, 2080), True, "Q8_0"),
         ("blk.14.attn_q.weight", (512, 2080), True, "Q5_0"),
         ("blk.14.ffn_gate_inp.weight", (64, 2048), True, "F32"),
+        ("blk.14.shortconv.conv.weight", (2048, 3), True, "F32"),
+        ("blk.14.shortconv.in_proj.weight", (6144, 2048), True, "Q4_K"),
     ],
 )
 def test_types_of_q4_k_m_are_those_of_llama_quantize(
