@@ -11,6 +11,8 @@ from pathlib import Path
 import gguf
 import pytest
 
+from benchmarks.harness.random_checkpoint import config_of, shapes_of
+from benchmarks.harness.random_gguf import save_gguf
 from signalbox_worker.runner.native.executor import NativeExecutor
 from tests.gpu_worker.generation import Driver
 from tests.gpu_worker.model_runners import make_prompts, make_runner
@@ -21,12 +23,25 @@ pytestmark = pytest.mark.slow
 
 skip_without_native_kernels()
 
+_SIZES = {"vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+_SIZES |= {"num_experts": 4, "num_experts_per_tok": 2}
+_SIZES |= dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 256)
 FILES = sorted(Path(__file__).parent.glob("llama_quantize/*.gguf"))
 PROMPTS = make_prompts(1, 9, 40)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_mixture_of_types_is_computed_as_its_values_are(file: Path, tmp_path: Path) -> None:
+    assert_as_its_values(file, tmp_path)
+
+
+def test_a_mixture_of_types_of_a_hybrid_is_computed_as_its_values_are(tmp_path: Path) -> None:
+    config = config_of("lfm2-8b-a1b", 4) | _SIZES
+    file = save_gguf(tmp_path / "lfm2moe.gguf", config, shapes_of(config), "Q4_K_M")
+    assert_as_its_values(file, tmp_path)
+
+
+def assert_as_its_values(file: Path, tmp_path: Path) -> None:
     source = gguf.GGUFReader(file)
     types = {tensor.tensor_type.name for tensor in source.tensors if len(tensor.shape) > 1}
     assert len(types) > 1
