@@ -66,6 +66,7 @@ class ModelNeeds:
     num_parameters: int | None
     """None of a model whose weights are made up."""
     num_layers: int
+    num_recurrent_layers: int
     longest_window: int
     max_model_len: int
     has_chat_template: bool
@@ -166,6 +167,7 @@ def _needs(
         task="generate" if opened.pooling is None else opened.pooling.model.task,
         num_parameters=None if sizes is None else sizes.num_values,
         num_layers=shape.num_layers,
+        num_recurrent_layers=sum(map(bool, shape.state_bytes)),
         longest_window=shape.max_position,
         max_model_len=length,
         has_chat_template=_has_chat_template(opened),

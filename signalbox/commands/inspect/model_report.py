@@ -111,7 +111,7 @@ def _described(model: str, needs: "ModelNeeds") -> dict[str, str | None]:
         "makes": _TASKS.get(needs.task, needs.task),
         "parameters": f"{count:,}" if count else "unknown",
         "weights in its files": needs.stored_form,
-        "layers": str(needs.num_layers),
+        "layers": _layers(needs),
         "window": f"{needs.max_model_len:,} tokens, of at most {needs.longest_window:,}",
         "chat template": "yes" if needs.has_chat_template else None,
         "to fetch": f"{format_bytes(fetched)} in {len(needs.to_fetch)} files" if fetched else None,
@@ -138,6 +138,11 @@ def _memory(settings: "ServeSettings", found: "Examined", report: Report) -> dic
         rows |= _cache(needs, cache, report)
     rows["free, for all of it"] = format_bytes(free)
     return rows
+
+
+def _layers(needs: "ModelNeeds") -> str:
+    count = needs.num_recurrent_layers
+    return f"{needs.num_layers}" + (f", {count} of them recurrent" if count else "")
 
 
 def _cache(needs: "ModelNeeds", cache: int, report: Report) -> dict[str, str | None]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.random_checkpoint import config_of, save_directory, shapes_of
+from benchmarks.harness.random_gguf import save_gguf
 from signalbox.cli import main
 from signalbox.commands.inspect import model_report
 from signalbox.commands.inspect.report import Report
@@ -246,3 +248,18 @@ def test_states_are_not_counted_as_tokens(tmp_path: Path) -> None:
     assert [f"are {num_tokens} tokens" in note for note in report.notes] == [True]
     (problem,) = report_of(least - 1).problems
     assert "a block and two states take" in problem
+
+
+def test_a_hybrids_gguf_file_needs_what_its_folder_does(tmp_path: Path) -> None:
+    config = config_of("lfm2-8b-a1b", 4) | {"vocab_size": 512, "num_experts": 4}
+    config |= dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 256)
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = save_directory(tmp_path / "hf", config)
+    file = save_gguf(tmp_path / "x.gguf", config, shapes_of(config), "Q8_0")
+    theirs = needs_of(folder)
+    report, needs = model_report.examine(ServeSettings(model=str(file)))
+    assert needs is not None and needs.states_bytes > 0
+    assert needs.states_bytes == theirs.states_bytes
+    assert needs.kv_window_bytes == theirs.kv_window_bytes
+    assert report.sections["model"]["layers"] == "4, 3 of them recurrent"
+    assert report.sections["memory"]["states, a sequence"].startswith("two of ")
