@@ -163,7 +163,7 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         fields["q_lora_rank"] = choose.choice((None, 12))
     if not name.startswith(("deepseek2", "gemma4", *_HYBRIDS)):
         fields["num_key_value_heads"] = choose.choice((1, 2, 4))
-    if name not in ("gpt-oss", "cohere2", "gemma4", "gemma4-moe"):
+    if name not in ("gpt-oss", "cohere2", "gemma4", "gemma4-moe", "lfm2moe"):
         fields["tie_word_embeddings"] = choose.random() < 0.5
     if not name.startswith(_NOT_RMS):
         fields["rms_norm_eps"] = choose.choice((1e-6, 1e-3))
