@@ -111,7 +111,8 @@ class StepResult:
     """Log probabilities of tokens, by index in `token_ids`."""
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     failures: Mapping[int, RequestFailure] = field(default_factory=dict)
-    """Failures by sequence id. Such a sequence has no run; the others are unharmed."""
+    """Failures by sequence id. Such a sequence has no run; the others are unharmed. One of ABORTED
+    is to be computed again."""
     pooled: Mapping[int, Vector] = field(default_factory=dict)
     """Vectors by sequence id, of a worker that pools."""
     timings: StepTimings = _NO_TIMINGS
@@ -269,6 +270,7 @@ def _decode_prompt(run: pb.PromptLogprobs) -> PromptLogprobs:
 
 
 def _decode_failure(error: pb.SequenceError) -> RequestFailure:
-    """Returns a refusal, or an internal error for every other code that a worker may send."""
-    is_refusal = error.code == Code.FAILED_PRECONDITION
-    return RequestFailure(Code.FAILED_PRECONDITION if is_refusal else Code.INTERNAL, error.message)
+    """Returns a refusal or a lost state, and an internal error for every other code that a worker
+    may send."""
+    known = {Code.FAILED_PRECONDITION, Code.ABORTED}
+    return RequestFailure(Code(error.code) if error.code in known else Code.INTERNAL, error.message)

@@ -12,11 +12,13 @@ import numpy as np
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, state_group
 from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import PoolingModel, Vector
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.step_result import MaskTimes, StepResult, StepTimings
+from signalbox_contract.updates import RequestFailure
 from signalbox_scheduler.kv.block_allocator import BlockCopy
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
@@ -25,6 +27,7 @@ from tests.scheduler_svc.fake_store import Block, FakeStore
 VOCAB_SIZE = 97
 STATE = -1
 """Key of a block that holds a part of a state: the part's number, and what it is a state of."""
+STATE_LOST = RequestFailure(Code.ABORTED, "the step failed")
 
 
 def copies_of(mapping: BlockMapping) -> list[BlockCopy]:
@@ -130,6 +133,12 @@ class FakeWorker:
     """Blocks of each state, by the first."""
     sequences: dict[int, Known] = field(default_factory=dict)
     loses_copies: bool = False
+    fails_next: bool = False
+    """True if the next step that computes raises half-way, and takes its states with it."""
+    poison: int | None = None
+    """Token with which a step does so."""
+    failed: set[int] = field(default_factory=set)
+    """Sequences that have lost their states, which fail until they are forgotten."""
     store: FakeStore | None = None
     mask_costs: tuple[int, ...] = ()
     """Nanoseconds that it reports of masks of most sequences, in turns; none if it is empty."""
@@ -139,6 +148,7 @@ class FakeWorker:
     def execute(self, plan: "EncodedPlan") -> StepResult:
         for seq_id in plan.forget:
             del self.sequences[seq_id]
+            self.failed.discard(seq_id)
         for blocks in plan.states:
             assert len(set(blocks)) == len(blocks) == self.groups[-1].state_blocks
             self.states[blocks[0]] = tuple(blocks)
@@ -157,7 +167,11 @@ class FakeWorker:
             self.store.begin(plan.store_moves)
         drawn = Drawn()
         assert len(set(plan.seq_ids)) == len(plan.seq_ids), "a sequence is in the step twice"
-        work = [(seq_id, n) for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)]
+        work = [
+            (seq_id, n)
+            for seq_id, n in zip(plan.seq_ids, plan.num_new_tokens, strict=True)
+            if seq_id not in self.failed
+        ]
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
         contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}
         if state_group(self.groups):
@@ -167,6 +181,10 @@ class FakeWorker:
                 assert num_new_tokens == len(self.sequences[seq_id].token_ids), "a prompt is cut"
             contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
             self._report_prompt(seq_id, num_new_tokens, drawn)
+        is_poisoned = any(self.poison in self.sequences[seq_id].token_ids for seq_id, _ in work)
+        if work and (self.fails_next or is_poisoned):
+            self._lose_states(work)
+            work, drawn = [], Drawn()
         for seq_id, _ in work:
             self._sample(seq_id, contexts[seq_id], drawn)
         own_branches = [self.sequences[seq_id].branch for seq_id in drawn.seq_ids]
@@ -178,6 +196,7 @@ class FakeWorker:
             logprobs=drawn.logprobs,
             prompt_logprobs=drawn.prompt_logprobs,
             pooled=drawn.pooled,
+            failures={one: STATE_LOST for one in plan.seq_ids if one in self.failed},
             moves=self.store.pop_ended() if self.store is not None else (),
             masks=self._masks(plan),
             timings=StepTimings(forward_ns=10_000_000 if self.mask_costs else 0),
@@ -249,6 +268,17 @@ class FakeWorker:
                 content.pop(STATE, None)
         known.num_computed_tokens += num_new_tokens
         return known.token_ids[start : known.num_computed_tokens]
+
+    def _lose_states(self, work: list[tuple[int, int]]) -> None:
+        """Spoils all states that a step has left, as one does that raises half-way."""
+        self.fails_next = False
+        for seq_id, num_new_tokens in work:
+            known = self.sequences[seq_id]
+            self.failed.add(seq_id)
+            for position in range(known.num_computed_tokens)[-num_new_tokens:]:
+                head = self._block(known, position, len(self.groups) - 1)
+                if head != NO_BLOCK:
+                    self.gpu.update({block: {} for block in self.states[head]})
 
     def _write_state(
         self, known: Known, position: int, value: int, *, start: int, end: int

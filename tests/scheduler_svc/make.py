@@ -217,6 +217,8 @@ class Loop:
     preparing: Preparation | None = None
     step_s: float = 1.0
     """Seconds between two plannings."""
+    queues_again: bool = False
+    """True if no cluster returns requests to the queue whose states were lost in a step."""
 
     def send(self) -> bool:
         """Plans and sends one step, if there is room for it and something to do."""
@@ -256,6 +258,8 @@ class Loop:
             return None
         outcome = self.scheduler.update(self.worker.execute(self.sent.popleft()), self.now)
         self.ended += outcome.ended
+        for group in outcome.set_back if self.queues_again else ():
+            self.scheduler.admission.add(group)
         for group, vector in outcome.pooled:
             assert group not in self.pooled, "a request has two vectors"
             self.pooled[group] = vector

@@ -132,6 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept = None if scheduler.config.store is None else self.kept
         loop = make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
         loop.worker.mask_costs = self.mask_costs
+        loop.queues_again = True
         if loop.worker.store is not None:
             loop.worker.store.endings = itertools.cycle(self.endings)
             loop.worker.store.heeds_cancels = self.heeds_cancels
@@ -287,6 +288,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stopped[group, seq.branch] = keep
         if loops[0].scheduler.stop_sequence(group, index=seq.branch, keep_tokens=keep):
             self.ended.append(group)
+
+    @precondition(lambda self: state_group(self.groups_of_layers))
+    @rule(data=st.data())
+    def fail_step(self, data: st.DataObject) -> None:
+        """The next step that computes takes its states with it."""
+        data.draw(st.sampled_from(self.loops)).worker.fails_next = True
 
     @rule(data=st.data())
     def lose_worker(self, data: st.DataObject) -> None:

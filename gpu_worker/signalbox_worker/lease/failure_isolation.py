@@ -5,8 +5,9 @@ and no sequence of a batch reads what another one computes in it. So any part ma
 says what it would have said in the whole. A batch that memory does not suffice for is cut between
 tokens instead, within a sequence too: its later tokens read what its earlier ones have written. A
 sequence whose attention sees both ways is never cut. States of recurrent layers change in place, so
-a batch with them is run again only if the runner had no memory to begin it, which MemoryError says:
-any other error ends the lease, and the scheduler computes its sequences again.
+a batch with them is run again only if the runner had no memory to begin it, which MemoryError says.
+After any other error all of its sequences fail with `STATE_LOST`: the scheduler computes them again
+from their last snapshots, which no step changes.
 Bisection is group testing (Dorfman, 1943): one culprit of B costs about two more steps' work.
 """
 
@@ -20,6 +21,7 @@ from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.batch.sequence_failures import STATE_LOST
 from signalbox_worker.batch.state_runs import part_of
 from signalbox_worker.device.device_errors import DeviceLost, device_loss
 from signalbox_worker.lease.token_limit import TokenLimit
@@ -90,7 +92,11 @@ class _Parts:
             self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]
 
     def split(self, start: int, stop: int, fault: Fault) -> None:
-        """Computes tokens [start, stop) in two halves; fails their sequence if there are none."""
+        """Computes tokens [start, stop) in two halves; fails their sequences if there are none."""
+        if fault is Fault.RAISED and self._batch.states is not None:
+            seqs = range(self._owner(start), self._owner(stop - 1) + 1)
+            self.samples.failed_seqs |= dict.fromkeys(seqs, STATE_LOST)
+            return
         middle = self._middle(start, stop, fault)
         if middle is None:
             self.samples.failed_seqs[self._owner(start)] = fault.value
@@ -107,8 +113,6 @@ class _Parts:
             samples = self._runner.execute(batch)
         except Exception as error:
             fault = fault_of(error, batch)
-            if batch.states is not None and fault is Fault.RAISED:
-                raise
         else:
             self.largest = max(self.largest, stop - start)
             self._add(samples, start)

@@ -184,8 +184,7 @@ class Lease:
 def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutput:
     """Computes a batch, in parts if it is beyond the limit or fails as a whole.
 
-    Sequences that fail alone are in `failed_seqs` of the output. A batch that has changed states of
-    recurrent layers cannot be computed again: its error is raised, and ends the lease.
+    Sequences that fail, alone or because their states may have changed, are in `failed_seqs`.
     """
     fault: Fault | None = None
     if limit.allows(batch):
@@ -193,8 +192,6 @@ def execute_batch(runner: Runner, batch: Batch, limit: TokenLimit) -> BatchOutpu
             samples = runner.execute(batch)
         except Exception as error:  # a kernel may raise anything; the service goes on
             fault = fault_of(error, batch)
-            if batch.states is not None and fault is Fault.RAISED:
-                raise  # it may have changed them
         else:
             if limit.lowered is not None:
                 limit.count_step()

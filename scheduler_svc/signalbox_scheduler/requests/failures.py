@@ -74,10 +74,11 @@ def never_fits(group: SequenceGroup) -> RequestFailure:
 
 
 def breaks_workers(suspicion: Suspicion) -> RequestFailure:
-    return RequestFailure(
-        Code.INTERNAL,
-        f"{counted(len(suspicion.losses), 'worker')} died while working on the request",
-    )
+    num_steps = sum(loss.is_of_step for loss in suspicion.losses)
+    parts = {"worker": len(suspicion.losses) - num_steps, "step": num_steps}
+    lost = " and ".join(counted(number, what) for what, number in parts.items() if number)
+    verb = "failed" if num_steps else "died"
+    return RequestFailure(Code.INTERNAL, f"{lost} {verb} while working on the request")
 
 
 def cannot_compile(fault: str) -> RequestFailure:

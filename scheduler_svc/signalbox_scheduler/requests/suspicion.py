@@ -6,6 +6,9 @@ each computes alone in its steps until it has passed the position of the loss. A
 counts against the request. `loss_attribution.py` corrects the counts once the cause is
 known.
 
+A step that fails and takes states of recurrent layers with it is such a loss, too: of the requests
+in that step alone, by a worker that goes on.
+
 One by one, not in halves (Dorfman, 1943): a suspect costs a few steps, a wrong half a worker.
 """
 
@@ -23,6 +26,8 @@ class Loss(NamedTuple):
     worker: str
     at: float
     """Seconds on the clock of `WorkerRecords`."""
+    is_of_step: bool = False
+    """True if the worker goes on, and has what the request has computed before the step."""
 
 
 @dataclass(slots=True)

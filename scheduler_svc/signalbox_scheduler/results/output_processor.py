@@ -15,6 +15,7 @@ from signalbox_scheduler.requests.sequence_group import (
     SequenceStatus,
 )
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
+from signalbox_scheduler.requests.suspicion import Suspicion
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.beam_branching import BeamGroups
 from signalbox_scheduler.results.drawn_tokens import DrawnTokens
@@ -35,6 +36,9 @@ class OutputProcessor:
         self._admission = state.queues.admission
         self._eos_token_ids = state.config.eos_token_ids
         self._searches = BeamGroups(state, eos_token_ids=self._eos_token_ids)
+        self._queues = state.queues
+        self._harmed: dict[SequenceGroup, None] = {}
+        """Running groups that have lost their states; suspects that no later step takes."""
 
     def samples(self) -> Iterator[Sample]:
         yield counter(
@@ -62,6 +66,8 @@ class OutputProcessor:
             self._accept_each(others, drawn, outcome, now)
         if seqs:
             self._accept_decodes(seqs, rows, drawn, outcome, now)
+        if self._harmed:
+            self._set_back_harmed(outcome)
         return outcome
 
     def _release_those_without_token(self, drawn: DrawnTokens) -> None:
@@ -232,9 +238,14 @@ class OutputProcessor:
     ) -> None:
         """Ends a sequence by an error; before its fork it stands for all, as in a search.
 
-        Its blocks may be wrong unless it was refused for what its request asks.
+        Its blocks may be wrong unless it was refused for what its request asks. One that has lost
+        its state is computed again with its group; what it has computed before is right.
         """
         group = seq.group
+        if failure.code is Code.ABORTED:
+            self._harmed[group] = None
+            group.suspicion = group.suspicion or Suspicion(seq.num_computed_tokens)
+            return
         if failure.code is not Code.FAILED_PRECONDITION:
             self._blocks.retract(seq)
         if isinstance(group, BeamGroup):
@@ -245,6 +256,22 @@ class OutputProcessor:
             return
         seq.failure = failure
         self._finish(seq, FinishReason.ERROR, outcome, now)
+
+    def _set_back_harmed(self, outcome: StepOutcome) -> None:
+        """Takes groups that have lost states off this worker, once no step in flight holds them."""
+        for group in [group for group in self._harmed if not group.is_inflight]:
+            del self._harmed[group]
+            if group.suspicion is None or group.is_finished:  # it was aborted meanwhile
+                continue
+            computed = max(seq.num_computed_tokens for seq in group.unfinished)
+            group.suspicion.position = max(group.suspicion.position, computed)
+            for seq in group.unfinished:
+                self._worker_state.forget(seq)
+                self._blocks.free(seq)
+            self._queues.remove(group)
+            group.forget_progress()
+            group.set_status(SequenceStatus.WAITING)
+            outcome.set_back.append(group)
 
     def _finish(
         self, seq: Sequence, reason: FinishReason, outcome: StepOutcome, now: float

@@ -60,13 +60,14 @@ def find_fault(
 
 
 def fails_all(plan: StepPlan, result: StepResult) -> bool:
-    """Returns whether every sequence of a step failed to be computed.
+    """Returns whether every sequence of a step failed to be computed, or lost its state.
 
     A refusal, which says that the request rules out every token, is no such failure.
     """
     if not plan.seqs or len(result.failures) < len(plan.seqs):
         return False
-    return all(failure.code is Code.INTERNAL for failure in result.failures.values())
+    codes = {failure.code for failure in result.failures.values()}
+    return codes <= {Code.INTERNAL, Code.ABORTED}
 
 
 def _fault_of_tokens(result: StepResult, vocab_size: int) -> str | None:

@@ -37,6 +37,9 @@ class StepOutcome:
     """Requests whose last sequence has just ended."""
     cleared: list[Suspicion] = field(default_factory=list)
     """Suspicions of requests that are suspects no longer."""
+    set_back: list[SequenceGroup] = field(default_factory=list)
+    """Suspects, in no queue, that have lost their states in a step: to be computed again, from what
+    is cached."""
 
     def add_token(self, seq: Sequence, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Adds an accepted token, with its log probabilities if they were asked for."""

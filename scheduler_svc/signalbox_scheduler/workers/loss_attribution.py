@@ -5,6 +5,8 @@ was at fault: that is put on record. A suspect that is lost too often, or that a
 compute alone, was the cause itself: the first loss is taken off its worker's record.
 """
 
+from collections.abc import Collection
+
 from signalbox_contract.errors import Code
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.suspicion import Suspicion
@@ -22,6 +24,18 @@ def record_loss(records: WorkerRecords, scheduler: Scheduler) -> None:
         suspicion.position = max(suspicion.position, position)
         suspicion.losses.append(loss)
         group.num_lost_workers += 1
+
+
+def record_failed_step(records: WorkerRecords, groups: Collection[SequenceGroup]) -> None:
+    """Counts a failed step against its worker, unless it was that of a suspect, and against the
+    requests that have lost their states in it."""
+    (worker,) = {group.timeline.worker for group in groups}
+    loss = records.loss_of(worker)._replace(is_of_step=True)
+    suspicions = [group.suspicion for group in groups if group.suspicion is not None]
+    if not any(suspicion.losses for suspicion in suspicions):
+        records.count(loss)
+    for suspicion in suspicions:
+        suspicion.losses.append(loss)
 
 
 def _positions_in_flight(scheduler: Scheduler) -> dict[SequenceGroup, int]:
@@ -50,15 +64,17 @@ def judge(records: WorkerRecords, group: SequenceGroup) -> None:
     if group.failure is None:
         clear(records, suspicion)
     elif group.failure.code is Code.INTERNAL:
-        records.forgive(suspicion.losses[0])
+        for loss in suspicion.losses[:1]:
+            records.forgive(loss)
 
 
 def shun(group: SequenceGroup, takers: set[str]) -> None:
-    """Keeps a suspect from the workers that it was lost on, if another one takes it.
+    """Keeps a suspect from the workers that were lost with it, if another one takes it.
 
     Args:
         takers: names of the workers that take it.
     """
     if group.suspicion is not None:
-        lost_on = frozenset(loss.worker for loss in group.suspicion.losses)
+        losses = group.suspicion.losses
+        lost_on = frozenset(loss.worker for loss in losses if not loss.is_of_step)
         group.suspicion.shunned = lost_on if takers - lost_on else frozenset()

@@ -33,7 +33,7 @@ from signalbox_scheduler.requests.open_spans import RequestTrace
 from signalbox_scheduler.requests.sequence_group import BeamGroup, SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.step_outcome import StepOutcome, finished_request, router_updates
-from signalbox_scheduler.workers.loss_attribution import clear, judge, shun
+from signalbox_scheduler.workers.loss_attribution import clear, judge, record_failed_step, shun
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 from signalbox_scheduler.workers.worker_pool import StepLoops
 
@@ -223,6 +223,11 @@ class RequestLifecycle:
             clear(self._worker_records, suspicion)
         for session, news in updates.items():
             session.send(news)
+        if outcome.set_back:
+            record_failed_step(self._worker_records, outcome.set_back)
+            self._queue_again(outcome.set_back, now)
+            self.sort_out_waiting(outcome.set_back)
+            self._step_loops.wake()
         if self._admission.uncharged:
             for group in self._admission.pop_uncharged():
                 self.fail(group, policy_fails())
@@ -233,8 +238,12 @@ class RequestLifecycle:
         """Returns requests to the queue whose worker was lost, or has finished draining."""
         now = self._clock()
         for group in groups:
-            self._admission.add(group)
             group.timeline.moved(now, is_lost=is_lost)
+        self._queue_again(groups, now)
+
+    def _queue_again(self, groups: Iterable[SequenceGroup], now: float) -> None:
+        for group in groups:
+            self._admission.add(group)
             if group.suspicion is not None:
                 group.timeline.add(EventKind.SUSPECTED, now, num_tokens=group.suspicion.position)
             self._admission.record_arrival(group, now)

@@ -11,7 +11,7 @@ import grpc
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.description_bounds import check_description
-from signalbox_contract.errors import InvalidArgument, cut
+from signalbox_contract.errors import Code, InvalidArgument, cut
 from signalbox_contract.model import ModelInfo, WorkerCapacity, decode_capacity, decode_model
 from signalbox_contract.step import encode_step
 from signalbox_contract.step_result import StepResult, decode_result
@@ -248,14 +248,22 @@ class LeaseClient:
         """Raises WorkerLostError if the fault is rather the worker's than that of its requests.
 
         A worker that fails some sequences of a step has computed the others, so the failures are
-        believed. If all fail, they are if there is one request, and it computes alone because it
-        is a suspect, or the step before went well.
+        believed. If all fail, they are if the step before went well and there is one request, or
+        all have lost their states; and if the one request computes alone since it is a suspect.
         """
-        live = {seq.group: None for seq in plan.seqs if not seq.is_finished}
+        # A suspect in a step with others has lost its state in the step before.
+        live = {
+            seq.group: None
+            for seq in plan.seqs
+            if not seq.is_finished and plan.is_alone is (seq.group.suspicion is not None)
+        }
         if not live:
             return
         fails_all = result_validation.fails_all(plan, result)
-        believed = len(live) == 1 and (plan.is_alone or not self._failed_all_before)
+        loses_states = any(one.code is Code.ABORTED for one in result.failures.values())
+        believed = not self._failed_all_before and (len(live) == 1 or loses_states)
+        if plan.is_alone and not loses_states:
+            believed = len(live) == 1
         if fails_all and not believed:
             raise WorkerLostError(
                 f"it failed every sequence of step {plan.step_id}: "
