@@ -52,7 +52,7 @@ def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def keeping_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else one slow copy between the pools, of a busy machine, ends the use of the CPU pool."""
-    monkeypatch.setattr(CostModel, "keeps_another", lambda *_, **__: True)
+    monkeypatch.setattr(CostModel, "keeps_more", lambda *_, **__: True)
     monkeypatch.setattr(CostModel, "fetches", lambda *_, **__: True)
 
 

@@ -48,9 +48,10 @@ async def test_tokens_are_right_with_hits_chunks_and_preemptions() -> None:
         for prompt, answer in zip(prompts, answers, strict=True):
             assert answer.token_ids[0] == expected_tokens(prompt, num_tokens=100, has_states=True)
         (loop,) = stack.scheduler.cluster.step_loops
-        assert loop.scheduler.preemption.num_recomputes
-        assert loop.scheduler.preemption.num_preemptions == loop.scheduler.preemption.num_recomputes
-        assert loop.scheduler.planner.num_prefix_hits
+        preemption, planner = loop.scheduler.preemption, loop.scheduler.planner
+        assert preemption.num_preemptions > preemption.num_recomputes  # some are swapped
+        assert planner.num_prefix_hits
+        assert planner.num_cpu_prefix_hits
 
 
 @pytest.mark.parametrize("num_tokens", [31, 32, 33])
@@ -103,9 +104,11 @@ async def answers_of(kind: type[SimulatedRunner]) -> list[bool]:
         open_channel(router.server.address) as channel,
     ):
         stub = pb_grpc.InferenceServiceStub(channel)
+        await until_workers(scheduler, 1)
+        (loop,) = scheduler.cluster.step_loops
         asked = (ask(stub, make_request(prompt, max_tokens=40)) for prompt in prompts)
         answers = await asyncio.gather(*asked)
-        await until_workers(scheduler, 1)
+        assert list(scheduler.cluster.step_loops) == [loop], "the worker was lost"
         await assert_idle(scheduler)
     return [
         answer.token_ids[0] == expected_tokens(prompt, num_tokens=40, has_states=True)

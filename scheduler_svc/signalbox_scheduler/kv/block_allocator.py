@@ -74,7 +74,7 @@ class Obtained(NamedTuple):
     is_found: bool
 
 
-def _drop(_block: int, _block_hash: BlockHash) -> None:
+def _drop(_blocks: list[int], _block_hash: BlockHash) -> None:
     """Lets what an evicted block holds go."""
 
 
@@ -84,12 +84,12 @@ class BlockAllocator:
     Free blocks are handed out before cached ones; of those the least recently used goes first.
 
     Args:
-        on_evict: told of a cached block, and its hash, before it is handed out for something else;
-            not of states.
+        on_evict: told of a cached block, or the blocks of a state, and the hash, before they are
+            handed out for something else.
     """
 
     def __init__(
-        self, num_blocks: int, *, on_evict: Callable[[int, BlockHash], None] = _drop
+        self, num_blocks: int, *, on_evict: Callable[[list[int], BlockHash], None] = _drop
     ) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
@@ -166,11 +166,15 @@ class BlockAllocator:
         return block
 
     def allocate_state(self, num_blocks: int) -> int:
-        """Takes the blocks of a state and returns the first; ask `num_free` first."""
+        """Takes the blocks of a state and returns the first; ask `num_free` first.
+
+        A state of one block is a block like others.
+        """
         head, *rest = [self.allocate() for _ in range(num_blocks)]
         for block in rest:
             self._num_owners[block] = 0
-        self._rest[head] = rest
+        if rest:
+            self._rest[head] = rest
         return head
 
     def blocks_of(self, head: int) -> list[int]:
@@ -181,15 +185,19 @@ class BlockAllocator:
         """Returns how many blocks some are, with the others of states."""
         return sum(1 + len(self._rest.get(head, ())) for head in heads)
 
-    def obtain(self, block_hash: BlockHash | None) -> Obtained:
-        """Shares the block that holds what a hash stands for, or takes one that is to hold it."""
+    def obtain(self, block_hash: BlockHash | None, *, num_blocks: int = 1) -> Obtained:
+        """Shares the block that holds what a hash stands for, or takes one that is to hold it.
+
+        Args:
+            num_blocks: those of a state.
+        """
         if block_hash is None:
-            return Obtained(self.allocate(), is_found=False)
+            return Obtained(self.allocate_state(num_blocks), is_found=False)
         found = self.find(block_hash)
         if found is not None:
             self.share(found)
             return Obtained(found, is_found=True)
-        block = self.allocate()
+        block = self.allocate_state(num_blocks)
         self.cache_block(block, block_hash)
         return Obtained(block, is_found=False)
 
@@ -225,7 +233,8 @@ class BlockAllocator:
 
         Blocks that others own, too, are copied.
         """
-        given_up = {block for block in blocks if not self.is_shared(block)}
+        heads = {block for block in blocks if not self.is_shared(block)}
+        given_up = {block for head in heads for block in self.blocks_of(head)}
         for copy in self.incoming:
             if copy.dst in given_up:
                 self.retract(copy.dst)
@@ -238,6 +247,10 @@ class BlockAllocator:
 
     def is_shared(self, block: int) -> bool:
         return self._num_owners[block] > 1
+
+    def is_owned(self, block: int) -> bool:
+        """Says whether a block has owners of its own, unlike those of a state behind its first."""
+        return self._num_owners[block] > 0
 
     def num_used(self, hashes: Iterable[BlockHash]) -> int:
         """Returns how many of these hashes belong to blocks in use."""
@@ -289,11 +302,10 @@ class BlockAllocator:
         return self._block_of.get(block_hash)
 
     def _evict(self, block: int) -> None:
-        is_state = block in self._rest
+        blocks = self.blocks_of(block)
         block_hash = self.retract(block)
         assert block_hash is not None, f"cached block {block} has no hash"
-        if not is_state:
-            self._on_evict(block, block_hash)
+        self._on_evict(blocks, block_hash)
 
     def check(self, owners: Mapping[int, int]) -> None:
         """Asserts that what was handed out has its owners.

@@ -19,7 +19,7 @@ from signalbox_scheduler.kv.block_events import (
 )
 from signalbox_scheduler.kv.block_moves import distinct_blocks, move
 from signalbox_scheduler.kv.block_table import held
-from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier
+from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier, Sizes, copies_between
 from signalbox_scheduler.kv.group_sizes import GroupSizes
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
@@ -163,9 +163,12 @@ class BlockSpaceManager:
         for index, found in enumerate(prefix):
             block = found.block
             if not found.is_on_gpu:
-                block = self.gpu.obtain(self._prefix_cache.name(seq, index)).block
-                self.copies.add_in([BlockCopy(found.block, block)])
+                sources = self.cpu.blocks_of(found.block)
+                name = self._prefix_cache.name(seq, index)
+                block = self.gpu.obtain(name, num_blocks=len(sources)).block
+                self.copies.add_in(copies_between(sources, self.gpu.blocks_of(block)))
             seq.block_table.append(block)
+        self.states.name_all(seq.block_table)
         num_rows = len(prefix) // self.num_groups
         self._prefix_cache.record_shared(seq, num_rows)
         if self.records_events and prefix:
@@ -306,11 +309,23 @@ class BlockSpaceManager:
         """Blocks that the group holds, each once however many of its sequences share it."""
         return self._num_held(group.unfinished)
 
-    def blocks_in(self, table: list[int]) -> list[int]:
-        """Returns the blocks of a table, with all blocks of its states."""
+    def num_distinct_tokens(self, group: SequenceGroup) -> int:
+        """Tokens for which the group holds blocks, each once however many of its sequences share
+        it."""
+        tables = [seq.block_table for seq in group.unfinished]
+        blocks = {b for table in tables for i, b in enumerate(table) if not self.states.is_entry(i)}
+        return self.num_tokens_of_blocks(len(blocks - {NO_BLOCK}))
+
+    def blocks_in(self, table: list[int], *, is_swapped: bool = False) -> list[int]:
+        """Returns the blocks of a table, with all blocks of its states.
+
+        Args:
+            is_swapped: whether they are of the CPU pool.
+        """
         blocks = held(table)
         if self.states.num_blocks:
-            blocks = [block for head in blocks for block in self.gpu.blocks_of(head)]
+            pool = self.cpu if is_swapped else self.gpu
+            blocks = [block for head in blocks for block in pool.blocks_of(head)]
         return blocks
 
     def _num_held(self, seqs: Iterable[Sequence]) -> int:
@@ -322,27 +337,33 @@ class BlockSpaceManager:
         return distinct_blocks(group, self.gpu, self._prefix_cache)
 
     def can_swap_out(self, group: SequenceGroup) -> bool:
-        """Says whether the CPU pool has room for the group's blocks; it keeps no states."""
-        if self.states.num_blocks:
-            return False
-        hashes = self.distinct_blocks(group).values()
-        return self.cpu_tier.num_taken(hashes) <= self.cpu_tier.num_free
+        """Says whether the CPU pool has room for the group's blocks."""
+        return self.cpu_tier.num_taken(self._sizes_of(group)) <= self.cpu_tier.num_free
+
+    def _sizes_of(self, group: SequenceGroup) -> Sizes:
+        blocks = self.distinct_blocks(group)
+        return [(name, self.gpu.num_blocks_of([block])) for block, name in blocks.items()]
 
     def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
         """Says whether the group's blocks fit on the GPU, with a row more for each sequence."""
         blocks = distinct_blocks(group, self.cpu, self._prefix_cache)
-        hashes = {block_hash or block for block, block_hash in blocks.items()}  # equals become one
-        grown = len(hashes) + len(group.unfinished) * self.num_groups
-        wanted = min(grown, max(len(hashes), self.sizes.most_blocks(group)))
+        # Those of one hash become one.
+        sizes = {name or block: self.cpu.num_blocks_of([block]) for block, name in blocks.items()}
+        num_blocks = sum(sizes.values())
+        row = self._num_token_groups + self.states.num_blocks
+        grown = num_blocks + len(group.unfinished) * row
+        wanted = min(grown, max(num_blocks, self.sizes.most_blocks(group)))
         if wanted > self.gpu.num_blocks:
             return AllocStatus.NEVER
         if self.cpu_tier.is_arriving(blocks):
             return AllocStatus.LATER
-        return self._has_room(wanted - self.gpu.num_used(h for h in hashes if isinstance(h, bytes)))
+        names = ((h, number) for h, number in sizes.items() if isinstance(h, bytes))
+        in_use = sum(number for h, number in names if self.gpu.num_used([h]))
+        return self._has_room(wanted - in_use)
 
     def swap_out(self, group: SequenceGroup) -> None:
         """Moves the group's blocks to CPU swap, each once however many sequences share it."""
-        self.cpu_tier.make_room(self.distinct_blocks(group).values())
+        self.cpu_tier.make_room(self._sizes_of(group))
         copies, left = move(
             group,
             self.gpu,
@@ -358,6 +379,8 @@ class BlockSpaceManager:
         copies, left = move(group, self.cpu, self.gpu, self._prefix_cache, finds=True)
         self.cpu_tier.unpin_after_step(Hold(self.cpu, left))
         self.copies.add_in(copies)
+        for seq in group.unfinished:
+            self.states.name_all(seq.block_table)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools.

@@ -1,4 +1,4 @@
-"""Moves a group's block tables to the other pool, each block once.
+"""Moves a group's block tables to the other pool, each block once, and states with all of theirs.
 
 What the other pool holds already, by its hash, is shared and not copied.
 """
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_table import held
+from signalbox_scheduler.kv.cpu_tier import copies_between
 from signalbox_scheduler.kv.prefix_cache import PrefixCache
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
@@ -52,11 +53,13 @@ def move(
                 target.share(moved[block])
             else:
                 block_hash = prefix_cache.public_hash(seq, index, source)
-                obtained = target.obtain(block_hash if finds else None)
+                blocks = source.blocks_of(block)
+                wanted = block_hash if finds else None
+                obtained = target.obtain(wanted, num_blocks=len(blocks))
                 moved[block] = obtained.block
                 if source.is_private(block):
                     target.retract(obtained.block)
                 if not obtained.is_found:
-                    copies.append(BlockCopy(block, obtained.block))
+                    copies += copies_between(blocks, target.blocks_of(obtained.block))
             seq.block_table[index] = moved[block]
     return GroupMove(copies, left)

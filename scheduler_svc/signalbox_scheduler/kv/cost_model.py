@@ -77,10 +77,14 @@ class CostModel:
         """Says whether to copy a block in takes less than to compute its tokens again."""
         return self.copy_s(1) <= self.recompute_s(block_size)
 
-    def keeps_another(self, *, num_kept: int, block_size: int) -> bool:
-        """Says whether a step that copies `num_kept` evicted blocks out should copy one more."""
+    def keeps_more(self, num_blocks: int, *, num_kept: int, block_size: int) -> bool:
+        """Says whether a step that copies `num_kept` evicted blocks out should copy so many more:
+        one, or a state, which is worth as much a block and is never too large to be the first."""
         saved_s = self.recompute_s(block_size) - self.copy_s(1)
-        return self.copy_s(1) <= HIT_SHARE * saved_s and self.copy_s(num_kept + 1) <= MAX_KEEP_S
+        if self.copy_s(1) > HIT_SHARE * saved_s:
+            return False
+        is_first = num_blocks > 1 and not num_kept
+        return is_first or self.copy_s(num_kept + num_blocks) <= MAX_KEEP_S
 
     def is_less(self, seconds: float, *, num_tokens: int) -> bool:
         """Says whether a time is less than tokens take to compute."""

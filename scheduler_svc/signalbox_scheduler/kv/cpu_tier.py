@@ -7,20 +7,27 @@ follow CachedAttention (Gao et al., USENIX ATC 2024).
 
 A worker swaps out before it swaps in. So whatever the plan in the making reads or writes here is
 held until the plan is complete: it is not handed out again, and what the plan brings is not found.
+
+A state of recurrent layers is kept, found and given up whole, under one hash.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.hold import Hold
 
+Sizes = Collection[tuple[BlockHash | None, int]]
+"""Hash, if it has one, and number of blocks of each block or state of a group."""
+
 
 class CopyCosts(Protocol):
     """Says what is worth a copy; `CostModel` is one."""
 
-    def keeps_another(self, *, num_kept: int, block_size: int) -> bool:
-        """Returns True if a step that copies `num_kept` evicted blocks out should copy one more."""
+    def keeps_more(self, num_blocks: int, *, num_kept: int, block_size: int) -> bool:
+        """Returns True if a step that copies `num_kept` evicted blocks out should copy so many
+        more."""
         ...
 
     def fetches(self, *, block_size: int) -> bool:
@@ -44,42 +51,48 @@ class CpuTier:
         self._costs = costs
         self.pinned = Hold(self.pool)
         """Blocks that the plan in the making reads or writes, until it is finished."""
-        self.evictions: dict[BlockHash, BlockCopy] = {}
-        """Evicted blocks that the plan in the making copies here."""
+        self.evictions: dict[BlockHash, list[BlockCopy]] = {}
+        """Copies, of a block or all those of a state, that keep what the GPU pool evicts."""
         self._kept = Hold(self.pool)  # their destinations
         self._arriving: set[int] = set()  # blocks that it writes
 
     @property
     def num_free(self) -> int:
         """Blocks that a group can be swapped out to, at the cost of what is cached."""
-        return self.pool.num_free + len(self._revocable())
+        return self.pool.num_free + sum(len(self.evictions[h]) for h in self._revocable())
 
-    def num_taken(self, hashes: Iterable[BlockHash | None]) -> int:
-        """Returns how many of `num_free` blocks a group takes whose blocks have these hashes."""
-        hashes = list(hashes)
+    def num_taken(self, sizes: Sizes) -> int:
+        """Returns how many of `num_free` blocks a group takes."""
+        num_blocks = sum(number for _, number in sizes)
         if not self.is_cache:
-            return len(hashes)
-        in_use = self.pool.num_used(h for h in hashes if h and h not in self._revocable())
-        return len(hashes) - in_use
+            return num_blocks
+        revocable = self._revocable()
+        return num_blocks - sum(
+            number for h, number in sizes if h and h not in revocable and self.pool.num_used([h])
+        )
 
     def _revocable(self) -> list[BlockHash]:
         """Returns hashes of evicted blocks whose copies the plan can omit."""
-        return [h for h, copy in self.evictions.items() if not self.pool.is_shared(copy.dst)]
+        evictions = self.evictions.items()
+        return [h for h, (first, *_) in evictions if not self.pool.is_shared(first.dst)]
 
-    def keep(self, gpu_block: int, block_hash: BlockHash) -> None:
-        """Takes a copy of a block that the GPU pool evicts, unless it has one or it is no use."""
+    def keep(self, gpu_blocks: list[int], block_hash: BlockHash) -> None:
+        """Takes a copy of a block, or a state, that the GPU pool evicts, unless it has one or it is
+        no use."""
         known = self.pool.find(block_hash)
         if known is not None:
             self.pool.touch(known)
-        elif self.pool.num_free and self._keeps_another():
-            (block,) = self._kept.take(1)
-            self.pool.cache_block(block, block_hash)
-            self.evictions[block_hash] = BlockCopy(gpu_block, block)
-            self._arriving.add(block)
+        elif self.pool.num_free >= len(gpu_blocks) and self._keeps_more(len(gpu_blocks)):
+            head = self._kept.take_state(len(gpu_blocks))
+            self.pool.cache_block(head, block_hash)
+            self.evictions[block_hash] = copies_between(gpu_blocks, self.pool.blocks_of(head))
+            self._arriving.add(head)
 
-    def _keeps_another(self) -> bool:
-        num_kept, size = len(self.evictions), self._block_size
-        return self.is_cache and self._costs.keeps_another(num_kept=num_kept, block_size=size)
+    def _keeps_more(self, num_blocks: int) -> bool:
+        num_kept, size = sum(map(len, self.evictions.values())), self._block_size
+        return self.is_cache and self._costs.keeps_more(
+            num_blocks, num_kept=num_kept, block_size=size
+        )
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Returns the block to copy in for a hash, if there is one and that pays."""
@@ -88,13 +101,13 @@ class CpuTier:
             return None
         return block if self._costs.fetches(block_size=self._block_size) else None
 
-    def make_room(self, hashes: Iterable[BlockHash | None]) -> None:
+    def make_room(self, sizes: Sizes) -> None:
         """Gives up copies of evicted blocks that are in the way of a group's; ask `num_free`."""
-        wanted = self.num_taken(hashes)
+        wanted = self.num_taken(sizes)
         for block_hash in self._revocable():
             if self.pool.num_free >= wanted:
                 return
-            block = self.evictions.pop(block_hash).dst
+            block = self.evictions.pop(block_hash)[0].dst
             self.pool.retract(block)
             self._kept.drop(block)
             self._arriving.remove(block)
@@ -115,7 +128,7 @@ class CpuTier:
 
     def finish_plan(self) -> list[BlockCopy]:
         """Ends the plan in the making; returns the copies out that keep evicted blocks."""
-        copies = list(self.evictions.values())
+        copies = list(chain.from_iterable(self.evictions.values()))
         self.evictions.clear()
         self._kept.release(oldest_first=True)
         self.pinned.release(evict_first=True)  # what was copied in is on the GPU as well
@@ -127,3 +140,8 @@ class CpuTier:
         block = self.pool.find(block_hash)
         if block is not None:
             self.pool.retract(block)
+
+
+def copies_between(sources: Sequence[int], targets: Sequence[int]) -> list[BlockCopy]:
+    """Returns the copies of blocks, one by one."""
+    return [BlockCopy(*pair) for pair in zip(sources, targets, strict=True)]

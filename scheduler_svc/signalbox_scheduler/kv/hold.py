@@ -39,6 +39,13 @@ class Hold:
         self.blocks += taken
         return taken
 
+    def take_state(self, num_blocks: int) -> int:
+        """Adds a state of so many blocks, or a block, that holds nothing yet; returns the first,
+        which stands for all. Ask the pool's `num_free` first."""
+        head = self.pool.allocate_state(num_blocks)
+        self.blocks.append(head)
+        return head
+
     def share(self, blocks: Iterable[int]) -> None:
         """Adds blocks that are in use or cached."""
         for block in blocks:

@@ -31,7 +31,8 @@ class PlannedCopies:
 
     def add_out(self, copies: list[BlockCopy]) -> None:
         """Adds copies to the CPU pool, which keeps their blocks until the plan is finished."""
-        self._cpu_tier.pin([copy.dst for copy in copies], arriving=True)
+        owned = [copy.dst for copy in copies if self._cpu.is_owned(copy.dst)]
+        self._cpu_tier.pin(owned, arriving=True)
         self._cpu.incoming += copies
 
     def add_in(self, copies: list[BlockCopy]) -> None:

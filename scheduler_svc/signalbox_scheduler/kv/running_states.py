@@ -36,8 +36,9 @@ class RunningStates:
     ) -> None:
         self.num_blocks = group.state_blocks if group else 0
         """Blocks of a state; 0 if there are none."""
-        self.new: list[list[int]] = []
-        """Blocks of the states that were taken since the worker was last told."""
+        self.new: dict[int, list[int]] = {}
+        """Blocks of the states that were taken since the worker was last told, or came back from
+        the CPU pool, by the first."""
         self._width = num_groups
         self._block_size = block_size
         self._gpu = gpu
@@ -91,7 +92,7 @@ class RunningStates:
             has_room = gpu.num_free - num_reserved >= self.num_blocks
             if must_stay or (stays and has_room):
                 head = gpu.allocate_state(self.num_blocks)
-                self.new.append(gpu.blocks_of(head))
+                self.name(head)
             else:
                 gpu.forget_hash(head)
                 table[self._entry(row)] = NO_BLOCK
@@ -135,17 +136,28 @@ class RunningStates:
     def copy(self, head: int) -> int:
         """Takes a state into which one that others share is to be copied."""
         copied = self._gpu.allocate_state(self._gpu.num_blocks_of([head]))
-        self.new.append(self._gpu.blocks_of(copied))
+        self.name(copied)
         return copied
 
     def is_entry(self, index: int) -> bool:
         """Says whether an entry of a table is of a state."""
         return self.num_blocks > 0 and (index + 1) % self._width == 0
 
+    def name(self, head: int) -> None:
+        """Lets the worker hear which blocks a state has."""
+        self.new[head] = self._gpu.blocks_of(head)
+
+    def name_all(self, table: list[int]) -> None:
+        """Lets the worker hear which blocks the states of a table have that is new to it."""
+        if self.num_blocks:
+            for head in table[self._width - 1 :: self._width]:
+                if head != NO_BLOCK:
+                    self.name(head)
+
     def take_new(self) -> Rows[Rows[int]]:
         """Returns the blocks of the states that the worker has to hear of, once."""
-        new, self.new = self.new, []
-        return new
+        new, self.new = self.new, {}
+        return list(new.values())
 
     def check(self, seq: Sequence) -> None:
         """Asserts that a sequence has the state that its next token reads."""

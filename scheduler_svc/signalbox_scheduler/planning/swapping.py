@@ -34,9 +34,9 @@ class Swapping:
             return False
         if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
             return False
-        num_blocks = self._blocks.num_distinct_blocks(group)
         return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
-            num_blocks=num_blocks, num_tokens=self._blocks.num_tokens_of_blocks(num_blocks)
+            num_blocks=self._blocks.num_distinct_blocks(group),
+            num_tokens=self._blocks.num_distinct_tokens(group),
         )
 
     def preempt(self, group: SequenceGroup) -> None:

@@ -83,8 +83,8 @@ def test_evicted_blocks_are_kept_if_few_hits_pay_for_all(
         prefill_tokens_per_s=16 / (copies_per_recompute * 1e-3),
     )
     assert cost.fetches(block_size=16) is fetches
-    assert cost.keeps_another(num_kept=0, block_size=16) is keeps
-    assert not cost.keeps_another(num_kept=5, block_size=16)
+    assert cost.keeps_more(1, num_kept=0, block_size=16) is keeps
+    assert not cost.keeps_more(1, num_kept=5, block_size=16)
 
 
 @pytest.mark.parametrize(("step_s", "most"), [(0.0, 5), (0.01, 5), (0.16, 10)])
@@ -114,7 +114,7 @@ def test_a_decode_is_expected_to_take_as_long_as_the_last_one_by_its_sequences_a
 def test_what_is_not_known_costs_nothing() -> None:
     cost = CostModel()
     assert cost.fetches(block_size=16)
-    assert cost.keeps_another(num_kept=1000, block_size=16)
+    assert cost.keeps_more(1, num_kept=1000, block_size=16)
     assert cost.prefers_swap(num_blocks=1, num_tokens=16)
 
 

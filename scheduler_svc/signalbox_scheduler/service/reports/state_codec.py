@@ -10,7 +10,7 @@ from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.explain import explain
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.planning.plan import StepPlan
-from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
 from signalbox_scheduler.service.reports import insight_codec
 from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
@@ -108,6 +108,7 @@ def _request(
 
 def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
     counters = scheduler.counters(seq) if scheduler else seq.counters
+    is_swapped = seq.status is SequenceStatus.SWAPPED
     return pb.LiveSequence(
         seq_id=seq.seq_id,
         branch=seq.branch,
@@ -116,7 +117,9 @@ def _sequence(seq: Sequence, scheduler: Scheduler | None) -> pb.LiveSequence:
         num_computed_tokens=counters.num_computed_tokens,
         num_inflight_tokens=counters.num_inflight_tokens,
         num_inflight_samples=counters.num_inflight_samples,
-        block_table=scheduler.blocks.blocks_in(seq.block_table) if scheduler else [],
+        block_table=scheduler.blocks.blocks_in(seq.block_table, is_swapped=is_swapped)
+        if scheduler
+        else [],
         num_sent_blocks=seq.num_sent_blocks,
         num_cached_blocks=seq.num_cached_blocks,
         is_on_worker=seq.is_on_worker,
