@@ -1,18 +1,24 @@
 """Models with recurrent layers through `LLM`: prefixes that are found, and a pool that is too small
 for all sequences, give the tokens of transformers."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from signalbox import LLM, SamplingParams
+from signalbox_worker.batch.batch import Batch, BatchOutput
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+def tokens_of(llm: LLM, prompts: list[list[int]], *, max_tokens: int = 24) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
+    return [list(one.outputs[0].token_ids) for one in outputs]
 
 
 @pytest.mark.parametrize("family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5"])
@@ -32,7 +38,57 @@ def test_tokens_are_those_of_transformers(family: str, kib: int, tmp_path: Path)
     )
     try:
         for _ in range(2):  # then prefixes are found
-            outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], GREEDY)
-            assert [list(one.outputs[0].token_ids) for one in outputs] == expected
+            assert tokens_of(llm, prompts) == expected
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize("num_before", [3, 9])
+def test_a_step_that_raises_half_way_changes_no_token(
+    num_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = make_model(tmp_path, "lfm2")
+    prompts = make_prompts(5, 40, 70)
+    expected = [reference_tokens(reference, prompt, 24) for prompt in prompts]
+    llm = LLM(str(tmp_path), dtype="float32", kv_cache_memory=4 / 1024, max_model_len=128)
+    core = llm.llm_engine._core
+    executor, num_batches = core._worker._runner.executor, itertools.count()
+    execute = executor.execute
+
+    def fail_once(batch: Batch) -> BatchOutput:
+        output = execute(batch)
+        if next(num_batches) == num_before:
+            raise RuntimeError("illegal instruction")
+        return output
+
+    monkeypatch.setattr(executor, "execute", fail_once)
+    try:
+        assert tokens_of(llm, prompts) == expected
+        planner = core.scheduler.planner
+        assert planner.num_prefix_hits >= 4 + 32 + 64 - 4  # up to the last snapshots
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize(("family", "kib"), [("lfm2", 60), ("qwen3.5", 120)])
+def test_states_of_requests_that_yield_are_swapped(family: str, kib: int, tmp_path: Path) -> None:
+    reference = make_model(tmp_path, family)
+    prompts = make_prompts(20, 33, 17, 40)
+    expected = [reference_tokens(reference, prompt, 80) for prompt in prompts]
+    llm = LLM(
+        str(tmp_path),
+        dtype="float32",
+        kv_cache_memory=kib / (1 << 20),
+        swap_space=1 / 1024,
+        preemption_mode="swap",
+        max_model_len=128,
+        max_num_seqs=4,
+    )
+    try:
+        for _ in range(2):  # then prefixes are found in both pools
+            assert tokens_of(llm, prompts, max_tokens=80) == expected
+        scheduler = llm.llm_engine._core.scheduler
+        assert scheduler.preemption.num_preemptions > scheduler.preemption.num_recomputes
+        assert scheduler.planner.num_cpu_prefix_hits > 0
     finally:
         llm.close()
