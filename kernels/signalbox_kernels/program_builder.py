@@ -38,6 +38,7 @@ from signalbox_kernels.structs import (
     UNNORMED,
     Activation,
     Epilogue,
+    GatedNormMode,
     Index,
     KeysAndValues,
     OpKind,
@@ -385,6 +386,23 @@ class ProgramBuilder(ProgramParts):
     def gated_norm(self, src: int, gate: int, dst: int, how: GatedNorm) -> None:
         """Adds RMSNorm and a gate of a buffer of floats, which is written, too."""
         self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=dst, **how.fields(self.arena))
+
+    def gated_norm_of_ranks(
+        self, src: int, gate: int, dst: int, how: GatedNorm, squares: tuple[int, int]
+    ) -> None:
+        """Adds the same where all of the program's group have as many columns of each group.
+
+        Args:
+            how: one that is gated first.
+            squares: a shared buffer with a column for each group of columns, and one of floats.
+        """
+        assert how.is_gated_first, "of no model"
+        shared, sums = squares
+        product = {"mode": GatedNormMode.GATED_SQUARES, **how.columns}
+        self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=shared, **product)
+        self.sum(shared, sums, adds=False)
+        norm = {**how.fields(self.arena), "mode": GatedNormMode.NORMED_BY_SQUARES, "column": 0}
+        self._add(OpKind.GATED_NORM, src=src, gate=sums, dst=dst, **norm)
 
     def head(
         self, src: int, weight: Packed, *, first_token: int = 0, cap: float | None = None

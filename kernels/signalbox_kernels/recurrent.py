@@ -18,6 +18,7 @@ from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.structs import (
     UNIT_COLUMNS,
     Activation,
+    GatedNormMode,
     SbConvolution,
     SbPlace,
     SbScan,
@@ -160,13 +161,18 @@ class GatedNorm:
     """True multiplies before the norm, False after it."""
     rounding: Rounding | None = None
 
+    @property
+    def columns(self) -> dict[str, int]:
+        """The fields of an op that say what it reads."""
+        size = len(self.weight) // self.num_groups
+        return {"column": self.column, "n": size, "num_heads": self.num_groups}
+
     def fields(self, arena: Arena) -> dict[str, Any]:
         """Keeps the weight; returns the fields of an op."""
+        is_first = self.is_gated_first
         return {
-            "mode": int(self.is_gated_first),
-            "column": self.column,
-            "n": len(self.weight) // self.num_groups,
-            "num_heads": self.num_groups,
+            "mode": GatedNormMode.GATED_BEFORE if is_first else GatedNormMode.GATED_AFTER,
+            **self.columns,
             "eps": self.eps,
             "weight": arena.keep_floats(self.weight),
             **rounding_fields(self.rounding),

@@ -127,6 +127,15 @@ class ScoreFunction(IntEnum):
     SIGMOID = 1
 
 
+class GatedNormMode(IntEnum):
+    """Order of the norm and the product with gates, which may be two ops."""
+
+    GATED_AFTER = 0
+    GATED_BEFORE = 1
+    GATED_SQUARES = 2
+    NORMED_BY_SQUARES = 3
+
+
 class ScanRule(IntEnum):
     """Rule by which a token changes the state of a head."""
 

@@ -1,6 +1,7 @@
 """Convolutions, scans and gated norms of recurrent layers, natively and in plain NumPy."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tests.kernels.native.recurrent_layers import (
     part,
 )
 from tests.kernels.native.reference import Doubles
+from tests.kernels.native.test_group import make_groups, on_all
 from tests.rounding import relative_error
 
 SIZES = [(6, 3, 64, 48), (5, 5, 128, 128), (7, 1, 256, 16), (4, 2, 96, 80), (3, 1, 16, 256)]
@@ -251,6 +253,30 @@ def test_gated_norms_equal_the_reference(
     if row is Row.ELEMENTS:
         actual = program.view(out, width=80, num_tokens=21, dtype=dtype)
         assert_near(actual[:, :80], expected, dtype)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_norm_may_be_of_the_columns_of_all_ranks(isa: Isa) -> None:
+    how = GatedNorm(weight=make_floats(96, seed=3), num_groups=1, eps=1e-5, is_gated_first=True)
+    x, gates = make_floats(21, 96, seed=1), make_floats(21, 96, seed=2)
+    programs = []
+    for group in make_groups(2):
+        own = slice(48 * group.rank, 48 * (group.rank + 1))
+        builder = make_builder(FLOAT32)
+        source, gate = (builder.buffer(48, row=Row.FLOATS) for _ in range(2))
+        squares = builder.buffer(1, row=Row.SHARED), builder.buffer(1, row=Row.FLOATS)
+        part = replace(how, weight=how.weight[own])
+        out = builder.buffer(48)
+        builder.gated_norm_of_ranks(source, gate, out, part, squares)
+        program = make_program(builder, isa, group=group)
+        for buffer, values in ((source, x), (gate, gates)):
+            view = program.view(buffer, width=48, num_tokens=21, dtype=FLOAT32)
+            view[:, :48] = values[:, own]
+        programs.append(program)
+    on_all([partial(program.run, make_arrays(21)) for program in programs])
+    views = [one.view(out, width=48, num_tokens=21, dtype=FLOAT32) for one in programs]
+    actual = np.concatenate([view[:, :48] for view in views], axis=1)
+    assert_near(actual, reference.gated_rms_norm(x, gates, how), FLOAT32)
 
 
 @pytest.mark.parametrize(("isa", "dtype"), ELEMENTS)

@@ -85,10 +85,19 @@ enum SbOpKind : int32_t {
   SB_SCAN = 13,      // Q, K, V in src (float32) and gates in `gate` (float32) pass the states of an SbScan, token by
                      // token -> dst (float32)
   SB_GATED_NORM = 14,  // RMSNorm of src (float32, written) in groups of n columns, and silu of columns of `gate`
-                       // (float32) from `column` on, which are multiplied -> dst (elements, codes); mode 1: before
-                       // the norm, else after it
+                       // (float32) from `column` on, which are multiplied -> dst (elements, codes); mode is an
+                       // SbGatedNorm
 };
 #define SB_NUM_KINDS 15
+
+// The order of the norm and the product of SB_GATED_NORM. Where a group has as many columns on each rank, it is two
+// ops, with SB_SUM between them.
+enum SbGatedNorm : int32_t {
+  SB_GATED_AFTER = 0,        // the norm, and the product
+  SB_GATED_BEFORE = 1,       // the product, and its norm
+  SB_GATED_SQUARES = 2,      // the product alone; dst (float32): the sum of the squares of each group, and zeros
+  SB_NORMED_BY_SQUARES = 3,  // the norm alone, by such sums of all ranks in `gate`
+};
 
 enum SbEpilogue : int32_t {
   SB_STORE = 0,   // dst (float32) = product + bias

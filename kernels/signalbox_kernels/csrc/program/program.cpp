@@ -419,6 +419,7 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
   phase.tasks = tasks_.data();
   if (op.adapter) plan_adapter(phase);
   if (op.kind == SB_SUM) plan_sum(phase);
+  if (op.kind == SB_GATED_NORM) phase.num_shares = op.mode == SB_NORMED_BY_SQUARES && group_ ? group_->num_ranks() : 1;
   if (op.kind == SB_GATHER || op.kind == SB_MIX) phase.routed = routing_of(index).routed();
   const bool is_idle = op.adapter && op.kind != SB_LINEAR && !batch.adapters;
   if (is_idle) return phase;

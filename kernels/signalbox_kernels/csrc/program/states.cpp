@@ -30,6 +30,16 @@ bool is_valid(const SbScan& how, const SbBuffer& src, const SbBuffer& dst, const
          (how.rule == SB_SELECTIVE || has_columns(gate, how.strength, how.num_heads));
 }
 
+bool is_valid_gated_norm(const SbOp& op, const SbBuffer& src, const SbBuffer& dst, const SbBuffer& gate) {
+  const int64_t width = int64_t{op.n} * op.num_heads;
+  const bool is_known = op.mode >= SB_GATED_AFTER && op.mode <= SB_NORMED_BY_SQUARES;
+  const bool gives_squares = op.mode == SB_GATED_SQUARES, gives_floats = dst.row == SB_FLOATS || dst.row == SB_SHARED;
+  const bool has_groups = op.n > 0 && op.n % SB_UNIT_COLUMNS == 0 && op.num_heads > 0 && src.width == width;
+  const int64_t num_gates = op.mode == SB_NORMED_BY_SQUARES ? op.num_heads : width;
+  return is_known && has_groups && has_columns(src, 0, width) && has_columns(gate, op.column, num_gates) &&
+         dst.width == (gives_squares ? op.num_heads : width) && gives_floats == gives_squares;
+}
+
 }  // namespace
 
 bool is_valid_recurrent(const SbOp& op, const SbBuffer* buffers) {
@@ -40,10 +50,7 @@ bool is_valid_recurrent(const SbOp& op, const SbBuffer* buffers) {
   if (op.kind == SB_SCAN)
     return is_apart && op.gate != op.dst && is_valid(*static_cast<const SbScan*>(op.weight), src, dst, gate) &&
            units_of(op).is_valid();
-  if (op.kind != SB_GATED_NORM) return true;
-  const int64_t width = int64_t{op.n} * op.num_heads;
-  return is_apart && op.n > 0 && op.n % SB_UNIT_COLUMNS == 0 && op.num_heads > 0 && has_columns(src, 0, width) &&
-         src.width == width && dst.width == width && dst.row != SB_FLOATS && has_columns(gate, op.column, width);
+  return op.kind != SB_GATED_NORM || (is_apart && is_valid_gated_norm(op, src, dst, gate));
 }
 
 }  // namespace sb

@@ -84,7 +84,7 @@ struct Phase {
   uint32_t step;
   uint32_t exchange;         // of a sum over ranks: its number
   int64_t share_floats;      // from src of one rank to that of the next
-  int32_t num_shares;
+  int32_t num_shares;        // of a sum, or of a norm by sums: ranks
   Routed routed;      // of SB_GATHER and SB_MIX
   int32_t parts;      // of an op with states: tiles that divide the columns of a sequence, or of its head
   const float* zeros;  // likewise: a unit of zeros

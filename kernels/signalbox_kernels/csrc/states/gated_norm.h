@@ -5,10 +5,15 @@
 
 namespace SB_NS {
 
-SB_INLINE void norm_group(float* x, const float* weight, int64_t size, float eps) {
+SB_INLINE float squares_of(const float* x, int64_t size) {
   V squares{};
   for (int64_t i = 0; i < size; i += W) squares = fused(load(x + i), load(x + i), squares);
-  const V factor = splat(1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + eps));
+  return sum(squares);
+}
+
+// Norms columns of a group, which has `squares` in all of its `count` columns.
+SB_INLINE void norm_group(float* x, const float* weight, int64_t size, float squares, int64_t count, float eps) {
+  const V factor = splat(1.0f / std::sqrt(squares / static_cast<float>(count) + eps));
   for (int64_t i = 0; i < size; i += W) store(x + i, load(x + i) * factor * load(weight + i));
 }
 
@@ -27,9 +32,19 @@ static void gated_norm_tile(const sb::Phase& phase, const sb::Claim& claim) {
         store(x + i, load(x + i) * gated(z, z));
       }
     };
-    if (op.mode) multiply();
-    for (int64_t i = 0; i < width; i += op.n) norm_group(x + i, weight + i, op.n, op.eps);
-    if (!op.mode) multiply();
+    if (op.mode == SB_GATED_BEFORE || op.mode == SB_GATED_SQUARES) multiply();
+    if (op.mode == SB_GATED_SQUARES) {
+      float* out = static_cast<float*>(phase.dst.data) + row * phase.dst.stride;
+      std::memset(out, 0, sizeof(float) * static_cast<size_t>(phase.dst.stride));
+      for (int32_t group = 0; group < op.num_heads; ++group) out[group] = squares_of(x + group * int64_t{op.n}, op.n);
+      continue;
+    }
+    for (int32_t group = 0; group < op.num_heads; ++group) {
+      const int64_t i = group * int64_t{op.n};
+      const float squares = op.mode == SB_NORMED_BY_SQUARES ? gate[group] : squares_of(x + i, op.n);
+      norm_group(x + i, weight + i, op.n, squares, op.n * int64_t{phase.num_shares}, op.eps);
+    }
+    if (op.mode == SB_GATED_AFTER) multiply();
     put_row<E>(phase, row, padded, [=](int64_t i) SB_LAMBDA { return load(x + i); });
   }
 }
