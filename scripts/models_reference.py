@@ -284,7 +284,7 @@ def _generating_row(family: Family) -> tuple[str, ...]:
         how_computed(spec.architecture),
         "refused" if has_states else THROUGH if spec.is_native_only else IN_PYTORCH,
         _list(f"`{name}` {how_computed(name)}" for name in pools),
-        "yes" if spec.has_stages and not has_states else "no",
+        "yes" if spec.has_stages else "no",
         "yes" if divided is None else f"no: {divided}",
         _adapted(config) if isinstance(config, DecoderConfig) and not has_states else "refused",
         _list(compared(family.names)),

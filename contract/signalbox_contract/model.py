@@ -199,8 +199,6 @@ class WorkerCapacity:
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
         check_groups(self.groups)
-        if self.pipeline_parallel_size > 1 and state_group(self.groups):
-            raise ValueError("states of recurrent layers pass through no pipeline stages")
         if self.store is not None and state_group(self.groups):
             raise ValueError("a store of KV blocks takes no states of recurrent layers")
         if self.store is not None and not self.num_cpu_blocks:

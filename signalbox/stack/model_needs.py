@@ -19,6 +19,7 @@ from signalbox_contract.cache_groups import (
 from signalbox_contract.startup import ignore_progress
 from signalbox_kernels.floats import DTYPES
 from signalbox_kernels.native import best_isa
+from signalbox_kernels.program import ProgramShape
 from signalbox_worker.config import USUAL_BLOCK_SIZE
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import check_kv_scheme
@@ -31,7 +32,7 @@ from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.dummy_source import DummySource
-from signalbox_worker.runner.loading.layer_partition import stage_layers
+from signalbox_worker.runner.loading.layer_partition import stage_layers, stages_of
 from signalbox_worker.runner.loading.model_source import find_model, source_at
 from signalbox_worker.runner.loading.opened_model import (
     BuiltModel,
@@ -150,7 +151,10 @@ def _needs(
     if why_not is None:
         groups = groups_of(opened, settings.runner_config, max_model_len=window(settings, opened))
         built = _built_natively(settings, opened, groups)
-        groups = with_states(groups, opened.config, block_bytes=built.block_bytes)
+        if opened.shape.has_states:
+            of_program = _native_shape(settings, opened, built.dtype, groups)
+            share = TensorShare(whole=opened.config, size=parallel.tensor_parallel_size)
+            groups = with_states(groups, share, stages_of(opened, parallel), of_program)
     else:
         check_pytorch(settings, settings, opened, why_not)
         opened = for_pytorch(opened, settings, parallel, why_not)
@@ -217,7 +221,7 @@ def _built_natively(
         dtype=dtype,
         block_bytes=0
         if opened.shape.is_bidirectional
-        else _native_block(settings, opened, dtype, groups),
+        else _native_shape(settings, opened, dtype, groups).block_bytes,
         quantization=quantization,
     )
 
@@ -249,14 +253,14 @@ def _check_tensors(opened: OpenedModel) -> None:
     Weights(stored, TensorShare(whole=config, size=1), layers, WeightForm(float32))
 
 
-def _native_block(
+def _native_shape(
     settings: EngineSettings, opened: OpenedModel, dtype: str, groups: Sequence[CacheGroup]
-) -> int:
-    """Returns the bytes of a KV block of a native program."""
+) -> ProgramShape:
+    """Returns the shape of a native program."""
     config, parallel = opened.config, settings.parallel
     assert isinstance(config, DecoderConfig), "encoders keep no K and V"
     share = TensorShare(whole=config, size=parallel.tensor_parallel_size).config
-    shape = program_shape(
+    return program_shape(
         share,
         DTYPES[dtype],
         isa=best_isa(),
@@ -264,7 +268,6 @@ def _native_block(
         places=kv_places(share, stage_layers(opened, parallel), groups),
         kv_dtype=settings.kv_cache_dtype,
     )
-    return shape.block_bytes
 
 
 def _form(

@@ -18,11 +18,11 @@ def undivided(reason: str, *, otherwise: str = "") -> ModelError:
     return ModelError(f"{reason}; use another tensor_parallel_size, such as 1{otherwise}")
 
 
-def kv_heads_per_rank(num_kv_heads: int, size: int) -> int:
+def kv_heads_per_rank(num_kv_heads: int, size: int, *, what: str = "num_key_value_heads") -> int:
     """Returns how many K and V heads a rank holds, at least one."""
     if size > num_kv_heads and size % num_kv_heads == 0:
         return 1
-    return divided(num_kv_heads, "num_key_value_heads", size)
+    return divided(num_kv_heads, what, size)
 
 
 def first_kv_head(num_kv_heads: int, size: int, rank: int) -> int:

@@ -8,7 +8,7 @@ two of which it has more. The embedding, of which a step reads a row for each to
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,14 @@ _TABLES = re.compile(r"embed|wte|wpe")
 
 def stage_layers(opened: OpenedModel, parallel: ParallelConfig) -> StageLayers:
     """Returns the layers of a rank's stage. Raises ModelError if there is no such division."""
+    return stages_of(opened, parallel)[parallel.stage]
+
+
+def stages_of(opened: OpenedModel, parallel: ParallelConfig) -> list[StageLayers]:
+    """Returns the layers of all stages. Raises ModelError if there is no such division."""
     total, num_stages = opened.shape.num_layers, parallel.pipeline_parallel_size
     if num_stages == 1:
-        return StageLayers(0, total, total)
+        return [StageLayers(0, total, total)]
     if not opened.spec.has_stages:
         raise ModelError(
             f"pipeline_parallel_size is {num_stages}, but {opened.spec.architecture} is computed in"
@@ -47,8 +52,8 @@ def stage_layers(opened: OpenedModel, parallel: ParallelConfig) -> StageLayers:
             f"pipeline_layer_partition is {','.join(map(str, counts))}; it must be {num_stages} "
             f"numbers of at least 1 with the sum {total}, the model's layers"
         )
-    start = sum(counts[: parallel.stage])
-    return StageLayers(start, start + counts[parallel.stage], total)
+    ends = [0, *accumulate(counts)]
+    return [StageLayers(start, stop, total) for start, stop in pairwise(ends)]
 
 
 def divided(layers: Sequence[int], head: int, *, num_stages: int) -> tuple[int, ...]:

@@ -134,8 +134,6 @@ def why_no_library(*, warn: bool) -> str | None:
 
 def _why_no_share(opened: OpenedModel, parallel: ParallelConfig) -> str | None:
     """Says why tensor-parallel ranks cannot compute this model natively; None if they can."""
-    if parallel.num_ranks > 1 and opened.shape.has_states:
-        return f"{parallel.sizes} is set, and one rank computes them"
     if parallel.tensor_parallel_size == 1:
         return None
     config = opened.config

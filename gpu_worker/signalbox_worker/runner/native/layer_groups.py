@@ -1,23 +1,28 @@
 """The groups of layers of a native program, by the settings of a worker."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
+from signalbox_kernels.program import ProgramShape
 from signalbox_kernels.recurrent import StateLayout
 from signalbox_worker.config import ModelError
+from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.kv.store_url import ObjectAddress, store_address
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.loading.layer_partition import stages_of
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
-from signalbox_worker.runner.native.kv_places import cache_groups
+from signalbox_worker.runner.native.kv_places import cache_groups, kv_places
+from signalbox_worker.runner.native.tensor_share import TensorShare
 
 
 def groups_of(
     opened: OpenedModel, settings: RunnerConfig, *, max_model_len: int
 ) -> tuple[CacheGroup, ...]:
-    """Returns the groups of layers that attend. Stages have blocks of all layers, and so have
-    object stores, whose runs of blocks end in each group elsewhere; encoders have none. Raises
-    ModelError for settings that recurrent layers do not take."""
+    """Returns the groups of layers that attend. Stages have one of all layers, and so have object
+    stores, whose runs of blocks end in each group elsewhere; encoders have none. Raises ModelError
+    for settings that recurrent layers do not take."""
     if opened.shape.has_states:
         _check_states(opened, settings)
     is_staged = settings.parallel.pipeline_parallel_size > 1
@@ -29,6 +34,14 @@ def groups_of(
 
 
 def _check_states(opened: OpenedModel, settings: RunnerConfig) -> None:
+    parallel, config = settings.parallel, opened.config
+    for number, stage in enumerate(stages_of(opened, parallel)):
+        if not any(config.attends(index) for index in stage.indices):
+            raise ModelError(
+                f"no layer of stage {number}, {stage.start} to {stage.stop - 1}, attends, so "
+                "that it has no blocks for states; give each stage one that does by "
+                "pipeline_layer_partition"
+            )
     taken = {
         "--kv-disk": settings.disk.has_disk,
         "--kv-store": settings.shared.has_server,
@@ -45,21 +58,35 @@ def _check_states(opened: OpenedModel, settings: RunnerConfig) -> None:
 
 
 def with_states(
-    groups: tuple[CacheGroup, ...], config: Any, *, block_bytes: int
+    groups: tuple[CacheGroup, ...],
+    share: TensorShare,
+    stages: Sequence[StageLayers],
+    shape: ProgramShape,
 ) -> tuple[CacheGroup, ...]:
     """Returns groups of layers with that of the recurrent ones, if there are any.
 
+    A state has as many blocks on each rank: what the rank needs that needs most.
+
     Args:
-        config: of any family that is computed natively.
+        share: that of one rank.
+        shape: that of the rank's program.
     """
-    kept = getattr(config, "recurrence", None)
-    if kept is None:
+    if share.whole.recurrence is None:
         return groups
-    layers = tuple(sorted(config.recurrent_layers))
-    layout = StateLayout(block_bytes)
-    for _ in layers:
+    ranks = [replace(share, rank=rank).config for rank in range(share.size)]
+    most = max(_num_pages(rank, stage, shape) for rank in ranks for stage in stages)
+    layers = tuple(sorted(share.whole.recurrent_layers))
+    return (*groups, CacheGroup(kind=STATE, layers=layers, state_blocks=most))
+
+
+def _num_pages(config: DecoderConfig, stage: StageLayers, shape: ProgramShape) -> int:
+    """Returns the blocks of a state of a stage's layers."""
+    kept = config.recurrence
+    assert kept is not None
+    own = replace(shape, num_layers=kv_places(config, stage).num_layers)
+    layout = StateLayout(own.block_bytes)
+    for _ in config.recurrent_layers.intersection(stage.indices):
         layout.place_convolution(kept.channels, kept.kernel)
         if kept.matrix_rows:
             layout.place_scan(kept.matrix_rows, kept.matrix_columns)
-    states = CacheGroup(kind=STATE, layers=layers, state_blocks=layout.num_pages)
-    return (*groups, states)
+    return layout.num_pages

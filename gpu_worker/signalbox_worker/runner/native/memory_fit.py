@@ -78,7 +78,8 @@ def _part(share: TensorShare, stage: StageLayers) -> float:
     """Returns the part of a model's values that a rank holds."""
     shapes = weight_shapes(share.whole)
     own = sum(
-        len(share.rows(name)) * (len(share.columns(name)) if len(shapes[name]) == 2 else 1)
+        sum(map(len, share.rows(name)))
+        * (len(share.columns(name)) if len(shapes[name]) == 2 else 1)
         for name in share.names(stage)
     )
     return own / sum(map(prod, shapes.values()))

@@ -35,6 +35,7 @@ from signalbox_worker.models.gemma4_config import MIXTURE, Gemma4Config
 from signalbox_worker.models.mixture_config import STACKED_ROUTER, MoeConfig
 from signalbox_worker.models.pooling.pooler import Pooler
 from signalbox_worker.runner.loading.dummy_source import DummySource
+from signalbox_worker.runner.loading.layer_partition import stages_of
 from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
@@ -151,7 +152,7 @@ def load_natively(
         sampler=sampler,
         adapters=adapters,
         pooling=pooling,
-        groups=with_states(kv.groups, config, block_bytes=program.shape.block_bytes),
+        groups=with_states(kv.groups, share, stages_of(opened, settings.parallel), program.shape),
     )
 
 

@@ -2,8 +2,9 @@
 
 Column- and row-parallel halves as in Megatron-LM (Shoeybi et al., 2019): heads, and the inner
 columns of the feed-forward network, are divided, and what the ranks make of them is summed.
-Embedding and head are divided by tokens. Inner columns are cut between blocks of the matrix that
-sums over them, so ranks may differ by a block.
+Embedding and head are divided by tokens, recurrent layers by heads (`recurrent_share`).
+Inner columns are cut between blocks of the matrix that sums over them, so ranks may differ by a
+block.
 """
 
 import math
@@ -11,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from signalbox_kernels.adapters import LoraPair
+from signalbox_kernels.floats import AnyArray
 from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.stage_layers import StageLayers
@@ -20,7 +24,10 @@ from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
+from signalbox_worker.models.recurrence import GatedConvolution, Mamba2
+from signalbox_worker.runner.native.recurrent_share import RecurrentShare, Rows, recurrent_share
 from signalbox_worker.runner.native.weight_shapes import (
+    RECURRENT,
     SINKS,
     TABLES,
     names_of_stage,
@@ -29,7 +36,7 @@ from signalbox_worker.runner.native.weight_shapes import (
 
 LEAST_BLOCK = 32
 """Columns that activations share a scale by, and the least that a rank takes."""
-_SUMMED = ("o_proj", "down_proj")
+_SUMMED = ("o_proj", "out_proj", "down_proj")
 """Matrices of which each rank has some columns; their bias is that of rank 0."""
 
 
@@ -54,6 +61,7 @@ class TensorShare:
             whole,
             num_heads=divided(whole.num_heads, "num_attention_heads", self.size),
             num_kv_heads=kv_heads_per_rank(whole.num_kv_heads, self.size),
+            recurrence=None if whole.recurrence is None else self._recurrent.sizes,
             **sizes,
         )
 
@@ -63,17 +71,27 @@ class TensorShare:
         most = -(-self.whole.vocab_size // self.size)
         return range(self.whole.vocab_size)[self.rank * most : (self.rank + 1) * most]
 
-    def rows(self, name: str) -> range:
-        """Returns the rows of a tensor that the rank has."""
+    def rows(self, name: str) -> Rows:
+        """Returns the rows of a tensor that the rank has, as runs of neighbours."""
         num_rows = weight_shapes(self.whole)[name][0]
         if self.size == 1:
-            return range(num_rows)
+            return (range(num_rows),)
+        if part := _part(name):
+            return self._recurrent.rows.get(part, (range(num_rows),))
+        return (self._neighbours(name, num_rows),)
+
+    def _neighbours(self, name: str, num_rows: int) -> range:
         if name in TABLES:
             return self.tokens
         if name.endswith(f".{SINKS}"):
             first = self._heads("q").start // self.whole.head_size
             return range(first, first + self.config.num_heads)
         match _module(name):
+            case "q_proj" if (
+                self.whole.gates_attention
+            ):  # with as many rows of a gate for each head
+                heads = self._heads("q")
+                return range(2 * heads.start, 2 * heads.stop)
             case "q_proj" | "k_proj" | "v_proj" as module:
                 return self._heads(module[0])
             case "gate_proj" | "up_proj" | "w1" | "w3":
@@ -84,6 +102,8 @@ class TensorShare:
         num_columns = weight_shapes(self.whole)[name][1]
         if self.size == 1:
             return range(num_columns)
+        if _part(name) == "out_proj":
+            return self._recurrent.columns
         match _module(name):
             case "o_proj":
                 return self._heads("q")
@@ -102,9 +122,23 @@ class TensorShare:
     def pair(self, module: str, pair: LoraPair) -> LoraPair:
         """Returns the rank's share of what an adapter adds to a module."""
         name = f"{module}.weight"
-        rows, columns = self.rows(name), self.columns(name)
-        a, b = pair.a[:, columns.start : columns.stop], pair.b[rows.start : rows.stop]
-        return LoraPair(a, b)
+        columns = self.columns(name)
+        a = pair.a[:, columns.start : columns.stop]
+        return LoraPair(a, taken(pair.b, self.rows(name)))
+
+    @property
+    def norms_over_ranks(self) -> bool:
+        """True if a norm behind a scan is of columns of all ranks."""
+        kept = self.whole.recurrence
+        return isinstance(kept, Mamba2) and kept.num_groups < self.size
+
+    @property
+    def _recurrent(self) -> RecurrentShare:
+        """Raises ModelError if heads cannot be divided."""
+        kept = self.whole.recurrence
+        assert kept is not None, "of a model with recurrent layers"
+        channels = self._inner(kept.channels)
+        return recurrent_share(kept, self.rank, self.size, channels=channels)
 
     def _heads(self, kind: str) -> range:
         """Returns the rows of Q, K or V."""
@@ -134,21 +168,22 @@ def tensor_share(
 
     Raises ModelError if heads cannot be divided.
     """
-    size = parallel.tensor_parallel_size
-    divided(config.num_heads, "num_attention_heads", size)  # before threads read parts of each head
-    kv_heads_per_rank(config.num_kv_heads, size)
-    endings = (".down_proj.weight", ".w2.weight")
+    endings = (".down_proj.weight", ".w2.weight", ".out_proj.weight")
     blocks = {_block_size(tensor) for name, tensor in stored.items() if name.endswith(endings)}
     block_size = math.lcm(LEAST_BLOCK, *blocks)
-    return TensorShare(whole=config, rank=parallel.tensor_rank, size=size, block_size=block_size)
+    size, rank = parallel.tensor_parallel_size, parallel.tensor_rank
+    share = TensorShare(whole=config, rank=rank, size=size, block_size=block_size)
+    _ = share.config  # raises before threads read parts of heads
+    return share
 
 
 def why_not_divided(config: DecoderConfig, size: int) -> str | None:
     """Says what a rank would have nothing of; None if each has something of all."""
     if config.latents is not None:
         return "its heads share one latent"
-    if config.recurrence is not None:
-        return "one rank computes its recurrent layers"
+    kept = config.recurrence
+    if isinstance(kept, GatedConvolution) and -(-kept.channels // LEAST_BLOCK) < size:
+        return f"the {kept.channels} channels of a layer have fewer than {size} blocks"
     for name, inner in _inner_sizes(config).items():
         if -(-inner // LEAST_BLOCK) < size:
             return f"{name} {inner} has fewer than {size} blocks"
@@ -171,8 +206,20 @@ def _inner_sizes(config: DecoderConfig) -> dict[str, int]:
     return sizes
 
 
+def taken(values: AnyArray, rows: Rows) -> AnyArray:
+    """Returns some rows of an array."""
+    found = [values[one.start : one.stop] for one in rows]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
 def _module(name: str) -> str:
     return name.split(".")[-2]
+
+
+def _part(name: str) -> str:
+    """Returns the name of a tensor's module within its recurrent layer, or nothing."""
+    found = name.partition(f".{RECURRENT}.")[2]
+    return found.removesuffix(".weight").removesuffix(".bias")
 
 
 def _block_size(tensor: StoredTensor) -> int:

@@ -26,7 +26,8 @@ from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.weight_names import check_shape, matched
 from signalbox_worker.runner.native.known_tensors import KnownTensors
-from signalbox_worker.runner.native.tensor_share import TensorShare
+from signalbox_worker.runner.native.matrices import joined
+from signalbox_worker.runner.native.tensor_share import TensorShare, taken
 from signalbox_worker.runner.native.weight_shapes import (
     EMBEDDING,
     EXPERTS,
@@ -100,7 +101,11 @@ class Weights:
         return replace(stored(matrix), rounding=tensor.rounding)
 
     def _unrounded(self, name: str, tensor: StoredTensor) -> Matrix:
-        rows, columns = self.share.rows(name), self.share.columns(name)
+        [matrix] = joined([self._run(name, tensor, rows) for rows in self.share.rows(name)])
+        return matrix
+
+    def _run(self, name: str, tensor: StoredTensor, rows: range) -> Matrix:
+        columns = self.share.columns(name)
         form, as_stored = self._form.quantization, self.dtype == np.float32
         keeps_blocks = as_stored if form is None else form.keeps_blocks
         if keeps_blocks and tensor.blocks is not None and tensor.blocks.has_whole_blocks(columns):
@@ -151,7 +156,7 @@ class Weights:
         tensor, rows = self._take(name), self.share.rows(name)
 
         def read() -> AnyArray:
-            return to_float32(tensor.read()[rows.start : rows.stop])
+            return to_float32(taken(tensor.read(), rows))
 
         values = self._known.vector(name, read)
         return to_float32(to_dtype(values, self.dtype)) if is_rounded else values

@@ -167,6 +167,7 @@ class RankedRunner(Runner):
             own,
             num_gpu_blocks=min(one.num_gpu_blocks for one in everywhere),
             num_cpu_blocks=min(one.num_cpu_blocks for one in everywhere),
+            max_num_seqs=min(one.max_num_seqs for one in everywhere),
             copy_bytes_per_s=min(one.copy_bytes_per_s for one in everywhere),
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
             store=_slowest(everywhere),

@@ -70,7 +70,7 @@ class Stage:
         began_ns, collective_ns = time.monotonic_ns(), self.runner.executor.collective_ns
         try:
             before, states_ns = self._before.take(batch, command)
-            output = self.runner.execute(batch)
+            output = self._compute(batch)
         except DeviceLost:  # the ranks end, so that no stage waits for these states
             raise
         except Exception as error:
@@ -92,3 +92,12 @@ class Stage:
         if output.hidden is not None:
             self._next.send(PassedStates(command, output.hidden, output.stages))
         return output
+
+    def _compute(self, batch: Batch) -> BatchOutput:
+        """Lets no MemoryError ask for parts of a batch once stages have changed states."""
+        try:
+            return self.runner.execute(batch)
+        except MemoryError as error:
+            if batch.states is None or isinstance(self._before, NoStatesBefore):
+                raise
+            raise RuntimeError(f"no memory, once stages have changed states: {error}") from error

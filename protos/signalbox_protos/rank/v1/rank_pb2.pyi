@@ -69,7 +69,7 @@ class GreetResponse(_message.Message):
     def __init__(self, rank: _Optional[int] = ...) -> None: ...
 
 class RankBatch(_message.Message):
-    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens", "adapters", "logit_tokens", "suppressed", "suppressed_ends")
+    __slots__ = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "drawing_tokens", "prompt_tokens", "adapters", "logit_tokens", "suppressed", "suppressed_ends", "states")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SLOT_MAPPING_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class RankBatch(_message.Message):
     LOGIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_ENDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     positions: bytes
     slot_mapping: bytes
@@ -94,7 +95,20 @@ class RankBatch(_message.Message):
     logit_tokens: bytes
     suppressed: bytes
     suppressed_ends: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ..., adapters: _Optional[bytes] = ..., logit_tokens: _Optional[bytes] = ..., suppressed: _Optional[bytes] = ..., suppressed_ends: _Optional[bytes] = ...) -> None: ...
+    states: RankStates
+    def __init__(self, token_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., slot_mapping: _Optional[bytes] = ..., query_start: _Optional[bytes] = ..., context_lens: _Optional[bytes] = ..., block_tables: _Optional[bytes] = ..., drawing_tokens: _Optional[bytes] = ..., prompt_tokens: _Optional[bytes] = ..., adapters: _Optional[bytes] = ..., logit_tokens: _Optional[bytes] = ..., suppressed: _Optional[bytes] = ..., suppressed_ends: _Optional[bytes] = ..., states: _Optional[_Union[RankStates, _Mapping]] = ...) -> None: ...
+
+class RankStates(_message.Message):
+    __slots__ = ("first_runs", "run_start", "reads", "writes")
+    FIRST_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RUN_START_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    first_runs: bytes
+    run_start: bytes
+    reads: bytes
+    writes: bytes
+    def __init__(self, first_runs: _Optional[bytes] = ..., run_start: _Optional[bytes] = ..., reads: _Optional[bytes] = ..., writes: _Optional[bytes] = ...) -> None: ...
 
 class RankFailure(_message.Message):
     __slots__ = ("message", "out_of_memory")

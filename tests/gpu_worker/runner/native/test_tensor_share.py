@@ -140,7 +140,7 @@ def test_ranks_share_a_head_of_keys_if_there_are_fewer_than_ranks() -> None:
     rows = [
         share.rows(f"{LAYER}self_attn.k_proj.weight") for share in shares_of(config, tensors, 4)
     ]
-    assert rows == [range(64), range(64), range(64, 128), range(64, 128)]
+    assert rows == [(range(64),), (range(64),), (range(64, 128),), (range(64, 128),)]
 
 
 def test_adapters_are_cut_as_their_matrices() -> None:

@@ -15,6 +15,7 @@ from signalbox_contract.columns import pack_int32, pack_int64, unpack_int32, unp
 from signalbox_contract.model import WorkerCapacity, decode_capacity, encode_capacity
 from signalbox_contract.step import Step, decode_step, encode_step
 from signalbox_contract.step_result import decode_stages, encode_stages
+from signalbox_kernels.structs import StateArrays
 from signalbox_protos.rank.v1 import rank_pb2 as pb
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
@@ -167,6 +168,26 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
         suppressed_ends=b"" if suppressed is None else pack_int32(suppressed.ends),
         prompt_tokens=pack_int64(prompt),
         adapters=b"" if batch.adapters is None else pack_int32(batch.adapters),
+        states=None if batch.states is None else _states_message(batch.states),
+    )
+
+
+def _states_message(states: StateArrays) -> pb.RankStates:
+    return pb.RankStates(
+        first_runs=pack_int32(states.first_runs),
+        run_start=pack_int64(states.run_start),
+        reads=pack_int32(states.reads),
+        writes=pack_int32(states.writes),
+    )
+
+
+def _states_of(message: pb.RankStates) -> StateArrays:
+    first_runs, run_start = unpack_int32(message.first_runs), unpack_int64(message.run_start)
+    return StateArrays(
+        first_runs=first_runs,
+        run_start=run_start,
+        reads=unpack_int32(message.reads).reshape(len(first_runs) - 1, -1),
+        writes=unpack_int32(message.writes).reshape(len(run_start) - 1, -1),
     )
 
 
@@ -188,6 +209,7 @@ def _batch(message: pb.RankBatch) -> Batch:
         wanted=_wanted(message),
         prompt_rows=_prompt_rows_of(unpack_int64(message.prompt_tokens).copy()),
         adapters=unpack_int32(message.adapters).copy() if message.adapters else None,
+        states=_states_of(message.states) if message.HasField("states") else None,
     )
 
 
