@@ -78,6 +78,7 @@ class Activation(IntEnum):
     RELU = 3
     CLAMPED = 4
     IDENTITY = 5
+    RELU_SQUARED = 6
 
 
 class Index(IntEnum):

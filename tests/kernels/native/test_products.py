@@ -80,6 +80,7 @@ FUNCTIONS = {
     Activation.GELU: reference.gelu,
     Activation.GELU_TANH: reference.gelu_tanh,
     Activation.RELU: lambda x: np.maximum(x, 0),
+    Activation.RELU_SQUARED: lambda x: np.maximum(x, 0) ** 2,
     Activation.SILU: lambda x: x / (1 + np.exp(-x)),
     Activation.IDENTITY: lambda x: x,
 }

@@ -37,6 +37,7 @@ SB_INLINE V activated(const sb::Phase& phase, V x) {
     case SB_GELU: return gelu(x);
     case SB_GELU_TANH: return gelu_tanh(x);
     case SB_RELU: return larger(V{}, x);
+    case SB_RELU_SQUARED: return larger(V{}, x) * larger(V{}, x);
     case SB_IDENTITY: return x;
     default: return E::G == 2 ? gated_roughly(x, x) : gated(x, x);
   }

@@ -112,6 +112,7 @@ enum SbEpilogue : int32_t {
 // f(gate) is multiplied by is at most `limit` in magnitude, and 1 is added to that. f(x) is x * sigmoid(scale * x).
 enum SbActivation : int32_t {
   SB_SILU = 0, SB_GELU = 1, SB_GELU_TANH = 2, SB_RELU = 3, SB_CLAMPED = 4, SB_IDENTITY = 5,
+  SB_RELU_SQUARED = 6,
 };
 
 // What SB_EMBED looks up of a token: its id, its position, or its type.
