@@ -186,7 +186,7 @@ def _inspect(
 ) -> TransformersConfig:
     text_config = hf_config.get_text_config(decoder=True)
     chunk = _as_full_attention(text_config)
-    _refuse_configuration(text_config)
+    _refuse_configuration(model_class, text_config)
     layers = PagedLayers.of(_recorded_calls(model_class, hf_config).calls)
     max_position = min(chunk, _max_position(text_config, stretched))
     _refuse_cache(text_config, layers.sliding_windows, max_position)
@@ -214,15 +214,17 @@ def _as_full_attention(text_config: Any) -> int:
     return min(int(text_config.attention_chunk_size), int(text_config.floor_scale) - 1)
 
 
-def _refuse_configuration(text_config: Any) -> None:
+def _refuse_configuration(model_class: Any, text_config: Any) -> None:
     # Decoders that are cut out of such a model say so in their class alone.
     if getattr(type(text_config), "is_encoder_decoder", False) is True:
         raise ModelError("it is an encoder with a decoder")
     if not getattr(text_config, "is_causal", True):
         raise ModelError("is_causal is false, and paged attention sees no later tokens")
-    others = set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES
-    if others:
+    kinds = set(getattr(text_config, "layer_types", None) or ())
+    if others := kinds - _LAYER_TYPES:
         raise ModelError(f"it has layers of type {min(others)!r}, which a KV cache cannot hold")
+    if not kinds and getattr(model_class, "_is_stateful", False):
+        raise ModelError("its layers keep states, which a KV cache cannot hold")
 
 
 def _refuse_cache(text_config: Any, windows: Sequence[int | None], max_position: int) -> None:
