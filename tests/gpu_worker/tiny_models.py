@@ -56,6 +56,17 @@ YARN_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+_NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 3,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "time_step_min": 1e-30,  # or else transformers has least time steps in prompts alone
+}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 6}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True}),
@@ -350,6 +361,24 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "num_dense_layers": 1,
+        },
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        _NEMOTRON
+        | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"]},
+    ),
+    "nemotron-h-moe": (
+        "NemotronH",
+        _NEMOTRON
+        | {
+            "layers_block_type": ["moe", "linear_attention", "full_attention", "mlp"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_latent_size": 32,
+            "moe_shared_expert_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
         },
     ),
 }

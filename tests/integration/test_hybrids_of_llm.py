@@ -21,7 +21,9 @@ def tokens_of(llm: LLM, prompts: list[list[int]], *, max_tokens: int = 24) -> li
     return [list(one.outputs[0].token_ids) for one in outputs]
 
 
-@pytest.mark.parametrize("family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5"])
+@pytest.mark.parametrize(
+    "family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5", "nemotron-h-moe"]
+)
 @pytest.mark.parametrize("kib", [4096, 120])
 def test_tokens_are_those_of_transformers(family: str, kib: int, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)

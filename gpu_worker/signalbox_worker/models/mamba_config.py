@@ -137,18 +137,20 @@ def _granite_fields(config: FamilyConfig, kinds: list[str]) -> dict[str, Any]:
 def nemotron_h_config(config: FamilyConfig) -> DecoderConfig:
     """Reads Nemotron-H, each layer of which is one part: Mamba-2, attention or a feed-forward.
 
-    Its time steps have no least one, although transformers has `time_step_min` for prompts.
+    Its time steps have no least one, although transformers has `time_step_min` for prompts. Its
+    head is a matrix of its own whatever `tie_word_embeddings` says, as in transformers.
     """
     kinds = _nemotron_kinds(config)
     check_no_window(config)
     check_silu(config, "mamba_hidden_act")
     _check_time_step(config, _name(config, "time_step_limit"))
     refuse(config, mlp_hidden_act="relu2")
-    config.disregard(*_NEUTRAL)
+    config.disregard(*_NEUTRAL, "tie_word_embeddings")
     config = config.replacing(
         num_hidden_layers=len(kinds),
         rms_norm_eps=config["layer_norm_epsilon"],
         num_key_value_heads=config["num_key_value_heads"] or config["num_attention_heads"],
+        tie_word_embeddings=False,
     )
     base = DecoderConfig(
         **decoder_sizes(config),

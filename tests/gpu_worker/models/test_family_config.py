@@ -462,7 +462,7 @@ def test_decoder_that_sees_both_ways_pools_and_does_not_generate(folder: Path) -
 
 
 def test_recurrent_layers_that_no_program_computes_are_refused_at_start(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("NemotronHForCausalLM", {})))
+    (tmp_path / "config.json").write_text(json.dumps(config_of("Qwen3NextForCausalLM", {})))
     started = ModelConfig(model=str(tmp_path), load_format="dummy")
     with pytest.raises(ModelError, match=r"which keep .* KiB of each sequence"):
         open_with_config(started, lambda _: None)

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 WITH_STATES = (
     *("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-    "Qwen3_5ForCausalLM",
+    *("NemotronHForCausalLM", "Qwen3_5ForCausalLM"),
 )
 """Architectures with recurrent layers that native programs compute."""
 THROUGH_PYTORCH = "it runs through PyTorch and transformers"

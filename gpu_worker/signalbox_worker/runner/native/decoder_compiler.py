@@ -21,7 +21,7 @@ from signalbox_worker.files.checkpoints.kv_scales import KVScales
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.runner.native.attention_compiler import AttentionCompiler
 from signalbox_worker.runner.native.feed_forward_compiler import FeedForwardCompiler
-from signalbox_worker.runner.native.hidden_states import HiddenStates
+from signalbox_worker.runner.native.hidden_states import HiddenStates, Modules
 from signalbox_worker.runner.native.kv_places import KVPlaces, kv_places
 from signalbox_worker.runner.native.latent_compiler import LatentCompiler
 from signalbox_worker.runner.native.layer_inputs import LayerInputs
@@ -127,7 +127,21 @@ class _Compiler:
             self._builder.head(source, packed, first_token=self._first_token, cap=cap)
 
     def _add_layer(self, index: int) -> None:
-        beside = self._feed_forward.gate_and_up(index) if self._config.is_parallel else None
+        config = self._config
+        beside = self._feed_forward.first_matrices(index) if config.is_parallel else None
+        if index not in config.feed_forward_layers:
+            self._add_mixer(index, beside)
+        if config.has_feed_forward(index):
+            self._feed_forward.add(index, beside)
+        if self._inputs is not None:
+            self._inputs.add_to(index)
+
+    def _add_mixer(self, index: int, beside: Modules | None) -> None:
+        """Adds attention, or the recurrence that a layer has in its place.
+
+        Args:
+            beside: first matrices of the feed-forward, if they read the same rows.
+        """
         if self._recurrent is not None and index in self._config.recurrent_layers:
             rows, name = self._recurrent.add(index), f"{RECURRENT}.out_proj"
         else:
@@ -135,9 +149,6 @@ class _Compiler:
             name = "self_attn.o_proj"
         name = f"{layer_prefix(index)}{name}"
         self._hidden.add_down(rows, name, self._config.inner_norms[0], index)
-        self._feed_forward.add(index, beside)
-        if self._inputs is not None:
-            self._inputs.add_to(index)
 
     def _add_ends(self) -> tuple[Packed, Matrix] | None:
         """Adds the embedding, if the stage has it; returns the head, packed and as it is stored, if

@@ -28,9 +28,10 @@ class FeedForwardCompiler:
         self._hidden, self._config, self._ends_layer = hidden, hidden.config, ends_layer
         self._builder, self._weights = hidden.builder, hidden.weights
 
-    def gate_and_up(self, index: int) -> Modules:
-        """Returns the first matrices of a dense feed-forward."""
-        return self._hidden.modules([f"{_prefix(index)}{part}_proj" for part in ("gate", "up")])
+    def first_matrices(self, index: int) -> Modules:
+        """Returns the matrices of a dense feed-forward that read hidden states."""
+        parts = ("gate", "up")[not self._config.has_gate :]
+        return self._hidden.modules([f"{_prefix(index)}{part}_proj" for part in parts])
 
     def add(self, index: int, beside: Modules | None) -> None:
         """Adds the feed-forward of a layer.
@@ -43,7 +44,7 @@ class FeedForwardCompiler:
             self._mixture.add(index, part, adds=part == RESIDUAL)
             self._hidden.add_sum(adds=True)
             return
-        first = beside or self.gate_and_up(index)
+        first = beside or self.first_matrices(index)
         if beside is None:
             norm = f"{layer_prefix(index)}{feed_norm(self._config)}"
             self._hidden.add_norm(norm, first.matrices)
@@ -56,21 +57,24 @@ class FeedForwardCompiler:
             return
         self._hidden.add_down(activated, name, self._config.inner_norms[1], index, scale=scale)
 
-    def _add_activated(self, activated: ProductRows, gate_and_up: Modules) -> None:
-        """Adds the product with gate and up, or two for matrices that are stored apart."""
-        hidden, (matrices, rows, bias) = self._hidden, gate_and_up
+    def _add_activated(self, activated: ProductRows, first: Modules) -> None:
+        """Adds the product with gate and up, or two for matrices that are stored apart; without a
+        gate that with up."""
+        hidden, (matrices, rows, bias) = self._hidden, first
         if len(matrices) == 1:
-            adapted = hidden.adapted(hidden.normed, rows, is_interleaved=True)
-            self._add_gated(activated, matrices[0], bias, Epilogue.GATED, adapted)
+            has_gate = self._config.has_gate
+            adapted = hidden.adapted(hidden.normed, rows, is_interleaved=has_gate)
+            epilogue = Epilogue.GATED if has_gate else Epilogue.ACTIVATE
+            self._add_function(activated, matrices[0], bias, epilogue, adapted)
             return
         gate, up = matrices
         num = gate.shape[0]
         of_gate, of_up = (None, None) if bias is None else (bias[:num], bias[num:])
         hidden.add_stored(self._gate, gate, of_gate, rows)
         adapted = hidden.adapted(hidden.normed, rows)
-        self._add_gated(activated, up, of_up, Epilogue.GATE, adapted, gate=self._gate)
+        self._add_function(activated, up, of_up, Epilogue.GATE, adapted, gate=self._gate)
 
-    def _add_gated(
+    def _add_function(
         self,
         activated: ProductRows,
         matrix: Matrix,

@@ -19,6 +19,7 @@ ACTIVATIONS = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
     "silu": Activation.SILU,
 }
 """Functions that native programs have, by their names in config.json."""

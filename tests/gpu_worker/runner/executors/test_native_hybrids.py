@@ -20,14 +20,14 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5")
+FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5", "nemotron-h", "nemotron-h-moe")
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{family} {seed}")
     fields = random_shape(rng)
-    makers = {"granite-hybrid": of_granite, "qwen3.5": of_qwen}
-    own = makers.get(family, of_lfm2)(rng)
+    makers = {"granite-hybrid": of_granite, "qwen3.5": of_qwen, "nemotron-h": of_nemotron}
+    own = makers.get(family.removesuffix("-moe"), of_lfm2)(rng)
     if family == "lfm2":
         own |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
     if family == "lfm2-moe":
@@ -40,6 +40,8 @@ def random_fields(family: str, seed: int) -> dict[str, Any]:
             "use_expert_bias": rng.random() < 0.7,
             "routed_scaling_factor": rng.choice([1.0, 1.7]),
         }
+    if family == "nemotron-h-moe":
+        own |= with_experts(rng, own["layers_block_type"])
     return fields | own
 
 
@@ -93,6 +95,48 @@ def of_granite(rng: random.Random) -> dict[str, Any]:
         "mamba_conv_bias": rng.random() < 0.5,
         "mamba_proj_bias": rng.random() < 0.5,
         "position_embedding_type": rng.choice([None, "nope", "rope"]),
+    }
+
+
+def of_nemotron(rng: random.Random) -> dict[str, Any]:
+    groups = rng.choice([1, 2])
+    kinds = ["linear_attention", "full_attention", "mlp"]
+    kinds += rng.choices(kinds, k=rng.choice([0, 1, 3]))
+    rng.shuffle(kinds)
+    return {
+        "layers_block_type": kinds,
+        "num_hidden_layers": len(kinds),
+        "layer_norm_epsilon": rng.choice([1e-6, 1e-2]),
+        "mamba_num_heads": rng.choice([1, 2, 4]) * groups,
+        "mamba_head_dim": rng.choice([16, 48]),
+        "ssm_state_size": rng.choice([16, 32]),
+        "n_groups": groups,
+        "conv_kernel": rng.choice([2, 4]),
+        "use_conv_bias": rng.random() < 0.5,
+        "use_bias": rng.random() < 0.5,
+        "mlp_bias": rng.random() < 0.5,
+        "time_step_min": 1e-30,
+    }
+
+
+def with_experts(rng: random.Random, kinds: list[str]) -> dict[str, Any]:
+    """Returns the fields of experts, which one or two layers more have."""
+    kinds = [*kinds, *["moe"] * rng.choice([1, 2])]
+    rng.shuffle(kinds)
+    groups = rng.choice([1, 2])
+    return {
+        "layers_block_type": kinds,
+        "num_hidden_layers": len(kinds),
+        "mlp_bias": False,
+        "n_routed_experts": rng.choice([4, 8]),
+        "num_experts_per_tok": rng.choice([1, 2]),
+        "n_group": groups,
+        "topk_group": rng.choice([1, groups]),
+        "moe_intermediate_size": rng.choice([12, 40]),
+        "moe_latent_size": rng.choice([None, 24, 64]),
+        "moe_shared_expert_intermediate_size": rng.choice([12, 40]),
+        "norm_topk_prob": rng.random() < 0.5,
+        "routed_scaling_factor": rng.choice([1.0, 1.7]),
     }
 
 

@@ -59,7 +59,7 @@ def hidden_or_tokens(path: Path, folder: Path, parallel: ParallelConfig, **optio
     "form",
     [
         *("qwen2-moe", "granite-moe", "qwen3-moe of GGUF", "deepseek-v2", "gemma4"),
-        *("lfm2-moe", "granite-hybrid", "qwen3.5"),
+        *("lfm2-moe", "granite-hybrid", "qwen3.5", "nemotron-h-moe"),
         *("tied", "gptq", "stage", "lora"),
     ],
 )

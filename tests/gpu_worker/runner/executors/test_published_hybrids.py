@@ -1,5 +1,7 @@
 """Checkpoints of decoders with recurrent layers as they are published, and their other forms."""
 
+import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "normalization_function": "rmsnorm",
         "position_embedding_type": "nope",
     },
+    "nemotron-h": {
+        "attention_bias": False,
+        "attention_head_dim": 16,
+        "mamba_proj_bias": False,
+        "rms_norm_eps": 1e-5,
+        "time_step_limit": [0.0, float("inf")],
+        "time_step_rank": 256,
+    },
     "qwen3.5": {
         "attn_output_gate": True,
         "full_attention_interval": 3,
@@ -53,6 +63,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 """Fields of published files that say nothing, or what the class has in its code."""
+OF_NEMOTRON = {"hybrid_override_pattern": "M-*M", "num_hidden_layers": 4}
+"""Fields of the first files in place of the kinds of layers."""
 FURTHER = {"mtp.fc.weight": (48, 96), "mtp.layers.0.mlp.down_proj.weight": (48, 8)}
 """Tensors of layers that predict further tokens."""
 FORMS: tuple[dict[str, Any], ...] = (
@@ -73,6 +85,11 @@ def make_published(path: Path, family: str) -> None:
     tensors = {key: one.float() if "A_log" in key else one for key, one in tensors.items()}
     if family == "qwen3.5":
         tensors |= {name: torch.ones(shape) for name, shape in FURTHER.items()}
+    if family == "nemotron-h":
+        tensors = {re.sub("^model", "backbone", name): one for name, one in tensors.items()}
+        config = json.loads((path / "config.json").read_text())
+        del config["layers_block_type"]
+        (path / "config.json").write_text(json.dumps(config | OF_NEMOTRON))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -97,7 +114,7 @@ def test_a_checkpoint_runs_as_it_is_published(family: str, tmp_path: Path) -> No
     assert difference(log_probabilities(runner), expected) < difference(half, expected)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "nemotron-h-moe"])
 def test_weights_in_few_bits_are_about_as_exact_as_their_codes(family: str, tmp_path: Path) -> None:
     """A code of 8 bits rounds by up to 1/254 of the largest weight of a group, bfloat16 by up to
     1/512 of each."""
@@ -120,7 +137,7 @@ def test_a_checkpoint_in_four_bits_runs_in_its_codes(family: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "nemotron-h-moe"])
 def test_bits_of_all_forms_depend_on_the_sequence_alone(
     family: str, form: dict[str, Any], tmp_path: Path
 ) -> None:
