@@ -32,6 +32,10 @@ SLIDING = {"attention.sliding_window": 32}
 ROTATED = {"rope.dimension_count": 8}
 HYBRID = {"attention.head_count_kv": [0, 2]}
 CONVOLUTION = HYBRID | {"shortconv.l_cache": 3}
+MAMBA = HYBRID | {"ssm.inner_size": 128, "ssm.time_step_rank": 4, "ssm.group_count": 1}
+MAMBA |= {"ssm.state_size": 16, "ssm.conv_kernel": 4}
+ONE_PART = MAMBA | {"block_count": 3, "attention.head_count_kv": [0, 2, 0]}
+ONE_PART |= {"feed_forward_length": [0, 0, 96]}
 ENCODER = {"attention.head_count_kv": 4, "rope.scaling.type": "none"}
 PARTS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -44,11 +48,11 @@ PARTS: dict[str, dict[str, Any]] = {
     "gemma4": SLIDING | {"attention.key_length_swa": 16, "rope.scaling.type": "none"},
     "glm4moe": MIXED | {"expert_shared_count": 1},
     "gpt-oss": MIXED | SLIDING,
-    "granitehybrid": HYBRID
-    | {"ssm.inner_size": 128, "ssm.time_step_rank": 4, "ssm.group_count": 1}
-    | {"ssm.state_size": 16, "ssm.conv_kernel": 4},
+    "granitehybrid": MAMBA,
     "lfm2": CONVOLUTION,
     "lfm2moe": CONVOLUTION | MIXED | {"expert_gating_func": 2},
+    "nemotron_h": ONE_PART,
+    "nemotron_h_moe": ONE_PART | MIXED | {"expert_shared_feed_forward_length": 32},
     "nomic-bert": ENCODER,
     "phi3": {"rope.scaling.type": "none"},
     **dict.fromkeys(("qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe"), MIXED),
@@ -94,7 +98,7 @@ def read(fields: dict[str, Any]) -> ModelShape:
 
 def unsound(kind: str) -> Iterator[tuple[str, Any]]:
     recorded = Recorded(fields_of(kind))
-    assert read(recorded).num_layers == 2
+    assert read(recorded).num_layers == recorded[f"{kind}.block_count"]
     for name in sorted(recorded.names - {"general.architecture"}):
         yield from ((name, value) for value in UNSOUND if not isinstance(value, dict))
 

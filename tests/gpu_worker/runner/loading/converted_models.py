@@ -62,6 +62,11 @@ _GRANITE = {**_HYBRID, "layer_types": ["mamba", "attention", "mamba"]}
 _GRANITE |= {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2}
 _GRANITE |= {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 3.0}
 _GRANITE |= {"attention_multiplier": 0.3, "shared_intermediate_size": 24}
+_NEMOTRON = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+_NEMOTRON |= {"head_dim": 32, "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2}
+_NEMOTRON |= {"ssm_state_size": 16, "time_step_min": 1e-30}
+_OF_MOE = {"moe_shared_expert_intermediate_size": 24, "moe_latent_size": 16}
+_OF_MOE |= {"routed_scaling_factor": 1.7}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": (
         "Cohere2ForCausalLM",
@@ -129,6 +134,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "head_dim": 8, "sliding_window": None},
     ),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        {**_NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
+    ),
+    "nemotron_h_moe": (
+        "NemotronHForCausalLM",
+        {**_NEMOTRON, **_MIXTURE, **_OF_MOE}
+        | {"layers_block_type": ["moe", "mamba", "attention", "moe"]},
+    ),
     "olmo2": ("Olmo2ForCausalLM", {"tie_word_embeddings": False}),
     "olmo2-olmo3": ("Olmo3ForCausalLM", _TWO),
     "olmoe": ("OlmoeForCausalLM", _MIXTURE),
@@ -141,9 +155,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "head_dim": 16}),
 }
 """Classes and fields by llama.cpp's names, with the variant behind them."""
-_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe", "lfm2moe")
-_HYBRIDS = ("granitehybrid", "lfm2")
-_NOT_RMS = ("olmo", "deepseek2-glm", "mistral3", "gpt-oss", "glm4moe", "cohere2", "lfm2")
+_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe", "lfm2moe", "nemotron_h_moe")
+_KERNELS = {"granitehybrid": "mamba_d_conv", "lfm2": "conv_L_cache", "nemotron": "conv_kernel"}
+_HYBRIDS = tuple(_KERNELS)
+_NOT_RMS = (
+    *("olmo", "deepseek2-glm", "mistral3", "gpt-oss", "glm4moe", "cohere2"),
+    *("lfm2", "nemotron"),
+)
 
 
 def random_fields(name: str, seed: int) -> dict[str, Any]:
@@ -180,12 +198,17 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
     if name == "smollm3":
         fields["num_hidden_layers"] = choose.choice((3, 9))
     if name.startswith(_HYBRIDS):
-        kinds = [*FAMILIES[name][1]["layer_types"], choose.choice(FAMILIES[name][1]["layer_types"])]
-        fields |= {"layer_types": choose.sample(kinds, 4), "num_hidden_layers": 4}
-        fields["mamba_d_conv" if name.startswith("granite") else "conv_L_cache"] = choose.choice(
-            (2, 4)
-        )
+        fields |= _random_layers(name, choose)
     return fields
+
+
+def _random_layers(name: str, choose: random.Random) -> dict[str, Any]:
+    """Returns one layer more, and all in another order, with convolutions of another length."""
+    field = "layers_block_type" if name.startswith("nemotron") else "layer_types"
+    kinds = FAMILIES[name][1][field]
+    kinds = choose.sample([*kinds, choose.choice(kinds)], len(kinds) + 1)
+    kernel = next(one for start, one in _KERNELS.items() if name.startswith(start))
+    return {field: kinds, "num_hidden_layers": len(kinds), kernel: choose.choice((2, 4))}
 
 
 def make_model(path: Path, name: str, seed: int) -> Any:
@@ -211,7 +234,7 @@ def make_model(path: Path, name: str, seed: int) -> Any:
     model = kind(config).eval()
     with torch.no_grad():
         for key, buffer in model.named_buffers():
-            if key.endswith(".expert_bias"):
+            if key.endswith((".expert_bias", ".mixer.gate.e_score_correction_bias")):
                 buffer.normal_(0, 0.3)
         for key, parameter in model.named_parameters():
             if parameter.ndim == 1 or key.endswith("_bias"):
@@ -240,11 +263,8 @@ def _as_published(path: Path, name: str, model: Any) -> None:
     file = path / "config.json"
     if name == "cohere2":
         file.write_text(json.dumps(json.loads(file.read_text()) | {"rotary_pct": 1.0}))
-    if name.startswith("granitehybrid"):
-        config = json.loads(file.read_text())
-        old = {"linear_attention": "mamba", "full_attention": "attention"}
-        config["layer_types"] = [old.get(kind, kind) for kind in config["layer_types"]]
-        file.write_text(json.dumps(config))
+    if name.startswith(("granitehybrid", "nemotron")):
+        file.write_text(json.dumps(_with_old_kinds(json.loads(file.read_text()), name)))
     vocab = {f"w{one}": one for one in range(VOCAB)}  # of which the converter counts the tokens
     (path / "tokenizer.json").write_text(
         json.dumps({"added_tokens": [], "model": {"vocab": vocab}})
@@ -257,6 +277,25 @@ def _as_published(path: Path, name: str, model: Any) -> None:
             if ".experts." in key
         }
         save_file(load_file(file) | turned, file, metadata={"format": "pt"})
+
+
+def _with_old_kinds(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns config.json with the kinds of layers, and what goes with them, of published files."""
+    field = "layer_types" if name.startswith("granite") else "layers_block_type"
+    old = {"linear_attention": "mamba", "full_attention": "attention"}
+    kinds = [old.get(kind, kind) for kind in config[field]]
+    config |= {field: kinds, "num_hidden_layers": len(kinds)}
+    if name.startswith("nemotron"):
+        config["rms_norm_eps"] = config["layer_norm_epsilon"]
+        del config["model_type"]  # or else the converter reads defaults of transformers, too
+    if name == "nemotron_h":
+        letters = {"mamba": "M", "attention": "*", "mlp": "-"}
+        config["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        groups = {"n_group", "topk_group"}
+        return {
+            key: one for key, one in config.items() if "expert" not in key and key not in groups
+        }
+    return config
 
 
 def reference_logprobs(model: Any) -> list[float]:
@@ -296,7 +335,7 @@ def convert(sources: Path, folder: Path, out: Path, kind: str) -> None:
             writer = self.gguf_writer
             writer.add_tokenizer_model("gpt2")
             writer.add_tokenizer_pre("gpt-2")
-            writer.add_token_list([f"w{i}" for i in range(VOCAB)])
+            writer.add_token_list(["w", "1", "w1", *(f"w{i}" for i in range(3, VOCAB))])
             writer.add_token_types([1] * VOCAB)
             writer.add_token_merges(["w 1"])
             writer.add_bos_token_id(1)

@@ -33,7 +33,10 @@ from tests.waiting import EVENT_S
 
 KINDS = ("F32", "Q4_1", "Q8_0")
 NUM_PROMPTS, NUM_LAYERS, NUM_TOP = 100, 30, 3
-CONVERTED = ("granitehybrid", "granitehybrid-moe", "lfm2", "lfm2moe")
+CONVERTED = (
+    *("granitehybrid", "granitehybrid-moe", "lfm2", "lfm2moe"),
+    *("nemotron_h", "nemotron_h_moe"),
+)
 """Files of `converted_models`."""
 PLACES = (1, 8, 40, 69)
 """Places in `PROMPT` of the tokens that are compared."""

@@ -119,10 +119,10 @@ def _mistral3(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, A
 
 
 def _glm4_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
-    return {**_routed_by_bias(fields), "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+    return {**routed_by_bias(fields), "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
 
 
-def _routed_by_bias(fields: GGUFFields) -> dict[str, Any]:
+def routed_by_bias(fields: GGUFFields) -> dict[str, Any]:
     """Returns what describes a mixture in groups with shared experts, of DeepSeek V3's kind."""
     if fields.whole_of_model("expert_gating_func", 0) not in (0, SIGMOID):
         raise ModelError("its expert_gating_func is not sigmoid's, which is not supported")
@@ -154,7 +154,7 @@ def _deepseek2(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, 
     biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
     usual = SIGMOID if biased else _SOFTMAX
     sigmoid = (fields.whole_of_model("expert_gating_func", 0) or usual) == SIGMOID
-    grouped = _routed_by_bias(fields) if sigmoid else _grouped(fields)
+    grouped = routed_by_bias(fields) if sigmoid else _grouped(fields)
     kind = "DeepseekV3ForCausalLM" if sigmoid else "DeepseekV2ForCausalLM"
     return {
         **grouped,

@@ -11,8 +11,12 @@ from signalbox_worker.files.checkpoints.gguf.families import (
     experts,
     granite,
     of_each_layer,
+    routed_by_bias,
 )
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
+
+UNROTATED = ("nemotron_h", "nemotron_h_moe")
+"""Architectures of which no layer rotates, whatever a file says of rotation."""
 
 
 def _layer_types(fields: GGUFFields, shapes: Shapes, recurrent: str) -> list[str]:
@@ -51,10 +55,14 @@ def _lfm2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, A
     }
 
 
+def _mamba_columns(fields: GGUFFields) -> tuple[int, int]:
+    """Returns the columns of all heads of Mamba-2, and the number of heads."""
+    return fields.size_of_model("ssm.inner_size"), fields.size_of_model("ssm.time_step_rank")
+
+
 def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
     """Without experts the feed-forward is what Granite's configuration calls the shared one."""
-    inner = fields.size_of_model("ssm.inner_size")
-    num_heads = fields.size_of_model("ssm.time_step_rank")
+    inner, num_heads = _mamba_columns(fields)
     num_experts = fields.whole_of_model("expert_count", 0)
     shared = fields.whole_of_model("expert_shared_feed_forward_length", 0)
     return {
@@ -77,9 +85,46 @@ def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[
     }
 
 
+def _nemotron_h(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    """Layers with inner columns of a feed-forward have that alone. No layer rotates."""
+    num_layers, mixed = shapes["num_hidden_layers"], fields.kind == "nemotron_h_moe"
+    widths = of_each_layer(fields, "feed_forward_length", num_layers)
+    kinds = _layer_types(fields, shapes, "linear_attention")
+    inner, num_heads = _mamba_columns(fields)
+    fields.of_model("attention.layer_norm_epsilon", None)  # llama.cpp takes the other one
+    return {
+        **(_nemotron_experts(fields) if mixed else {}),
+        "layers_block_type": [
+            ("moe" if mixed else "mlp") if width else kind
+            for kind, width in zip(kinds, widths, strict=True)
+        ],
+        "layer_norm_epsilon": shapes["rms_norm_eps"],
+        "rope_parameters": None,
+        "mlp_bias": _has_bias(tensors, "ffn_up"),
+        "use_bias": _has_bias(tensors, "ssm_in"),
+        "use_conv_bias": _has_bias(tensors, "ssm_conv1d"),
+        "mamba_num_heads": num_heads,
+        "mamba_head_dim": inner // num_heads,
+        "n_groups": fields.whole_of_model("ssm.group_count"),
+        "ssm_state_size": fields.whole_of_model("ssm.state_size"),
+        "conv_kernel": fields.whole_of_model("ssm.conv_kernel"),
+    }
+
+
+def _nemotron_experts(fields: GGUFFields) -> dict[str, Any]:
+    return {
+        **routed_by_bias(fields),
+        "moe_shared_expert_intermediate_size": fields.whole_of_model(
+            "expert_shared_feed_forward_length"
+        ),
+        "moe_latent_size": fields.whole_of_model("moe_latent_size", 0) or None,
+    }
+
+
 HYBRIDS: dict[str, Reader] = {
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
+    **dict.fromkeys(UNROTATED, _nemotron_h),
 }
 """Readers by architectures of GGUF files."""

@@ -318,6 +318,23 @@ FAMILIES: Mapping[str, Family] = {
         expert_block="block_sparse_moe",
         expert_names=_QWEN_EXPERTS,
     ),
+    "nemotron_h": Family(
+        architecture="NemotronHForCausalLM",
+        layer_names=_MAMBA,
+        vectors=_OF_MAMBA,
+        is_interleaved=True,
+    ),
+    "nemotron_h_moe": Family(
+        architecture="NemotronHForCausalLM",
+        layer_names=_MAMBA
+        | _BIASED_CHOICE
+        | _shared_expert("mlp.shared_experts")
+        | {"ffn_latent_down": "mlp.fc1_latent_proj", "ffn_latent_up": "mlp.fc2_latent_proj"},
+        vectors=_OF_MAMBA,
+        is_interleaved=True,
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
 }
 MIXTRAL = Family(
     architecture="MixtralForCausalLM",

@@ -15,6 +15,7 @@ from gguf.constants import GGMLQuantizationType
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.gguf.families import PARTLY_ROTATED
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
+from signalbox_worker.files.checkpoints.gguf.hybrids import UNROTATED
 from signalbox_worker.files.checkpoints.gguf.reader import GGUFContent
 
 FREQUENCY_DIVISORS = "rope_freqs.weight"
@@ -42,7 +43,7 @@ def _parameters(
 ) -> dict[str, Any]:
     parameters: dict[str, Any] = {"rope_theta": fields.real_of_model("rope.freq_base", 10000.0)}
     rotated = fields.whole_of_model("rope.dimension_count", head_size)
-    if rotated != head_size:
+    if rotated != head_size and fields.kind not in UNROTATED:
         if fields.kind not in PARTLY_ROTATED:
             raise ModelError(f"{path} rotates a part of each head, which is not supported")
         parameters["partial_rotary_factor"] = rotated / head_size
