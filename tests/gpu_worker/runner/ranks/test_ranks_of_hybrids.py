@@ -26,6 +26,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1
 WIDE = {"hidden_size": 96, "num_key_value_heads": 6, "num_attention_heads": 6, "head_dim": 16}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 INNER = {"intermediate_size": 128, "shared_intermediate_size": 128}
+PARTS = ["moe", "linear_attention", "full_attention", "mlp"]
 
 
 def staged(recurrent: str, attends: str) -> dict[str, Any]:
@@ -56,6 +57,11 @@ def generate(path: Path, tp: int, pp: int, **options: Any) -> tuple[Any, list[fl
         ("granite-hybrid", {"mamba_n_groups": 1} | staged("mamba", "attention"), [(3, 1), (3, 2)]),
         ("granite-hybrid", HEADS | {"mamba_n_groups": 2}, [(2, 1)]),
         ("granite-hybrid", HEADS | {"mamba_n_groups": 1, "num_local_experts": 4}, [(2, 1)]),
+        (
+            "nemotron-h-moe",
+            HEADS | {"moe_intermediate_size": 64, "layers_block_type": [*PARTS, *PARTS]},
+            [(2, 1), (2, 2)],
+        ),
         # four ranks share two heads of keys
         ("qwen3.5", HEADS | INNER | staged("linear_attention", "full_attention"), [(4, 1), (2, 2)]),
     ],
