@@ -29,6 +29,8 @@ _HEADER, _REASONING = [1, 2, 3], [4, 5]
 class Turn(NamedTuple):
     prompt: list[int]
     num_tokens: int
+    positions: tuple[int, ...] = ()
+    """Positions that the router names, as it does in chats."""
     is_counted: bool = True
     """False of the first repetition of a prefix that the router does not name."""
 
@@ -47,7 +49,7 @@ def conversation(rng: random.Random, system: list[int], *, keeps_reasoning: bool
         history += text(rng, 50, 300)
         num_reasoning, num_answer = rng.randint(64, 256), rng.randint(32, 128)
         prompt = [*history, *_HEADER, *_REASONING]
-        turns.append(Turn(prompt, num_reasoning + num_answer))
+        turns.append(Turn(prompt, num_reasoning + num_answer, (len(system), len(history))))
         kept = [*_REASONING, *[TOKEN] * num_reasoning] if keeps_reasoning else []
         history = [*history, *_HEADER, *kept, *[TOKEN] * num_answer]
     return turns
@@ -56,7 +58,9 @@ def conversation(rng: random.Random, system: list[int], *, keeps_reasoning: bool
 def shared_prefix(rng: random.Random, num_requests: int, *, is_named: bool) -> Thread:
     prefix = text(rng, 1024, 4096)
     prompts = [[*prefix, *text(rng, 50, 300), *_HEADER] for _ in range(num_requests)]
-    return [Turn(prompt, 32, is_named or i != 1) for i, prompt in enumerate(prompts)]
+    first = len(prefix)
+    named = [(first, len(one) - len(_HEADER)) if is_named else () for one in prompts]
+    return [Turn(prompt, 32, named[i], is_named or i != 1) for i, prompt in enumerate(prompts)]
 
 
 def traces(rng: random.Random) -> Iterator[tuple[str, list[Thread]]]:
@@ -111,8 +115,9 @@ def found(asked: Sequence[Sequence[Turn]], num_blocks: int, *others: CacheGroup)
         groups=(FULL_GROUP, *others),
     )
     for turns in asked:
-        for prompt, num_tokens, _ in turns:
-            pool.ask(Asked(len(prompt), num_tokens), prompt_token_ids=prompt)
+        for turn in turns:
+            fields = {"prompt_token_ids": turn.prompt, "snapshot_positions": turn.positions}
+            pool.ask(Asked(len(turn.prompt), turn.num_tokens), **fields)
         pool.clock.run(until=math.inf)
     pool.check()
     counted = [turn.is_counted for turns in asked for turn in turns]

@@ -1,6 +1,7 @@
 """A request from a router to a scheduler: one generation, with its codec."""
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 from signalbox_contract import pooling, sampling_codec
@@ -14,6 +15,8 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 _MAX_HANDLE = (1 << 63) - 1
 """Updates have the handles in a column of int64."""
+MAX_SNAPSHOT_POSITIONS = 16
+"""Most positions that a request names; a router names two."""
 MAX_AGE_S = 30 * 86_400
 """Longest age and longest timeout that are read. No router keeps a request for a month."""
 _REASONS = {reason.value: reason for reason in FinishReason}
@@ -88,6 +91,8 @@ class Request:
     num_delivered_prompt_logprobs: int = 0
     pooling: PoolingParams | None = None
     """Parameters of pooling; None if the prompt is continued."""
+    snapshot_positions: tuple[int, ...] = ()
+    """Lengths of prefixes from which later requests are likely to go on; ascending."""
 
 
 _FIELDS = pb.Request.DESCRIPTOR.fields_by_name
@@ -139,8 +144,20 @@ def decode(message: pb.Request) -> Request:
         "age_ns": min(message.age_ns, MAX_AGE_S * 10**9),
         "delivered": tuple(_decode_delivered(sequence) for sequence in message.delivered),
         "pooling": pooling.decode(message.pooling) if message.HasField("pooling") else None,
+        "snapshot_positions": _decode_positions(message) if message.snapshot_positions else (),
     }
     return Request(**{name: getattr(message, name) for name in _SAME} | own)
+
+
+def _decode_positions(message: pb.Request) -> tuple[int, ...]:
+    positions, most = tuple(message.snapshot_positions), len(message.prompt_token_ids)
+    if len(positions) > MAX_SNAPSHOT_POSITIONS:
+        allowed = f"at most {MAX_SNAPSHOT_POSITIONS}"
+        raise InvalidArgument("snapshot_positions", f"a list of {len(positions)}", allowed)
+    if not all(before < after for before, after in pairwise((0, *positions, most + 1))):
+        allowed = f"ascending, from 1 to {most}"
+        raise InvalidArgument("snapshot_positions", list(positions), allowed)
+    return positions
 
 
 def _decode_beam_search(message: pb.BeamSearchParams) -> BeamSearchParams:

@@ -40,6 +40,7 @@ FULL = Request(
         *(DeliveredSequence([7], reason) for reason in FinishReason),
     ),
     num_delivered_prompt_logprobs=1,
+    snapshot_positions=(1, 2),
 )
 
 
@@ -56,6 +57,11 @@ def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
         ({"prompt_token_ids": []}, "prompt_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"num_sequences": 0}, "num_sequences"),
+        ({"snapshot_positions": [0]}, "snapshot_positions"),
+        ({"snapshot_positions": [2, 1]}, "snapshot_positions"),
+        ({"snapshot_positions": [2, 2]}, "snapshot_positions"),
+        ({"snapshot_positions": [3]}, "snapshot_positions"),
+        ({"snapshot_positions": [*range(1, 18)]}, "snapshot_positions"),
         ({"delivered": [pb.DeliveredSequence(finish_reason=99)]}, "delivered.finish_reason"),  # type: ignore[arg-type]
         ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "delivered.token_ids"),
     ],

@@ -177,6 +177,7 @@ def make_request(
     structured_output: tuple[str, ...] | None = None,
     grammar_cost: GrammarCost = UNMEASURED,
     pooling: PoolingParams | None = None,
+    snapshot_positions: tuple[int, ...] = (),
 ) -> SequenceGroup:
     group = make_arrival(
         prompt,
@@ -198,6 +199,7 @@ def make_request(
         cache_salt=cache_salt,
         adapter=adapter,
         pooling=pooling,
+        snapshot_positions=snapshot_positions,
     )
     group.begin()
     return group

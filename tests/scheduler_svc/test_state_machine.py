@@ -156,9 +156,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         beam_search=st.sampled_from([None, None, *SEARCHES]),
         priority=st.integers(-2, 2),
         grammar=st.sampled_from([None, None, *"abcdefgh"]),
+        positions=st.sampled_from([(), (), (4,), (5, 12), (1, 8, 9)]),
     )
-    def submit(self, kind: int, prompt_len: int, **fields: Any) -> None:
-        self.add([kind] * prompt_len, **fields)
+    def submit(self, kind: int, prompt_len: int, positions: tuple[int, ...], **fields: Any) -> None:
+        named = tuple(one for one in positions if one <= prompt_len)
+        self.add([kind] * prompt_len, snapshot_positions=named, **fields)
 
     def add(
         self,
@@ -211,7 +213,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = [*request.prompt_token_ids, *answer, 7]
         owner = {"tenant": request.tenant, "cache_salt": request.cache_salt}
         owner["adapter"] = request.adapter
-        self.add(prompt, max_tokens=max_tokens, **owner)
+        named = (*request.snapshot_positions, len(prompt) - 1)
+        self.add(prompt, max_tokens=max_tokens, snapshot_positions=named, **owner)
 
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:

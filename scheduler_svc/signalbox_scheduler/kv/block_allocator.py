@@ -240,10 +240,10 @@ class BlockAllocator:
                 self.retract(copy.dst)
         self.incoming = [copy for copy in self.incoming if copy.dst not in given_up]
 
-    def touch(self, block: int) -> None:
-        """Makes a cached block the last to be evicted; a no-op for one in use."""
+    def touch(self, block: int, *, evict_first: bool = False) -> None:
+        """Makes a cached block the last to be evicted, or the first; a no-op for one in use."""
         if block in self._cached:
-            self._cached.move_to_end(block)
+            self._cached.move_to_end(block, last=not evict_first)
 
     def is_shared(self, block: int) -> bool:
         return self._num_owners[block] > 1
@@ -260,12 +260,19 @@ class BlockAllocator:
     def is_cached(self, block: int) -> bool:
         return block in self._cached
 
-    def cache_block(self, block: int, block_hash: BlockHash) -> None:
+    def cache_block(self, block: int, block_hash: BlockHash, *, takes_over: bool = False) -> None:
         """Lets a used block be found, unless another block holds the same, it has a hash or it is
-        private."""
+        private.
+
+        Args:
+            takes_over: whether a block without owners that holds the same is free then.
+        """
         assert self._num_owners[block] > 0, f"block {block} has no owner"
         if block in self._private:
             return
+        if takes_over and (other := self._block_of.get(block_hash)) in self._cached:
+            assert other is not None
+            self.forget_hash(other)
         if block_hash not in self._block_of and block not in self._hash_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash

@@ -84,6 +84,7 @@ class BlockSpaceManager:
             num_groups=self.num_groups,
             block_size=shape.block_size,
             gpu=self.gpu,
+            prefix_cache=self._prefix_cache,
             leaves_snapshots=shape.prefix_caching,
         )
 
@@ -151,10 +152,6 @@ class BlockSpaceManager:
         The sequence counts the tokens of `prefix` as computed already. The blocks of windows and
         states come with the steps that compute their tokens.
         """
-        if self.states.num_blocks:
-            num_rows = self._prefix_cache.num_in_full_groups(seq)
-            if num_rows * self.num_groups > len(prefix):
-                self.states.record_branch(seq, num_rows)
         for found in prefix:  # before a new block is taken, which might be one of these
             if not found.is_on_gpu:
                 self.cpu_tier.pin([found.block], arriving=False)
@@ -171,6 +168,8 @@ class BlockSpaceManager:
         self.states.name_all(seq.block_table)
         num_rows = len(prefix) // self.num_groups
         self._prefix_cache.record_shared(seq, num_rows)
+        if self.states.num_blocks:
+            self.states.begin(seq, num_rows)
         if self.records_events and prefix:
             self._events.append(PrefixFound(seq, num_rows))
         for _ in range(num_rows, self.sizes.num_rows(seq.num_tokens)):
@@ -182,12 +181,11 @@ class BlockSpaceManager:
         """Lets whole computed blocks be found, and frees those behind a window, and states before
         the newest; to be called when their tokens are accepted, since no step computes again what
         is before them."""
-        num_before = seq.num_cached_blocks
         self._prefix_cache.cache_blocks(seq)
         if self._windows.groups:
             self._windows.give_up(seq)
         if self.states.num_blocks:
-            self.states.give_up(seq, num_before - 1)
+            self.states.give_up(seq)
 
     def retract(self, seq: Sequence) -> None:
         """Keeps the blocks of a sequence that went wrong from being found."""
@@ -292,6 +290,8 @@ class BlockSpaceManager:
         child.block_table = list(parent.block_table)
         child.block_hashes = {size: list(names) for size, names in parent.block_hashes.items()}
         child.num_cached_blocks = parent.num_cached_blocks
+        if self.states.num_blocks:
+            self.states.fork(parent, child)
         for block in held(child.block_table):
             self.gpu.share(block)
 
@@ -300,10 +300,12 @@ class BlockSpaceManager:
         if self.records_events and seq.is_finished:
             self._events.append(SequenceFreed(seq, seq.num_cached_blocks))
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
-        pool.free_chain(held(seq.block_table))
+        if self.states.num_blocks:
+            self.states.free(seq, pool)
+        else:
+            pool.free_chain(held(seq.block_table))
         seq.block_table = []
         seq.num_cached_blocks = 0
-        self.states.forget(seq)
 
     def num_distinct_blocks(self, group: SequenceGroup) -> int:
         """Blocks that the group holds, each once however many of its sequences share it."""

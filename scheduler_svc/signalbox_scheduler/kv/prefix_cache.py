@@ -12,7 +12,7 @@ from collections.abc import Sequence as Tokens
 from functools import cache
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import FULL, NO_BLOCK, CacheGroup, keep_all
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, CacheGroup, keep_all, state_group
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.block_table import held
@@ -71,6 +71,8 @@ class PrefixCache:
         self._width = len(groups)
         self._rows = PrefixRows(groups, block_size=block_size)
         self._keeps_all = keep_all(groups)
+        # For lack of a state blocks are computed again whose equals would be evicted first.
+        self._takes_over = state_group(groups) is not None
         full = (column for column, group in enumerate(groups) if group.kind == FULL)
         self._full_column = next(full, None)
         self._gpu = gpu
@@ -160,7 +162,8 @@ class PrefixCache:
             block_hash, start = self.hash(seq, row), row * self._width
             for column, block in enumerate(seq.block_table[start : start + self._width]):
                 if block != NO_BLOCK:
-                    self._gpu.cache_block(block, name_in_group(block_hash, column))
+                    name = name_in_group(block_hash, column)
+                    self._gpu.cache_block(block, name, takes_over=self._takes_over)
         seq.num_cached_blocks = num_whole_rows
 
     def name(self, seq: Sequence, index: int) -> BlockHash:

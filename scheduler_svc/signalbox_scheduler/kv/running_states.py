@@ -9,6 +9,9 @@ from collections.abc import Sequence as Rows
 
 from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
+from signalbox_scheduler.kv.block_table import held
+from signalbox_scheduler.kv.prefix_cache import PrefixCache
+from signalbox_scheduler.kv.snapshots import Snapshots
 from signalbox_scheduler.requests.sequence_group import Sequence
 
 SNAPSHOT_TOKENS = 2048
@@ -32,26 +35,43 @@ class RunningStates:
         num_groups: int,
         block_size: int,
         gpu: BlockAllocator,
+        prefix_cache: PrefixCache,
         leaves_snapshots: bool,
     ) -> None:
         self.num_blocks = group.state_blocks if group else 0
         """Blocks of a state; 0 if there are none."""
+        self.leaves_snapshots = leaves_snapshots and self.num_blocks > 0
+        """True if there are states, and prefixes are looked for."""
         self.new: dict[int, list[int]] = {}
         """Blocks of the states that were taken since the worker was last told, or came back from
         the CPU pool, by the first."""
         self._width = num_groups
         self._block_size = block_size
         self._gpu = gpu
-        self._leaves_snapshots = leaves_snapshots
-        self._branched_at: dict[Sequence, int] = {}  # row at which each has left a cached prefix
+        self._snapshots = Snapshots(
+            num_groups=num_groups, block_size=block_size, gpu=gpu, prefix_cache=prefix_cache
+        )
+        self._held: dict[Sequence, list[int]] = {}
+        """Rows of each sequence's snapshots, ascending; its running state is not one."""
 
-    def record_branch(self, seq: Sequence, num_rows: int) -> None:
-        """Records that so many rows of a sequence that starts were found, but for a state."""
-        self._branched_at[seq] = num_rows - 1
+    def begin(self, seq: Sequence, num_found: int) -> None:
+        """Records the rows of a sequence that starts which were found."""
+        self._held[seq] = [num_found - 1] if num_found else []
+        self._snapshots.begin(seq, num_found)
 
-    def forget(self, seq: Sequence) -> None:
-        """Forgets a sequence that has no blocks any more."""
-        self._branched_at.pop(seq, None)
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Records that a new branch shares the snapshots of its parent."""
+        self._held[child] = list(self._held[parent])
+        self._snapshots.fork(parent, child)
+
+    def free(self, seq: Sequence, pool: BlockAllocator) -> None:
+        """Takes a sequence off the owners of its blocks."""
+        if self.leaves_snapshots and pool is self._gpu:
+            self._snapshots.free(seq)
+        else:
+            pool.free_chain(held(seq.block_table))
+        self._held.pop(seq, None)
+        self._snapshots.forget(seq)
 
     def num_missing(self, seq: Sequence, num_planned: int) -> int:
         """Returns the blocks that a sequence needs to go on behind so many tokens, beside those
@@ -80,18 +100,24 @@ class RunningStates:
         row, last = (num_planned - 1) // size, (num_planned + num_new_tokens - 1) // size
         is_boundary = num_planned > 0 and num_planned % size == 0
         # In the middle of a row, the state that is read is not the one behind the row.
-        snapshots = self._snapshots(seq, row if is_boundary else row + 1, last)
+        snapshots = self._rows_to_leave(seq, row if is_boundary else row + 1, last)
         head = table[self._entry(row)] if num_planned else NO_BLOCK
         # A table that is sent in full has the state that is read.
         must_stay = head == NO_BLOCK or gpu.is_shared(head) or not seq.is_on_worker
+        if must_stay and head != NO_BLOCK and not is_boundary:
+            gpu.retract(head)  # nothing may find it by the name of its row
         stays = row in snapshots
-        changed = []
+        rows, changed = self._held[seq], []
         for after in [*snapshots, last]:
             if after <= row:
                 continue
             has_room = gpu.num_free - num_reserved >= self.num_blocks
             if must_stay or (stays and has_room):
+                if head != NO_BLOCK and row not in rows:
+                    rows.append(row)
+                    self._snapshots.record_left(seq, row, head)
                 head = gpu.allocate_state(self.num_blocks)
+                self._snapshots.record_taken(head)
                 self.name(head)
             else:
                 gpu.forget_hash(head)
@@ -101,37 +127,53 @@ class RunningStates:
             row, stays, must_stay = after, True, False
         return changed
 
-    def _snapshots(self, seq: Sequence, first: int, last: int) -> list[int]:
+    def _rows_to_leave(self, seq: Sequence, first: int, last: int) -> list[int]:
         """Returns the rows in [first, last) behind which a state is to stay, ascending.
 
-        They are the last boundary before the last known token, where the sequence left a cached
-        prefix, and each `SNAPSHOT_TOKENS` while there is room.
+        They are `Snapshots.kept_rows`, the boundaries from the newest one behind the prompt on, and
+        each `SNAPSHOT_TOKENS` while there is room.
         """
-        if first >= last or not self._leaves_snapshots:
+        if first >= last or not self.leaves_snapshots:
             return []
         newest = (seq.num_tokens - 1) // self._block_size - 1
-        rows = {*range(max(first, newest), last)}
-        if first <= (branch := self._branched_at.get(seq, -1)) < last:
-            rows.add(branch)
+        rows = {*range(max(first, newest, self._first_behind_prompt(seq)), last)}
+        rows.update(row for row in self._snapshots.kept_rows(seq) if first <= row < last)
         step = max(1, SNAPSHOT_TOKENS // self._block_size)
         regular = range(first + -(first + 1) % step, last, step)
         if self._gpu.num_empty > (len(regular) + 1) * self.num_blocks:
             rows.update(regular)
         return sorted(rows)
 
-    def give_up(self, seq: Sequence, first: int) -> None:
-        """Frees the states from a row on to the newest boundary of the accepted tokens.
+    def _first_behind_prompt(self, seq: Sequence) -> int:
+        return (seq.group.num_prompt_tokens - 1) // self._block_size
 
-        Those behind the prompt are evicted first, since later ones of the same sequence replace
-        them.
+    def give_up(self, seq: Sequence) -> None:
+        """Frees the snapshots before the newest one behind accepted tokens.
+
+        Those that this one replaces are evicted first.
         """
-        newest = seq.num_computed_tokens // self._block_size - 1
-        for row in range(max(first, 0), newest):
-            entry = self._entry(row)
-            if (head := seq.block_table[entry]) != NO_BLOCK:
-                is_replaced = (row + 1) * self._block_size >= seq.group.num_prompt_tokens
-                self._gpu.free(head, evict_first=is_replaced)
-                seq.block_table[entry] = NO_BLOCK
+        last = seq.num_computed_tokens // self._block_size - 1
+        kept, table = self._snapshots.kept_rows(seq), seq.block_table
+        heads = {row: table[self._entry(row)] for row in self._held[seq] if row <= last}
+        partial = [row for row, head in heads.items() if self._gpu.is_private(head)]
+        stays = last in kept or last >= self._first_behind_prompt(seq)
+        if last < 0 or not stays or table[self._entry(last)] == NO_BLOCK:
+            last = max(heads.keys() - partial, default=-1)
+        for row in heads:
+            if row < last or row in partial:
+                self._free(seq, row, kept)
+
+    def yield_snapshots(self, seq: Sequence) -> None:
+        """Frees the snapshots of a running sequence that no step in flight reads."""
+        kept = self._snapshots.kept_rows(seq)
+        for row in list(self._held.get(seq, ())):
+            if (row + 1) * self._block_size < seq.num_computed_tokens:
+                self._free(seq, row, kept)
+
+    def _free(self, seq: Sequence, row: int, kept: set[int]) -> None:
+        self._held[seq].remove(row)
+        self._gpu.free(seq.block_table[self._entry(row)], evict_first=row not in kept)
+        seq.block_table[self._entry(row)] = NO_BLOCK
 
     def copy(self, head: int) -> int:
         """Takes a state into which one that others share is to be copied."""
@@ -160,13 +202,16 @@ class RunningStates:
         return list(new.values())
 
     def check(self, seq: Sequence) -> None:
-        """Asserts that a sequence has the state that its next token reads."""
+        """Asserts that a sequence has its snapshots, and the state that its next token reads."""
         planned = seq.num_planned_tokens
         if planned and self.num_blocks:
             row = (planned - 1) // self._block_size
             entries = seq.block_table[self._width - 1 :: self._width]
             assert entries[row] != NO_BLOCK, f"{seq.seq_id}: its state is missing"
             assert set(entries[row + 1 :]) <= {NO_BLOCK}, f"{seq.seq_id}: a state before its tokens"
+            filled = [one for one, block in enumerate(entries) if block != NO_BLOCK]
+            known = self._held[seq]
+            assert filled == sorted({*known, row}), f"{seq.seq_id}: its snapshots are {known}"
 
     def _entry(self, row: int) -> int:
         return (row + 1) * self._width - 1

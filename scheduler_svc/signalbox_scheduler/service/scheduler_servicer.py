@@ -104,6 +104,7 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         return pb.GetModelResponse(
             model=encode_model(replace(model, adapters=model.offered)),
             effective_max_model_len=self._cluster.step_loops.effective_max_model_len,
+            takes_snapshot_positions=self._cluster.step_loops.leave_snapshots,
         )
 
     async def GetTokenizer(

@@ -39,6 +39,11 @@ class StepLoops(list[StepLoop]):
         """Tokens of the longest sequence that the largest worker takes; 0 if none takes any."""
         return max((loop.scheduler.effective_max_model_len for loop in self), default=0)
 
+    @property
+    def leave_snapshots(self) -> bool:
+        """True if some worker has recurrent layers, and looks for prefixes."""
+        return any(loop.scheduler.blocks.states.leaves_snapshots for loop in self)
+
     def most_new_tokens(self, group: SequenceGroup) -> int:
         """Returns the greatest max_tokens with which a worker takes a new group; else below 1."""
         return max((loop.scheduler.most_new_tokens(group) for loop in self), default=0)

@@ -154,3 +154,108 @@ def test_requests_get_on_one_after_another_in_a_pool_for_one(depth: int) -> None
         scheduler.admission.add(group)
     loop.run()
     assert_all_free(loop)
+
+
+def named(prompt: list[int], *positions: int) -> Sequence:
+    (seq,) = make_request(prompt, snapshot_positions=positions).sequences
+    return seq
+
+
+def run(blocks: BlockSpaceManager, seq: Sequence, num_output_tokens: int = 0) -> None:
+    """Computes a prompt from what is found of it on, then tokens one by one."""
+    prefix = blocks.find_prefix(seq)
+    seq.num_computed_tokens = blocks.num_tokens(len(prefix))
+    blocks.start(seq, prefix)
+    compute(blocks, seq, seq.num_tokens - seq.num_computed_tokens)
+    decode(blocks, seq, num_output_tokens)
+
+
+def test_snapshots_are_left_at_the_positions_that_a_request_names() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    seq = named([1] * 41, 3, 10, 30)
+    run(blocks, seq)
+    names = blocks.prefix_hashes(seq, 0, 10 * 2)[1::2]
+    assert [row for row, name in enumerate(names) if blocks.gpu.find(name) is not None] == [1, 6]
+    blocks.free(seq)
+    assert num_found(blocks, [1] * 30) == 28
+    assert num_found(blocks, [1] * 12 + [2] * 20) == 8
+
+
+def test_a_state_within_a_row_is_not_found_by_the_name_of_the_row() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    seq = named([1] * 41, 30)
+    blocks.start(seq, [])
+    compute(blocks, seq, 10)
+    compute(blocks, seq, 20)  # its table is sent in full, with the state behind 10 tokens
+    assert rows_kept(blocks, seq, 1) == [6, 7]
+    blocks.check([seq])
+    blocks.free(seq)
+    assert num_found(blocks, [1] * 27) == 0
+    assert num_found(blocks, [1] * 41) == 28
+
+
+def test_blocks_that_no_snapshot_reaches_are_evicted_first() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=20, block_size=4)
+    reached, cut_off = named([1] * 10), named([2] * 30)
+    run(blocks, reached)
+    blocks.free(reached)
+    blocks.start(cut_off, [])
+    compute(blocks, cut_off, 18)
+    blocks.free(cut_off)  # as if it had to yield
+    others = Hold(blocks.gpu)
+    others.take(blocks.gpu.num_empty + 4)
+    assert num_found(blocks, [1] * 10) == 8
+    assert blocks.gpu.find(blocks.prefix_hashes(cut_off, 0, 1)[0]) is None
+
+
+def test_a_snapshot_is_evicted_before_the_blocks_that_only_it_reaches() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=40, block_size=4)
+    first, second = named([1] * 12 + [2] * 9, 12, 20), named([1] * 12 + [3] * 9, 12, 20)
+    for seq in (first, second):
+        run(blocks, seq)
+        blocks.free(seq)
+    others = Hold(blocks.gpu)
+    others.take(blocks.gpu.num_empty + 1)
+    assert [num_found(blocks, [1] * 12 + [kind] * 9) for kind in (2, 3)] == [12, 20]
+    others.take(2 + 2)  # the rest of its state, and the blocks behind the shared ones
+    assert [num_found(blocks, [1] * 12 + [kind] * 9) for kind in (2, 3)] == [12, 20]
+    others.take(1)
+    assert num_found(blocks, [1] * 12 + [3] * 9) == 12
+
+
+def test_a_snapshot_that_a_later_one_replaces_is_evicted_before_older_ones() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    older, turn = named([9] * 10), named([1] * 17)
+    for seq in (older, turn):
+        run(blocks, seq)
+        blocks.free(seq)
+    later = named([1] * 17 + [2] * 12)
+    run(blocks, later)
+    others = Hold(blocks.gpu)
+    others.take(blocks.gpu.num_empty + 1)
+    assert num_found(blocks, [1] * 17) == 0
+    assert num_found(blocks, [9] * 10) == 8
+    blocks.free(later)
+    assert num_found(blocks, [1] * 17 + [2] * 12) == 28
+
+
+def test_the_end_of_system_text_stays_while_requests_begin_with_it() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=26, block_size=4)
+    for kind in range(2, 9):
+        seq = named([1] * 20 + [kind] * 9, 20, 28)
+        if kind > 2:
+            assert num_found(blocks, seq.group.request.prompt_token_ids) == 20
+        run(blocks, seq, 5)
+        blocks.free(seq)
+        blocks.check([])
+
+
+def test_running_sequences_give_up_snapshots_before_one_is_preempted() -> None:
+    # 2 x 4 rows and three states fit, four do not.
+    scheduler = make_scheduler(num_gpu_blocks=17, groups=GROUPS)
+    loop = make_loop(scheduler)
+    for arrival in range(2):
+        scheduler.admission.add(make_request([arrival + 1] * 5, max_tokens=11, arrival=arrival))
+    loop.run()
+    assert scheduler.preemption.num_preemptions == 0
+    assert_all_free(loop)

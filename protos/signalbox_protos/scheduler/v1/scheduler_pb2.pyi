@@ -72,7 +72,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ..., heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class Request(_message.Message):
     PAYER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -115,7 +116,8 @@ class Request(_message.Message):
     payer: str
     adapter: str
     pooling: _common_pb2.PoolingParams
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ...) -> None: ...
+    snapshot_positions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -262,12 +264,14 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "effective_max_model_len")
+    __slots__ = ("model", "effective_max_model_len", "takes_snapshot_positions")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     EFFECTIVE_MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SNAPSHOT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.ModelInfo
     effective_max_model_len: int
-    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ...) -> None: ...
+    takes_snapshot_positions: bool
+    def __init__(self, model: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., takes_snapshot_positions: _Optional[bool] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path", "replace", "at_first_use")

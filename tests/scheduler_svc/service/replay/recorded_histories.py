@@ -104,7 +104,7 @@ SCENARIOS = {
     "states": Scenario(
         seed=18,
         capacity=ALONE | {"num_gpu_blocks": 30, "groups": STATES},
-        kinds=("turns", "forks", "beams"),
+        kinds=("turns", "named", "forks", "beams"),
         weights={"fail": 0.3},
     ),
     "prefixes": Scenario(
@@ -279,6 +279,11 @@ class History:
             "cache_salt": before.cache_salt,
             "max_tokens": self.rng.randrange(1, 9),
         }
+
+    def _named(self, handle: int) -> dict[str, Any]:
+        fields = self._turns(handle)
+        num_tokens = len(fields.get("prompt_token_ids", ()))
+        return fields | {"snapshot_positions": (9, num_tokens)} if num_tokens > 9 else fields
 
     def _adapters(self, handle: int) -> dict[str, Any]:
         assert self.cluster.model.adapters

@@ -1,0 +1,101 @@
+"""Decides which snapshots of recurrent layers are worth their blocks, and what is evicted first.
+
+Blocks that no snapshot reaches go first, with snapshots that a later one of their chain replaces;
+then others by use. A snapshot goes before the blocks that only it reaches. These are of no use
+without it and follow at once, since blocks are evicted in the order in which they were freed.
+"""
+
+from signalbox_contract.cache_groups import NO_BLOCK
+from signalbox_scheduler.kv.block_allocator import BlockAllocator
+from signalbox_scheduler.kv.block_table import held
+from signalbox_scheduler.kv.prefix_cache import PrefixCache
+from signalbox_scheduler.requests.sequence_group import Sequence
+
+LEAST_SHARE = 8
+"""A sequence's last snapshot is evicted by use if it saves as many tokens as this part of its
+blocks could hold, else first: an answer of a few words is computed sooner than the prefixes that
+the state would displace."""
+
+
+class Snapshots:
+    """What is known of the cached states of one worker, and of those that sequences will leave."""
+
+    def __init__(
+        self, *, num_groups: int, block_size: int, gpu: BlockAllocator, prefix_cache: PrefixCache
+    ) -> None:
+        self._width = num_groups
+        self._block_size = block_size
+        self._gpu = gpu
+        self._prefix_cache = prefix_cache
+        self._branches: set[int] = set()
+        """States at which requests have left a cached prefix."""
+        self._branched_at: dict[Sequence, set[int]] = {}
+        """Rows of such states of each sequence: the one that it found, and one that it leaves."""
+        self._before: dict[int, int] = {}
+        """Row of the snapshot before an ended sequence's last one, by the state of the last."""
+
+    def begin(self, seq: Sequence, num_found: int) -> None:
+        """Records the rows of a sequence that starts which were found, and those that would have
+        been but for a state."""
+        num_in_full_groups = self._prefix_cache.num_in_full_groups(seq)
+        rows = {num_in_full_groups - 1} if num_in_full_groups > num_found else set()
+        head = seq.block_table[num_found * self._width - 1] if num_found else NO_BLOCK
+        if head in self._branches:
+            rows.add(num_found - 1)
+        self._branched_at[seq] = rows
+        before = self._before.pop(head, -1)
+        replaced = self._find(seq, before) if before >= 0 else None
+        if replaced is not None and before not in self.kept_rows(seq):
+            self._gpu.touch(replaced, evict_first=True)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        self._branched_at[child] = self._branched_at[parent]
+
+    def forget(self, seq: Sequence) -> None:
+        """Forgets a sequence that has no blocks any more."""
+        self._branched_at.pop(seq, None)
+
+    def record_left(self, seq: Sequence, row: int, head: int) -> None:
+        """Records that a sequence leaves a state behind a row."""
+        if row in self._branched_at[seq]:
+            self._branches.add(head)
+
+    def record_taken(self, head: int) -> None:
+        """Records that the blocks of a state are to hold another one."""
+        self._branches.discard(head)
+        self._before.pop(head, None)
+
+    def kept_rows(self, seq: Sequence) -> set[int]:
+        """Returns the rows whose snapshots no later one of the sequence replaces.
+
+        They are the last ones before the positions that the request names, or else before its last
+        token, and those at which sequences have left a cached prefix.
+        """
+        named = seq.group.request.snapshot_positions or (seq.group.num_prompt_tokens - 1,)
+        rows = {position // self._block_size - 1 for position in named}
+        return (rows | self._branched_at.get(seq, set())) - {-1}
+
+    def free(self, seq: Sequence) -> None:
+        """Takes a sequence off the owners of its blocks, in the order of eviction."""
+        table, width, gpu = seq.block_table, self._width, self._gpu
+        heads = table[width - 1 : seq.num_cached_blocks * width : width]
+        last = max((row for row, head in enumerate(heads) if head != NO_BLOCK), default=-1)
+        rows = (row for row in self.kept_rows(seq) if row < len(heads))
+        given_up = {row: found for row in rows if (found := self._find(seq, row)) is not None}
+        before = max(given_up, default=-1)
+        if last > before >= 0:
+            self._before[heads[last]] = before
+            if (last - before) * LEAST_SHARE < len(gpu.blocks_of(heads[last])):
+                last = before
+        # Snapshots of others may reach what was cached when the sequence began.
+        end = (max(last, before, *self._branched_at.get(seq, ())) + 1) * width
+        for block in held(table[end:]):
+            gpu.free(block, evict_first=True)
+        for row in sorted(given_up, reverse=True):
+            gpu.free_chain(held(table[(row + 1) * width : end]))
+            gpu.touch(given_up[row])
+            end = min(end, (row + 1) * width)
+        gpu.free_chain(held(table[:end]))
+
+    def _find(self, seq: Sequence, row: int) -> int | None:
+        return self._gpu.find(self._prefix_cache.name(seq, (row + 1) * self._width - 1))
