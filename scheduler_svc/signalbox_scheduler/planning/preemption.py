@@ -58,7 +58,7 @@ class Preemption:
         Returns False if there is no other, or if it is in flight and is preempted in the next step.
         """
         plan.is_short_of_blocks = True
-        if self._state.connector.release_reservation(now):
+        if self._gives_up(now):
             return True
         if self._queues.running[-1] is group:
             return False
@@ -70,7 +70,7 @@ class Preemption:
         What is kept for groups that are still on their way here goes first.
         """
         plan.is_short_of_blocks = True
-        if self._state.connector.release_reservation(now):
+        if self._gives_up(now):
             return True
         if plan.deferred_victims:  # one victim at a time is waited for
             return False
@@ -81,6 +81,25 @@ class Preemption:
             return False
         self._preempt(victim, plan, now, by=group)
         return victim is not group
+
+    def _gives_up(self, now: float) -> bool:
+        """Frees what no running group needs: blocks kept for groups that are still on their way
+        here, then snapshots of running sequences, the last group's first.
+
+        Returns False if there is nothing.
+        """
+        if self._state.connector.release_reservation(now):
+            return True
+        if not self._blocks.states.num_blocks:
+            return False
+        self._decode_batch.release_all()  # its counters tell what steps in flight read
+        num_free = self._blocks.gpu.num_free
+        for group in reversed(self._queues.running):
+            for seq in group.unfinished:
+                self._blocks.states.yield_snapshots(seq)
+            if self._blocks.gpu.num_free > num_free:
+                return True
+        return False
 
     def _preempt(
         self, group: SequenceGroup, plan: StepPlan, now: float, *, by: SequenceGroup

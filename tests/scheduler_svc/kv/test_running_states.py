@@ -251,8 +251,8 @@ def test_the_end_of_system_text_stays_while_requests_begin_with_it() -> None:
 
 
 def test_running_sequences_give_up_snapshots_before_one_is_preempted() -> None:
-    # 2 x 4 rows and three states fit, four do not.
-    scheduler = make_scheduler(num_gpu_blocks=17, groups=GROUPS)
+    # The rows of both and two states fit, not the states that they leave.
+    scheduler = make_scheduler(num_gpu_blocks=16, groups=GROUPS)
     loop = make_loop(scheduler)
     for arrival in range(2):
         scheduler.admission.add(make_request([arrival + 1] * 5, max_tokens=11, arrival=arrival))
