@@ -98,15 +98,13 @@ def test_windows_survive_the_wire() -> None:
     capacity.check()
 
 
-def test_states_survive_the_wire_and_go_without_a_store_and_without_stages() -> None:
+def test_states_survive_the_wire_and_go_without_a_store() -> None:
     states = CacheGroup(kind="state", state_blocks=3, layers=(1, 3))
     capacity = replace(CAPACITY, groups=(CacheGroup(layers=(0, 2)), states))
     assert decode_capacity(encode_capacity(capacity)) == capacity
-    with pytest.raises(ValueError, match="through no pipeline stages"):
-        replace(capacity, pipeline_parallel_size=2).check()
     with pytest.raises(ValueError, match="no states of recurrent layers"):
-        replace(capacity, pipeline_parallel_size=1).check()
-    replace(capacity, pipeline_parallel_size=1, store=None).check()
+        capacity.check()
+    replace(capacity, store=None).check()
 
 
 def test_blocks_of_states_count_as_no_tokens() -> None:

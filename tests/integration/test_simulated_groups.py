@@ -107,4 +107,4 @@ def test_a_store_takes_no_states() -> None:
     ran = run_here("worker", "--simulate", *flags)
     assert ran.returncode == 1
     assert ran.stderr.count("\n") == 1
-    assert "states of recurrent layers pass through no stages and no store" in ran.stderr
+    assert "states of recurrent layers pass through no store" in ran.stderr

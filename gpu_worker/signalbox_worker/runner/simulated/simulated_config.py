@@ -53,7 +53,7 @@ class SimulatedConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         check_groups(self.groups)
-        if state_group(self.groups) and (len(self.stages) > 1 or self.num_store_blocks):
-            raise ValueError("states of recurrent layers pass through no stages and no store")
+        if state_group(self.groups) and self.num_store_blocks:
+            raise ValueError("states of recurrent layers pass through no store")
         if self.num_store_blocks and not self.num_cpu_blocks:
             raise ValueError("a store needs CPU blocks, through which its blocks pass")
