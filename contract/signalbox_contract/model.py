@@ -13,7 +13,6 @@ from signalbox_contract.cache_groups import (
     decode_group,
     encode_group,
     num_token_groups,
-    state_group,
 )
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -199,8 +198,6 @@ class WorkerCapacity:
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
         check_groups(self.groups)
-        if self.store is not None and state_group(self.groups):
-            raise ValueError("a store of KV blocks takes no states of recurrent layers")
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")
         if self.store is not None and self.store.kind not in STORE_KINDS:

@@ -98,13 +98,11 @@ def test_windows_survive_the_wire() -> None:
     capacity.check()
 
 
-def test_states_survive_the_wire_and_go_without_a_store() -> None:
+def test_states_survive_the_wire() -> None:
     states = CacheGroup(kind="state", state_blocks=3, layers=(1, 3))
     capacity = replace(CAPACITY, groups=(CacheGroup(layers=(0, 2)), states))
     assert decode_capacity(encode_capacity(capacity)) == capacity
-    with pytest.raises(ValueError, match="no states of recurrent layers"):
-        capacity.check()
-    replace(capacity, store=None).check()
+    capacity.check()
 
 
 def test_blocks_of_states_count_as_no_tokens() -> None:

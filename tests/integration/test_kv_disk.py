@@ -137,6 +137,21 @@ def test_a_model_with_windows_finds_what_they_see_on_the_disk(tmp_path: Path, tp
         assert counts.num_bytes == (NUM_BLOCKS + 2 * 2) * block_bytes
 
 
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_snapshots_are_found_on_the_disk(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path / "model", family, max_position_embeddings=256)
+    with serving(tmp_path / "model", tmp_path / "kv") as served:
+        num_blocks = NUM_BLOCKS + served.blocks.states.num_blocks
+        expected, usage = served.tokens(), served.tier.usage
+        is_stored = lambda: usage().num_blocks >= num_blocks  # noqa: E731
+        for again in served.asked_until(is_stored, PROMPT, within_s=EVENT_S):
+            assert again == expected
+    with serving(tmp_path / "model", tmp_path / "kv") as served:
+        assert served.tokens() == expected
+        assert served.loading.counts.num_hits == NUM_BLOCKS * 16
+        assert served.loading.counts.num_bytes == num_blocks * served.tier.block_bytes
+
+
 def assert_found_after_a_restart(model: Path, disk: Path, backend: str) -> None:
     with serving(model, disk, cpu_backend=backend) as served:
         expected = served.store_prompt()

@@ -1,12 +1,15 @@
 """A worker of a model reads a prefix of another's CPU pool, with the same tokens after it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from signalbox_scheduler.config import SchedulerConfig
+from signalbox_worker.runner.runner import Runner
 from tests.gpu_worker.runner.ranks.thread_ranks import SIZES, loading
-from tests.gpu_worker.tiny_models import make_llama
+from tests.gpu_worker.tiny_models import make_llama, make_model
 from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
 from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
@@ -33,7 +36,20 @@ async def test_a_model_goes_on_with_the_blocks_of_another_worker(
     tmp_path: Path, backend: str, tp: int, pp: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_llama(tmp_path)
-    load = loading(tmp_path, backend, tp, pp)
+    await assert_goes_on(loading(tmp_path, backend, tp, pp), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("lfm2", {}), ("qwen3.5", {}), ("gemma3", {"sliding_window": 21})]
+)
+async def test_states_and_windows_come_from_another_worker(
+    tmp_path: Path, family: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, family, max_position_embeddings=256, **sizes)
+    await assert_goes_on(loading(tmp_path, "native", 1, 1), monkeypatch)
+
+
+async def assert_goes_on(load: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         router(scheduler.address) as client,

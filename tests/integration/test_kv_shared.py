@@ -17,6 +17,7 @@ from tests.gpu_worker.kv.shared.redis_servers import (
     redis,
     write_secret,
 )
+from tests.gpu_worker.tiny_models import make_model
 from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
 from tests.waiting import EVENT_S
@@ -58,6 +59,13 @@ class Served:
         (output,) = self.llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
         return list(output.outputs[0].token_ids)
 
+    def end_moves(self) -> None:
+        """Waits until all moves have ended, of which the results of steps tell."""
+        deadline = time.monotonic() + EVENT_S
+        while self.planning.transfers:
+            assert time.monotonic() < deadline
+            self.tokens()
+
     def store_prompt(self, num_blocks: int = NUM_BLOCKS) -> list[int]:
         """Has the prompt used until its blocks are on the server."""
         tokens = self.tokens()
@@ -92,6 +100,23 @@ def test_a_worker_finds_what_another_has_computed(
     with serving(model, server.url, **options) as served:
         expected = served.store_prompt()
     with serving(model, server.url, **options) as served:
+        assert served.tokens() == expected
+        assert served.num_hits == NUM_BLOCKS * 16
+
+
+@needs_redis
+@pytest.mark.parametrize(("family", "sizes"), [("qwen3.5", {}), ("gemma3", {"sliding_window": 21})])
+def test_states_and_windows_are_found_on_a_server(
+    tmp_path: Path, server: RedisProcess, family: str, sizes: dict[str, Any]
+) -> None:
+    make_model(tmp_path / "model", family, max_position_embeddings=256, **sizes)
+    with serving(tmp_path / "model", server.url, cpu_backend="native") as served:
+        blocks = served.engine._core.scheduler.blocks
+        assert len(blocks.groups) > 1
+        num_windows = sum(group.window > 0 for group in blocks.groups)
+        expected = served.store_prompt(NUM_BLOCKS + 2 * num_windows + blocks.states.num_blocks)
+        served.end_moves()
+    with serving(tmp_path / "model", server.url, cpu_backend="native") as served:
         assert served.tokens() == expected
         assert served.num_hits == NUM_BLOCKS * 16
 

@@ -88,6 +88,16 @@ async def test_requests_go_on_with_their_latents(
     await assert_going_on(loading(tmp_path, "native", 1, 1), monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("lfm2", {}), ("qwen3.5", {}), ("gemma3", {"sliding_window": 21})]
+)
+async def test_requests_go_on_with_their_states_and_windows(
+    tmp_path: Path, family: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, family, max_position_embeddings=256, **sizes)
+    await assert_going_on(loading(tmp_path, "native", 1, 1), monkeypatch)
+
+
 async def assert_going_on(load: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,

@@ -100,11 +100,3 @@ def test_what_names_no_groups_is_refused(groups: str, fault: str) -> None:
     assert ran.returncode == 1
     assert "--simulated-groups" in ran.stderr
     assert fault in ran.stderr
-
-
-def test_a_store_takes_no_states() -> None:
-    flags = ("--simulated-groups=full,state:3", "--simulated-store-blocks=64")
-    ran = run_here("worker", "--simulate", *flags)
-    assert ran.returncode == 1
-    assert ran.stderr.count("\n") == 1
-    assert "states of recurrent layers pass through no store" in ran.stderr

@@ -23,7 +23,12 @@ from signalbox_scheduler.config import (
     WorkerConfig,
 )
 from signalbox_scheduler.kv.cost_model import CostModel
-from signalbox_scheduler.kv.prefix_cache import name_in_group, next_hash, root_hash
+from signalbox_scheduler.kv.prefix_cache import (
+    name_in_group,
+    names_of_parts,
+    next_hash,
+    root_hash,
+)
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_grammars import Preparation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -332,8 +337,10 @@ def content_of(
             block = last_block(tokens[:end], block_size=block_size)
             for column, one in enumerate(groups):
                 value = block[block_size - 1][1]
-                held = {STATE: (0, value)} if one.state_blocks else block
-                content[name_in_group(block_hash, column)] = held
+                name = name_in_group(block_hash, column)
+                content[name] = block
+                for part, part_name in enumerate(names_of_parts(name, one.state_blocks)):
+                    content[part_name] = {STATE: (part, value)} if one.state_blocks else block
     return content
 
 

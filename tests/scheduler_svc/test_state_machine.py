@@ -104,8 +104,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.groups_of_layers = options["groups"]
         self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
-        if state_group(self.groups_of_layers):
-            self.options["store"] = None
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
         self.step_s = step_s

@@ -311,6 +311,19 @@ class BlockSpaceManager:
         """Blocks that the group holds, each once however many of its sequences share it."""
         return self._num_held(group.unfinished)
 
+    def num_in_rows(self, num_rows: int) -> int:
+        """Returns the blocks by which a sequence grows in so many rows, with another state."""
+        return num_rows * self._num_token_groups + self.states.num_blocks
+
+    def states_of(self, group: SequenceGroup) -> set[int]:
+        """Returns the first block of each state of the group."""
+        return {
+            block
+            for seq in group.unfinished
+            for index, block in enumerate(seq.block_table)
+            if block != NO_BLOCK and self.states.is_entry(index)
+        }
+
     def num_distinct_tokens(self, group: SequenceGroup) -> int:
         """Tokens for which the group holds blocks, each once however many of its sequences share
         it."""
@@ -427,6 +440,7 @@ class BlockSpaceManager:
             if block in private:
                 self.gpu.retract(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
+        self.states.name_all(table)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Asserts conservation on both devices, given every sequence that may have blocks."""

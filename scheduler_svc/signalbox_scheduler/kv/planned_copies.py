@@ -6,7 +6,7 @@ no sequence owns. The worker copies out of the GPU pool first, then into it.
 
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMapping, BlockMoves
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
-from signalbox_scheduler.kv.cpu_tier import CpuTier
+from signalbox_scheduler.kv.cpu_tier import CpuTier, copies_between
 from signalbox_scheduler.kv.hold import Hold
 
 
@@ -44,20 +44,22 @@ class PlannedCopies:
 
     def copy_in(self, source: Hold, target: Hold) -> None:
         """Copies blocks of the CPU pool, which the plan takes over, to as many GPU blocks."""
-        self.add_in([BlockCopy(*pair) for pair in zip(source.blocks, target.blocks, strict=True)])
+        for here, there in zip(source.blocks, target.blocks, strict=True):
+            self.add_in(copies_between(self._cpu.blocks_of(here), self._gpu.blocks_of(there)))
         self._cpu_tier.unpin_after_step(source)
 
     def copy_out(self, gpu_block: int, hold: Hold) -> bool:
-        """Adds a block of the CPU pool, to which one of the GPU is copied, to a hold.
+        """Adds a block of the CPU pool, to which one of the GPU is copied, to a hold, or a state.
 
         Nothing finds it. False if there is no room for it, or if the same plan brings the block to
         the GPU.
         """
+        blocks = self._gpu.blocks_of(gpu_block)
         is_coming = any(gpu_block == copy.dst for copy in self._gpu.incoming)
-        if not self._cpu.num_free or is_coming:
+        if self._cpu.num_free < len(blocks) or is_coming:
             return False
-        (block,) = hold.take(1)
-        self.add_out([BlockCopy(gpu_block, block)])
+        head = hold.take_state(len(blocks))
+        self.add_out(copies_between(blocks, self._cpu.blocks_of(head)))
         return True
 
     def store_copy(self, block_hash: BlockHash, hold: Hold) -> bool:

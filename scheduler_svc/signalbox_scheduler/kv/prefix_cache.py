@@ -44,6 +44,13 @@ def name_in_group(block_hash: BlockHash, column: int) -> BlockHash:
     return block_hash[:-1] + bytes((block_hash[-1] ^ column,)) if column else block_hash
 
 
+def names_of_parts(block_hash: BlockHash, num_blocks: int) -> list[BlockHash]:
+    """Returns the names of the blocks of a state, one by one, as stores and workers have them."""
+    number, size = int.from_bytes(block_hash, "little"), len(block_hash)
+    rest = [(number ^ part).to_bytes(size, "little") for part in range(1, num_blocks)]
+    return [block_hash, *rest]
+
+
 class FoundBlock(NamedTuple):
     """A block that holds tokens that a sequence needs, on the GPU or, to be copied, on the CPU."""
 

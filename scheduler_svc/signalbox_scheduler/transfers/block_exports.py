@@ -102,13 +102,13 @@ class BlockExports:
     @property
     def num_exportable(self) -> int:
         """Blocks that the next plan may export beside those that are wanted already."""
-        num_wanted = sum(len(pair.fetch.hashes) for pair in self._wanted)
+        num_wanted = sum(sum(pair.fetch.sizes) for pair in self._wanted)
         return max(0, self._num_spare - num_wanted)
 
     @property
     def _num_spare(self) -> int:
         num_exported = sum(
-            len(transfer.hold.blocks) for transfer, one in self._exports.items() if one.is_read
+            sum(transfer.sizes) for transfer, one in self._exports.items() if one.is_read
         )
         return max(0, most_exported(self._blocks.cpu.num_blocks) - num_exported)
 
@@ -170,11 +170,13 @@ class BlockExports:
             pair.ahead.absorb(self._take_copies(pair, public))
 
     def _take_copies(self, pair: PeerFetch, hashes: Sequence[BlockHash]) -> Hold:
-        """Takes blocks of the CPU pool with the first of some blocks that are here."""
+        """Takes blocks of the CPU pool with the first of some blocks that are here; a state, which
+        may be more than is to be exported at a time, whole."""
         hold, copies = Hold(self._blocks.cpu, kind=HoldKind.EXPORT), self._blocks.copies
-        num_before = copies.num_out
-        for block_hash in hashes[: self._num_spare]:
-            if not self._keeps_more(pair, copies.num_out - num_before):
+        num_before, num_spare = copies.num_out, self._num_spare
+        for block_hash in hashes:
+            is_full = self._blocks.cpu.num_blocks_of(hold.blocks) >= num_spare
+            if is_full or not self._keeps_more(pair, copies.num_out - num_before):
                 break
             if block_hash in pair.private:
                 is_copied = copies.copy_out(pair.private[block_hash], hold)

@@ -12,7 +12,7 @@ from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.transfers.peers import TransferPeer
 from signalbox_scheduler.transfers.pending_transfers import Transfer
 
@@ -131,7 +131,8 @@ class Migration:
     def names(self) -> dict[int, BlockHash]:
         """Returns the name of what each block of the group at its source holds, in order.
 
-        Until the group is paused, of those alone whose tokens are all accepted.
+        Until the group is paused, of those alone whose tokens are all accepted, and of no states,
+        which change with each step; then of the states that it goes on in.
         """
         named: dict[int, BlockHash] = {}
         blocks = self.source.blocks
@@ -144,12 +145,19 @@ class Migration:
             for index, block in enumerate(seq.block_table[: num_named * width]):
                 if block == NO_BLOCK or block in named:
                     continue
+                if blocks.states.is_entry(index) and not self._goes_on_in(seq, index // width):
+                    continue
                 if index < len(public) and not blocks.gpu.is_private(block):
                     named[block] = public[index]
                 else:
                     named[block] = blocks.private_hash(seq, index)
                     self.private.add(named[block])
         return named
+
+    def _goes_on_in(self, seq: Sequence, row: int) -> bool:
+        """Says whether the state of a row is the one that the sequence's next token reads."""
+        block_size = self.source.blocks.block_size
+        return self.has_paused and row == (seq.num_computed_tokens - 1) // block_size
 
     def drop_outdated(self) -> None:
         """Gives up what the destination has of blocks that are behind a window by now."""
@@ -162,11 +170,16 @@ class Migration:
     @property
     def num_reserved(self) -> int:
         """GPU blocks of the destination that are kept for the group."""
-        return len(self.filled.blocks) + len(self.spare.blocks)
+        return self.filled.pool.num_blocks_of([*self.filled.blocks, *self.spare.blocks])
 
-    def next_spare(self) -> Hold:
-        """Returns a GPU block of the destination: one that is kept for the group, else a new
-        one."""
+    def next_spare(self, num_blocks: int = 1) -> Hold:
+        """Returns a GPU block of the destination, or the blocks of a state: those that are kept for
+        the group, else new ones."""
+        if num_blocks > 1:
+            self.spare.split(max(0, len(self.spare.blocks) - num_blocks)).release()
+            state = Hold(self.spare.pool, kind=self.spare.kind)
+            state.take_state(num_blocks)
+            return state
         if not self.spare.blocks:
             self.spare.take(1)
         return self.spare.split(len(self.spare.blocks) - 1)

@@ -3,7 +3,6 @@
 A round is a fetch of blocks that the source exports. What has arrived in the CPU pool goes on to
 the GPU with the destination's next plan."""
 
-import itertools
 from collections.abc import Mapping
 
 from signalbox_contract.sections.store_moves import MoveResult
@@ -16,7 +15,7 @@ from signalbox_scheduler.transfers.peers import TransferPeer
 from signalbox_scheduler.transfers.pending_transfers import Transfer
 
 MAX_ROUND_SHARE = 0.25
-"""Most of the destination's CPU pool that one round uses."""
+"""Most of the destination's CPU pool that one round uses, but for a state, which comes whole."""
 MAX_ROUNDS_IN_VAIN = 4
 """Consecutive rounds without progress after which a migration ends."""
 GRACE_S = 0.5
@@ -52,15 +51,17 @@ class MigrationRounds:
         gpu, cpu = self._blocks.gpu, self._blocks.cpu
         for name in list(migration.landed):
             found = gpu.find(name)
-            if found is None and not migration.spare.blocks and not gpu.num_free:
+            landed = migration.landed[name]
+            size = cpu.num_blocks_of(landed.blocks)
+            if found is None and len(migration.spare.blocks) + gpu.num_free < size:
                 return False
-            landed = migration.landed.pop(name)
+            del migration.landed[name]
             if found is not None:
                 migration.filled.share([found])
                 landed.release()
             else:
                 is_public = cpu.hashes.get(landed.blocks[0]) == name
-                place = migration.next_spare()
+                place = migration.next_spare(size)
                 self._blocks.copies.copy_in(landed, place)
                 if is_public:
                     place = place.publish([name])
@@ -100,26 +101,45 @@ class MigrationRounds:
         If other transfers have the room, the round waits for their ends; a paused group waits no
         longer than GRACE_S. Returns False if the migration cannot succeed."""
         source, most = migration.source.peer, self.room(migration)
-        if most < 1 and self.waits(migration):
+        sizes = self._of_round(migration, missing, most)
+        if not sizes and self.waits(migration):
             return not migration.has_paused or now < migration.paused_at + GRACE_S
         is_in_vain = migration.num_missing is not None and len(missing) >= migration.num_missing
         migration.num_rounds_in_vain = (migration.num_rounds_in_vain + 1) * is_in_vain
         migration.num_missing = len(missing)
-        if most < 1 or migration.num_rounds_in_vain >= MAX_ROUNDS_IN_VAIN:
+        if not sizes or migration.num_rounds_in_vain >= MAX_ROUNDS_IN_VAIN:
             return False
-        names = list(itertools.islice(missing, most))
         public = migration.source.blocks.gpu.hashes
-        private = {name: missing[name] for name in names if public.get(missing[name]) != name}
+        private = {name: missing[name] for name in sizes if public.get(missing[name]) != name}
         ends = (source.endpoint, self._peer.endpoint)
         load_s = sum(end.inflight.expected_s() for end in ends)
-        load_s += self._cost.load_s(len(names), from_peer=True)
+        load_s += self._cost.load_s(sum(sizes.values()), from_peer=True)
         migration.until = now + 2 * load_s + GRACE_S
         is_urgent = migration.is_urgent or migration.has_paused
         migration.fetch = self._peer.reads.fetch(
-            source.exports, names, now, private=private, is_urgent=is_urgent
+            source.exports,
+            list(sizes),
+            now,
+            sizes=list(sizes.values()),
+            private=private,
+            is_urgent=is_urgent,
         )
         self._fetches[migration.fetch] = migration
         return True
+
+    def _of_round(
+        self, migration: Migration, missing: Mapping[BlockHash, int], most: int
+    ) -> dict[BlockHash, int]:
+        """Returns what the next round brings, with the number of its blocks: a state alone if it is
+        more than a round may have and the CPU pool holds it."""
+        gpu, sizes = migration.source.blocks.gpu, dict[BlockHash, int]()
+        for name, block in missing.items():
+            size = gpu.num_blocks_of([block])
+            is_alone = not sizes and most > 0 and size <= self._blocks.cpu.num_free
+            if size > most and not is_alone:
+                break
+            sizes[name], most = size, most - size
+        return sizes
 
     def fetched(self, transfer: Transfer, result: MoveResult) -> Migration | None:
         """Takes the end of a round; returns its migration, None if the fetch was for something

@@ -86,15 +86,15 @@ class PeerReads:
             most: blocks that it may bring.
         """
         part = part.within(most).longest(owner.has)
-        names, num_tokens = part.names, part.num_tokens
+        num_blocks, num_tokens = part.num_blocks, part.num_tokens
         wait_s = owner.endpoint.inflight.expected_s()
-        load_s = self._fetch_cost.predict(len(names), now, num_tokens=num_tokens, wait_s=wait_s)
-        if not 0 < len(names) <= most or load_s is None:
+        load_s = self._fetch_cost.predict(num_blocks, now, num_tokens=num_tokens, wait_s=wait_s)
+        if not 0 < num_blocks <= most or load_s is None:
             return None
         self._fetch_cost.begin(now)
         self.counts.num_queries += num_tokens
         until = now + self._fetch_cost.longest_s(num_tokens, load_s)
-        return PaidFetch(self.fetch(owner, names, now), part, until)
+        return PaidFetch(self.fetch(owner, part.names, now, sizes=part.sizes), part, until)
 
     def fetch(
         self,
@@ -102,18 +102,20 @@ class PeerReads:
         hashes: Sequence[BlockHash],
         now: float,
         *,
+        sizes: Sequence[int] = (),
         private: Mapping[BlockHash, int] = _NONE,
         is_urgent: bool = True,
     ) -> Transfer:
         """Begins to read blocks of another worker; ask the CPU pool's `num_free` first.
 
         Args:
+            sizes: blocks of each; empty if none is of a state.
             private: GPU blocks of the owner that nothing finds, by name; the caller calls the fetch
                 off when they become others'.
             is_urgent: see `PeerFetch`.
         """
         source = owner.make_source(self._endpoint.identity)
-        transfer = self._transfers.fetch(hashes, now, source=source)
+        transfer = self._transfers.fetch(hashes, now, sizes=sizes, source=source)
         pair = PeerFetch(
             owner=owner,
             reader=self._endpoint,

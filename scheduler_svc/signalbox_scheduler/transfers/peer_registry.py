@@ -183,7 +183,7 @@ def _pays(group: SequenceGroup, source: WorkerMigrations, destination: WorkerMig
         min(len(seq.output_token_ids), group.max_length - seq.num_tokens) for seq in seqs
     )
     saved_s = 2 * step_s * len(seqs) * (num_tokens >> group.num_migrations)
-    num_blocks = len(source.blocks.distinct_blocks(group))
+    num_blocks = source.blocks.num_distinct_blocks(group)
     move_s = source.cost.load_s(num_blocks, from_peer=True)
     return step_s > LEAST_GAIN * source_s and saved_s > move_s * (
         source.num_seqs + destination.num_seqs

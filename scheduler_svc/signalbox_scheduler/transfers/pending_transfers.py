@@ -6,9 +6,11 @@ ended, whatever happens meanwhile to the requests that it is for: a transfer tha
 ends, too. So nothing else is put where the worker may still write."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import accumulate
 
 from signalbox_contract.sections.store_moves import (
     BlockSource,
@@ -23,6 +25,7 @@ from signalbox_contract.sections.store_moves import (
 )
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash, HoldKind
 from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv.prefix_cache import names_of_parts
 
 MAX_CANCEL_S = 10.0
 """Longest that a transfer that is called off may take to end; its worker counts as lost then."""
@@ -45,8 +48,11 @@ class Transfer:
     move_id: int
     kind: TransferKind
     hashes: Sequence[BlockHash] = ()
+    """Names of blocks, and of states, each of which is several blocks."""
+    sizes: Sequence[int] = ()
+    """Blocks of each."""
     hold: Hold
-    """A block of the CPU pool for each hash; none if it copies nothing."""
+    """A block of the CPU pool, or a state's first, for each hash; none if it copies nothing."""
     began_at: float
     """Seconds of the scheduler's clock."""
     source: str = ""
@@ -54,6 +60,19 @@ class Transfer:
     cancelled_at: float | None = None
     is_void: bool = False
     """True if what it brings, or has found, does not count: the cache was reset meanwhile."""
+
+    def num_whole(self, num_blocks: int) -> int:
+        """Returns for how many of the names the first blocks are all that there is to move."""
+        return bisect_right(list(accumulate(self.sizes)), num_blocks)
+
+    @property
+    def names(self) -> list[BlockHash]:
+        """Names of all blocks, those of states one by one, as the worker has them."""
+        return [
+            one
+            for name, size in zip(self.hashes, self.sizes, strict=True)
+            for one in names_of_parts(name, size)
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,33 +103,48 @@ class PendingTransfers:
     def __len__(self) -> int:
         return len(self._transfers)
 
-    def find(self, hashes: Sequence[BlockHash], now: float) -> Transfer:
-        """Asks how many of the first hashes the store has."""
-        transfer = self._begin(TransferKind.FIND, now, hashes)
-        self._to_send.finds.append(Find(transfer.move_id, hashes))
+    def find(
+        self, hashes: Sequence[BlockHash], now: float, *, sizes: Sequence[int] = ()
+    ) -> Transfer:
+        """Asks how many of the first hashes the store has.
+
+        Args:
+            sizes: blocks of each; empty if none is of a state.
+        """
+        transfer = self._begin(TransferKind.FIND, now, hashes, sizes=sizes)
+        self._to_send.finds.append(Find(transfer.move_id, transfer.names))
         return transfer
 
     def fetch(
-        self, hashes: Sequence[BlockHash], now: float, *, source: BlockSource | None = None
+        self,
+        hashes: Sequence[BlockHash],
+        now: float,
+        *,
+        sizes: Sequence[int] = (),
+        source: BlockSource | None = None,
     ) -> Transfer:
         """Brings blocks into the CPU pool; ask its `num_free` first.
 
         Args:
+            sizes: blocks of each; empty if none is of a state.
             source: where they come from instead of the store.
         """
         hold = Hold(self._pool, kind=HoldKind.FETCH)
-        blocks = hold.take(len(hashes))
-        transfer = self._begin(TransferKind.FETCH, now, hashes, hold)
+        for size in sizes or [1] * len(hashes):
+            hold.take_state(size)
+        transfer = self._begin(TransferKind.FETCH, now, hashes, hold, sizes=sizes)
         transfer.source = source.address if source is not None else ""
-        self._to_send.fetches.append(Fetch(transfer.move_id, hashes, blocks, source))
+        blocks = self._blocks_of(hold)
+        self._to_send.fetches.append(Fetch(transfer.move_id, transfer.names, blocks, source))
         return transfer
 
     def store(
         self, hashes: Sequence[BlockHash], hold: Hold, *, tenant: str, now: float
     ) -> Transfer:
         """Writes blocks of the CPU pool; the hold is the transfer's now."""
-        transfer = self._begin(TransferKind.STORE, now, hashes, hold)
-        self._to_send.stores.append(Store(transfer.move_id, hashes, hold.blocks.copy(), tenant))
+        transfer = self._begin(TransferKind.STORE, now, hashes, hold, sizes=self._sizes_of(hold))
+        blocks = self._blocks_of(hold)
+        self._to_send.stores.append(Store(transfer.move_id, transfer.names, blocks, tenant))
         return transfer
 
     def export(
@@ -124,12 +158,18 @@ class PendingTransfers:
         now: float,
     ) -> Transfer:
         """Lets another worker read blocks of the CPU pool; the hold is the transfer's now."""
-        transfer = self._begin(TransferKind.EXPORT, now, hashes, hold)
-        blocks, lasts_ns = hold.blocks.copy(), int(lasts_s * 1e9)
+        transfer = self._begin(TransferKind.EXPORT, now, hashes, hold, sizes=self._sizes_of(hold))
+        blocks, lasts_ns = self._blocks_of(hold), int(lasts_s * 1e9)
         self._to_send.exports.append(
-            Export(transfer.move_id, hashes, blocks, ticket, reader, lasts_ns)
+            Export(transfer.move_id, transfer.names, blocks, ticket, reader, lasts_ns)
         )
         return transfer
+
+    def _sizes_of(self, hold: Hold) -> list[int]:
+        return [self._pool.num_blocks_of([head]) for head in hold.blocks]
+
+    def _blocks_of(self, hold: Hold) -> list[int]:
+        return [block for head in hold.blocks for block in self._pool.blocks_of(head)]
 
     def clear(self, tenant: str | None, now: float, mark: ClearMark | None = None) -> Transfer:
         """Removes a tenant's blocks from the store, or all, and voids what is under way."""
@@ -192,11 +232,8 @@ class PendingTransfers:
 
     def num_blocks(self, kind: TransferKind) -> int:
         """Returns how many blocks the transfers of a kind own."""
-        return sum(
-            len(transfer.hold.blocks)
-            for transfer in self._transfers.values()
-            if transfer.kind is kind
-        )
+        transfers = (one for one in self._transfers.values() if one.kind is kind)
+        return sum(self._pool.num_blocks_of(transfer.hold.blocks) for transfer in transfers)
 
     @property
     def _to_send(self) -> _Outbox:
@@ -210,12 +247,15 @@ class PendingTransfers:
         now: float,
         hashes: Sequence[BlockHash] = (),
         hold: Hold | None = None,
+        *,
+        sizes: Sequence[int] = (),
     ) -> Transfer:
         self._num_begun += 1
         transfer = Transfer(
             move_id=self._num_begun,
             kind=kind,
             hashes=hashes,
+            sizes=sizes or [1] * len(hashes),
             hold=hold or Hold(self._pool),
             began_at=now,
         )

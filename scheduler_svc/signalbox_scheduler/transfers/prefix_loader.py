@@ -168,12 +168,12 @@ class PrefixLoader:
         return PrefixPart(blocks, seq, start=num_rows, end=end).within(self._most_fetched)
 
     def _look_up(self, lookup: PrefixLookup, now: float) -> Transfer:
-        transfer = self._transfers.find(lookup.names, now)
+        transfer = self._transfers.find(lookup.names, now, sizes=lookup.sizes)
         self._lookups[transfer] = lookup
         return transfer
 
     def _predict(self, part: PrefixPart, now: float) -> float | None:
-        return self._store_cost.predict(part.num_names, now, num_tokens=part.num_tokens)
+        return self._store_cost.predict(part.num_blocks, now, num_tokens=part.num_tokens)
 
     def _begin_from_peer(
         self, group: SequenceGroup, prefix: list[FoundBlock], wanted: PrefixPart, now: float
@@ -242,7 +242,7 @@ class PrefixLoader:
             self._wait_on(waiting, self._look_up(lookup, now), now + GRACE_S)
         elif waiting:
             self._store_cost.begin(now)
-            fetch = self._transfers.fetch(part.names, now)
+            fetch = self._transfers.fetch(part.names, now, sizes=part.sizes)
             self._fetches[fetch] = part
             until = now + self._store_cost.longest_s(part.num_tokens, load_s) + GRACE_S
             self._wait_on(waiting, fetch, until)
@@ -256,7 +256,7 @@ class PrefixLoader:
     def _num_fetchable(self) -> int:
         """Blocks of the CPU pool that another fetch may have."""
         holds = [*self._pinned.values(), *(load.arrived for load in self._loads.values())]
-        num_fetched = sum(len(hold.blocks) for hold in holds)
+        num_fetched = sum(self._pool.num_blocks_of(hold.blocks) for hold in holds)
         num_fetched += self._transfers.num_blocks(TransferKind.FETCH)
         return min(self._most_fetched - num_fetched, self._pool.num_free)
 

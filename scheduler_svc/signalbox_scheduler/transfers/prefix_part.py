@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from copy import copy
 from typing import NamedTuple
 
+from signalbox_contract.cache_groups import FULL
 from signalbox_scheduler.kv.block_allocator import BlockHash
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.prefix_rows import PrefixRows
@@ -15,10 +16,11 @@ from signalbox_scheduler.requests.sequence_group import Sequence
 
 
 class NamedEntry(NamedTuple):
-    """An entry of a table, and the name of what its block is to hold."""
+    """An entry of a table, the name of what its block, or state, is to hold, and its blocks."""
 
     row: int
     name: BlockHash
+    num_blocks: int
 
 
 class PrefixPart:
@@ -30,6 +32,7 @@ class PrefixPart:
         self.start, self.end = start, end
         self._blocks = blocks
         self._seq = seq
+        self._sizes = [group.state_blocks or 1 for group in blocks.groups]
         self._rows = PrefixRows(blocks.groups, block_size=blocks.block_size)
         self._arrived: frozenset[BlockHash] = frozenset()
 
@@ -53,6 +56,16 @@ class PrefixPart:
         return self._rows.num_entries(self.start, self.end)
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the entries, with all of states."""
+        return sum(self.sizes) if self._blocks.states.num_blocks else self.num_names
+
+    @property
+    def sizes(self) -> list[int]:
+        """Blocks of each entry, row by row."""
+        return [one.num_blocks for one in self._entries()]
+
+    @property
     def first_name(self) -> BlockHash | None:
         """Name of the first entry; None if there is none."""
         places = self._rows.entries(self.start, self.end)
@@ -68,19 +81,25 @@ class PrefixPart:
         needed = [names[(row - self.start) * width + column] for row, column in places]
         return [name for name in needed if name not in self._arrived] if self._arrived else needed
 
-    def entries(self, *, of_windows: bool) -> list[NamedEntry]:
-        """Returns the entries of full groups, or of windows alone."""
-        windows = [bool(group.window) for group in self._blocks.groups]
-        return [
-            NamedEntry(row, self._name(row, column))
+    def entries(self, *, of_full_groups: bool) -> list[NamedEntry]:
+        """Returns the entries of full groups, or of windows and states."""
+        is_full = [group.kind == FULL for group in self._blocks.groups]
+        columns = [column for column, full in enumerate(is_full) if full is of_full_groups]
+        return self._entries(columns)
+
+    def _entries(self, columns: Collection[int] | None = None) -> list[NamedEntry]:
+        named = (
+            NamedEntry(row, self._name(row, column), self._sizes[column])
             for row, column in self._rows.entries(self.start, self.end)
-            if windows[column] is of_windows
-        ]
+            if columns is None or column in columns
+        )
+        return [entry for entry in named if entry.name not in self._arrived]
 
     def within(self, most: int) -> "PrefixPart":
-        """Returns as much of the part as has no more than so many names."""
+        """Returns as much of the part as has no more than so many blocks; of a part without room
+        for its state nothing."""
         part = self
-        while part.end > part.start and (num_over := part.num_names - most) > 0:
+        while part.end > part.start and (num_over := part.num_blocks - most) > 0:
             part = part.cut(max(part.start, part.end - max(1, num_over // self._blocks.num_groups)))
         return part
 

@@ -125,7 +125,7 @@ class TransferConnector(KVConnector):
             if transfer is None:
                 logger.warning("move %d has ended, which is not under way", result.move_id)
                 continue
-            result = result._replace(num_blocks=min(result.num_blocks, len(transfer.hashes)))
+            result = result._replace(num_blocks=transfer.num_whole(result.num_blocks))
             if transfer.kind is TransferKind.FIND:
                 self._found(transfer, result, now)
             elif transfer.kind is TransferKind.FETCH:

@@ -98,12 +98,12 @@ class WorkerMigrations(MigrationEnd):
         selection = self._group_selection
         if not selection.can_ever_run(group) or not selection.has_slots(group):
             return False
-        hashes = source.blocks.distinct_blocks(group).values()
-        found = {h: block for h in hashes if h and (block := self.blocks.gpu.find(h)) is not None}
+        gpu, hashes = self.blocks.gpu, source.blocks.distinct_blocks(group).values()
+        found = {h: block for h in hashes if h and (block := gpu.find(h)) is not None}
         num_slots = group.num_reserved_sequences
-        num_spare = len(hashes) - len(found)
-        num_spare += GROWTH_ROWS * self.blocks.num_groups * num_slots
-        num_unused = sum(map(self.blocks.gpu.is_cached, found.values()))
+        num_spare = source.blocks.num_distinct_blocks(group) - gpu.num_blocks_of(found.values())
+        num_spare += self.blocks.num_in_rows(GROWTH_ROWS) * num_slots
+        num_unused = gpu.num_blocks_of(filter(gpu.is_cached, found.values()))
         num_wanted = sum(migration.num_wanted for migration in self.incoming.values())
         if not self.blocks.has_room(num_spare + num_unused + num_wanted):
             return False
@@ -198,16 +198,19 @@ class WorkerMigrations(MigrationEnd):
         """Says whether there is room for the group as it is now."""
         if migration.is_over or migration.group.num_reserved_sequences > migration.num_slots:
             return False
-        num_blocks = len(migration.source.blocks.distinct_blocks(migration.group))
+        num_blocks = migration.source.blocks.num_distinct_blocks(migration.group)
         return num_blocks - migration.num_reserved <= self.blocks.gpu.num_free
 
     def _take(self, migration: Migration, now: float) -> None:
         """Moves a group from its source to this worker."""
         group, source, names = migration.group, migration.source, migration.names()
         placed = {NO_BLOCK: NO_BLOCK}  # block at the source: its copy here
+        states = source.blocks.states_of(group)
         for block in source.blocks.distinct_blocks(group):
             if (name := names.get(block)) is not None:
                 placed[block] = migration.arrived[name]
+            elif block in states:  # a snapshot stays
+                placed[block] = NO_BLOCK
             else:
                 place = migration.next_spare()
                 (placed[block],) = place.blocks

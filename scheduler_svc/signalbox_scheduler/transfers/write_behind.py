@@ -155,17 +155,20 @@ class WriteBehind(NoWrites):
         chosen, hold = self._choose(num_blocks)
         if chosen:
             hashes, group = list(chosen), next(iter(chosen.values()))
-            self._allowance.take(len(hashes))
             transfer = self._transfers.store(hashes, hold, tenant=group.request.tenant, now=now)
+            self._allowance.take(sum(transfer.sizes))
             self._of[transfer] = group
             self.know(hashes)
 
     def _choose(self, most: int) -> tuple[dict[BlockHash, SequenceGroup], Hold]:
-        """Returns what is written next, all for the same request, and a hold of its copies."""
+        """Returns what is written next, all for the same request, and a hold of its copies.
+
+        A state is written whole, though it has more blocks than are left.
+        """
         chosen: dict[BlockHash, SequenceGroup] = {}
         hold = Hold(self._blocks.cpu, kind=HoldKind.STORE)
         num_before = self._blocks.copies.num_out
-        while len(chosen) < most and self._wanted:
+        while self._blocks.cpu.num_blocks_of(hold.blocks) < most and self._wanted:
             block_hash, group = next(iter(self._wanted.items()))
             num_copies = self._blocks.copies.num_out - num_before
             if chosen and group not in chosen.values():
@@ -183,7 +186,7 @@ class WriteBehind(NoWrites):
         return most_stored(self._blocks.cpu.num_blocks) - num_stored
 
     def stored(self, transfer: Transfer, result: MoveResult, now: float) -> None:
-        self.num_blocks += result.num_blocks
+        self.num_blocks += sum(transfer.sizes[: result.num_blocks])
         self.num_bytes += result.num_bytes
         if transfer.is_void:
             self.miss(transfer.hashes)

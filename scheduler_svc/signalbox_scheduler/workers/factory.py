@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from signalbox_contract.cache_groups import FULL_GROUP, state_group
+from signalbox_contract.cache_groups import FULL_GROUP
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_scheduler.config import (
     CacheShape,
@@ -90,7 +90,7 @@ def make_scheduler(
 
 def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
     """Returns what workers have in common that read each other's blocks; empty if it has none."""
-    if state_group(capacity.groups) or not capacity.block_format:
+    if not capacity.block_format:
         return ""
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
     if capacity.groups != (FULL_GROUP,):

@@ -9,7 +9,6 @@ So the loss or drain of a worker leaves no role without one, and no request wait
 import logging
 from collections.abc import Mapping
 
-from signalbox_contract.cache_groups import state_group
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import Disaggregation, PeerIdentity
 from signalbox_scheduler.transfers.peers import peer_identity
@@ -43,11 +42,6 @@ class Roles:
         if pools:
             return "a model that pools has workers that decode nothing; leave --role out"
         for one in pool:
-            if state_group(one.scheduler.blocks.groups):
-                return (
-                    f"{_name(one, loop)} cannot migrate requests, since layers of its model are"
-                    " recurrent; leave --role out"
-                )
             if not _identity(one).kv_format:
                 return (
                     f"{_name(one, loop)} cannot migrate requests, as a pool with roles does;"

@@ -1,4 +1,4 @@
-"""Workers whose models have windows: groups migrate, and prefixes come from others and stores."""
+"""Models with windows or states: groups migrate, and prefixes come from workers and stores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,15 @@ DIVISIONS = {
     "two full": (FULL_GROUP, FULL_GROUP),
     "windows": (FULL_GROUP, window(9), window(6)),
     "windows alone": (window(9), window(17)),
+    "states": (FULL_GROUP, CacheGroup(kind="state", state_blocks=3)),
+    "windows and states": (window(9), FULL_GROUP, CacheGroup(kind="state", state_blocks=5)),
 }
+
+
+def num_blocks_of(division: tuple[CacheGroup, ...], *, num_rows: int) -> int:
+    """Returns the blocks of a prefix, without what is behind windows, with all of its state."""
+    num_of_state = sum(max(0, one.state_blocks - 1) for one in division)
+    return PrefixRows(division, block_size=4).num_entries(0, num_rows) + num_of_state
 
 
 class WindowPair(Pair):
@@ -114,8 +122,7 @@ def test_a_prefix_comes_from_another_worker_without_what_is_behind_windows(divis
     workers.finish(1, 0)
     assert outputs(group) == [expected(LONG, num_tokens=2)]
     assert group.num_cached_tokens == 48
-    rows = PrefixRows(workers.division, block_size=4)
-    assert workers.store(1).num_borrowed == rows.num_entries(0, 12)
+    assert workers.store(1).num_borrowed == num_blocks_of(workers.division, num_rows=12)
 
 
 @pytest.mark.parametrize(("num_cpu_blocks", "most"), [(24, 3), (80, 20)])
@@ -175,8 +182,7 @@ def test_a_prefix_comes_from_the_store_after_a_restart(division: str) -> None:
     server = filled(division)
     group = server.run(LONG)
     assert group.num_cached_tokens == 48
-    rows = PrefixRows(DIVISIONS[division], block_size=4)
-    assert server.store.num_fetched == rows.num_entries(0, 12)
+    assert server.store.num_fetched == num_blocks_of(DIVISIONS[division], num_rows=12)
 
 
 @pytest.mark.parametrize("division", ["windows", "windows alone"])

@@ -403,8 +403,7 @@ def test_workers_without_swap_space_are_refused_where_there_are_roles() -> None:
     assert off.refusal(pool.make(PREFILL)) == ""
 
 
-def test_workers_with_states_are_refused_where_there_are_roles() -> None:
+def test_workers_with_states_have_roles() -> None:
     pool = Pool()
     groups = (FULL_GROUP, CacheGroup(kind="state", state_blocks=3))
-    refusal = pool.cluster.roles.refusal(pool.make(PREFILL, kv_format="", groups=groups))
-    assert "layers of its model are recurrent; leave --role out" in refusal
+    assert pool.cluster.roles.refusal(pool.make(PREFILL, groups=groups)) == ""

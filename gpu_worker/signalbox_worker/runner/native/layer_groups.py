@@ -23,17 +23,17 @@ def groups_of(
     """Returns the groups of layers that attend. Stages have one of all layers, and so have object
     stores, whose runs of blocks end in each group elsewhere; encoders have none. Raises ModelError
     for settings that recurrent layers do not take."""
-    if opened.shape.has_states:
-        _check_states(opened, settings)
-    is_staged = settings.parallel.pipeline_parallel_size > 1
     url = settings.shared.kv_store
     has_objects = url is not None and isinstance(store_address(url), ObjectAddress)
+    if opened.shape.has_states:
+        _check_states(opened, settings, has_objects=has_objects)
+    is_staged = settings.parallel.pipeline_parallel_size > 1
     if is_staged or has_objects or not isinstance(opened.config, DecoderConfig):
         return (FULL_GROUP,)
     return cache_groups(opened.config, max_model_len=max_model_len)
 
 
-def _check_states(opened: OpenedModel, settings: RunnerConfig) -> None:
+def _check_states(opened: OpenedModel, settings: RunnerConfig, *, has_objects: bool) -> None:
     parallel, config = settings.parallel, opened.config
     for number, stage in enumerate(stages_of(opened, parallel)):
         if not any(config.attends(index) for index in stage.indices):
@@ -43,8 +43,7 @@ def _check_states(opened: OpenedModel, settings: RunnerConfig) -> None:
                 "pipeline_layer_partition"
             )
     taken = {
-        "--kv-disk": settings.disk.has_disk,
-        "--kv-store": settings.shared.has_server,
+        "--kv-store with objects": has_objects,
         "--lora": bool(settings.model.adapters),
         "--adapter-dir": settings.model.adapter_dir is not None,
         "--max-lora-rank": settings.model.max_lora_rank is not None,

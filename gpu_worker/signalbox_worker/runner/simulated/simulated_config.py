@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, check_groups, state_group
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, check_groups
 from signalbox_contract.model import Adapter, Numerics
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -53,7 +53,5 @@ class SimulatedConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         check_groups(self.groups)
-        if state_group(self.groups) and self.num_store_blocks:
-            raise ValueError("states of recurrent layers pass through no store")
         if self.num_store_blocks and not self.num_cpu_blocks:
             raise ValueError("a store needs CPU blocks, through which its blocks pass")
