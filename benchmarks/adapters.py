@@ -36,7 +36,7 @@ from signalbox_rpc.transport.channel import open_channel
 from signalbox_worker.config import ModelConfig
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.runner.loading.opened_model import open_with_config
-from signalbox_worker.runner.native.weight_shapes import linear_shapes
+from signalbox_worker.runner.native.adapter_modules import module_shapes
 
 MAX_TOKENS = 384
 HEADER = (
@@ -48,7 +48,7 @@ def write_adapters(model: str, folder: Path, *, num: int, rank: int) -> list[str
     """Writes random adapters of all linear modules; returns their names."""
     opened = open_with_config(ModelConfig(model=model), ignore_progress)
     assert isinstance(opened.config, DecoderConfig), "a model of the Llama family"
-    shapes = linear_shapes(opened.config)
+    shapes = module_shapes(opened.config)
     modules = sorted({name.rpartition(".")[2] for name in shapes})
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules}
     names = [f"a{number}" for number in range(num)]

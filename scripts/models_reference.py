@@ -23,8 +23,8 @@ from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
 from signalbox_worker.runner.loading.opened_model import WITH_STATES
+from signalbox_worker.runner.native.adapter_modules import module_shapes
 from signalbox_worker.runner.native.tensor_share import why_not_divided
-from signalbox_worker.runner.native.weight_shapes import module_shapes
 from tests.gpu_worker.tiny_models import architecture_of
 
 ROOT = Path(__file__).parent.parent
@@ -286,7 +286,7 @@ def _generating_row(family: Family) -> tuple[str, ...]:
         _list(f"`{name}` {how_computed(name)}" for name in pools),
         "yes" if spec.has_stages else "no",
         "yes" if divided is None else f"no: {divided}",
-        _adapted(config) if isinstance(config, DecoderConfig) and not has_states else "refused",
+        _adapted(config) if isinstance(config, DecoderConfig) else "refused",
         _list(compared(family.names)),
     )
 
@@ -294,8 +294,10 @@ def _generating_row(family: Family) -> tuple[str, ...]:
 def _adapted(config: DecoderConfig) -> str:
     """Returns the parts of a layer whose matrices adapters may change."""
     parts = {name.split(".")[-2] for name in module_shapes(config)}
-    words = {"self_attn": "attention", "mlp": "feed-forward"}
-    return _list([words.get(part, part) for part in sorted(parts, reverse=True)])
+    words = {"self_attn": "attention"}
+    words |= dict.fromkeys(("mlp", "feed_forward", "shared_mlp"), "feed-forward")
+    words |= dict.fromkeys(("conv", "mamba", "linear_attn"), "recurrent layers")
+    return _list(sorted(words.get(part, part) for part in parts))
 
 
 def _comparison_rows() -> Iterator[str]:

@@ -12,7 +12,12 @@ from signalbox_worker.runner.native.kv_places import KVPlaces
 from signalbox_worker.runner.native.matrices import joined, rows_of_heads
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import rotary_table
-from signalbox_worker.runner.native.weight_shapes import ATTENTION_NORM, SINKS, layer_prefix
+from signalbox_worker.runner.native.weight_shapes import (
+    ATTENTION_NORM,
+    GATED_PARTS,
+    SINKS,
+    layer_prefix,
+)
 
 
 class AttentionCompiler:
@@ -84,13 +89,16 @@ class AttentionCompiler:
         parts = (range(size), range(size, 2 * size))
         query, gate = (joined(rows_of_heads(whole, heads.num_heads, part)) for part in parts)
         matrices = joined([*query, *keys_and_values, *gate])
-        rows = {str(index): matrix.shape[0] for index, matrix in enumerate(matrices)}
+        of_query, of_gate = (f"{names[0]}.{part}" for part in GATED_PARTS)
+        num_rows = heads.num_heads * size
+        rows = {of_query: num_rows, **dict.fromkeys(names[1:], heads.num_kv_heads * size)}
+        rows[of_gate] = num_rows
         bias = self._weights.vector_if_any(f"{names[0]}.bias")
         if bias is None:
             return Modules(matrices, rows, None)
-        of_query, of_gate = bias.reshape(heads.num_heads, 2, size).swapaxes(0, 1)
+        for_query, for_gate = bias.reshape(heads.num_heads, 2, size).swapaxes(0, 1)
         others = [self._weights.vector(f"{name}.bias") for name in names[1:]]
-        of_all = [of_query.reshape(-1), *others, of_gate.reshape(-1)]
+        of_all = [for_query.reshape(-1), *others, for_gate.reshape(-1)]
         return Modules(matrices, rows, np.concatenate(of_all))
 
     def _add_rotation(self, index: int, heads: LayerHeads) -> None:

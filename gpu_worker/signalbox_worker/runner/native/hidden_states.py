@@ -14,7 +14,7 @@ from signalbox_kernels.floats import AnyArray
 from signalbox_kernels.op_parameters import Adapted, Norm
 from signalbox_kernels.program_builder import ProgramBuilder
 from signalbox_kernels.storage import Matrix
-from signalbox_kernels.structs import Epilogue, Row
+from signalbox_kernels.structs import UNIT_COLUMNS, Epilogue, Row
 from signalbox_worker.runner.native.matrices import joined
 from signalbox_worker.runner.native.product_rows import ProductRows
 from signalbox_worker.runner.native.program_parts import RESIDUAL
@@ -53,8 +53,8 @@ class HiddenStates:
         self.part = builder.buffer(config.hidden_size, row=Row.SHARED) if is_divided else RESIDUAL
         """Buffer of what a rank adds to the hidden states."""
         self.normed = ProductRows(builder, config.hidden_size, factors=factors)
-        # Of Q, K and V together, each padded to an even r.
-        self._shrunk = builder.buffer(3 * (max_lora_rank + 1)) if max_lora_rank else None
+        # Of Q, K, V and gates together, each padded to an even r.
+        self._shrunk = builder.buffer(4 * (max_lora_rank + 1)) if max_lora_rank else None
         self._rows: dict[tuple[str, int], ProductRows] = {}
 
     @cached_property
@@ -69,13 +69,24 @@ class HiddenStates:
             self._rows[kind, width] = rows
         return self._rows[kind, width]
 
-    def modules(self, names: list[str]) -> Modules:
-        """Returns the weights of modules."""
+    def modules(self, names: list[str], *, in_units: bool = False) -> Modules:
+        """Returns the weights of modules.
+
+        Args:
+            in_units: joins matrices behind whole units alone if adapters may be set, whose sites
+                are divided by them.
+        """
         parts = [self.weights.matrix(f"{name}.weight") for name in names]
         rows = dict(zip(names, (part.shape[0] for part in parts), strict=True))
         found = [self.weights.vector_if_any(f"{name}.bias") for name in names]
         biases = [bias for bias in found if bias is not None]
-        return Modules(joined(parts), rows, np.concatenate(biases) if biases else None)
+        runs: list[list[Matrix]] = [[]]
+        for part in parts:
+            runs[-1].append(part)
+            if in_units and self._shrunk is not None and part.shape[0] % UNIT_COLUMNS:
+                runs.append([])
+        matrices = [matrix for run in runs for matrix in joined(run)]
+        return Modules(matrices, rows, np.concatenate(biases) if biases else None)
 
     def layer_scale(self, index: int) -> float:
         """Returns the factor of the hidden states behind a layer."""

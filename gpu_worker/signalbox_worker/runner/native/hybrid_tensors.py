@@ -49,7 +49,25 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "GraniteMoeHybrid": {r"\.mamba\.": f".{RECURRENT}."},
 }
 """Parts of names by the beginning of the architecture."""
+SHARED_PROJECTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "GraniteMoeHybridForCausalLM": {
+        "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+        "shared_mlp.output_linear": ("mlp.down_proj",),
+    }
+}
+"""Modules of a layer's feed-forward that Granite's checkpoints have, of a model without experts."""
+_PLAIN = re.compile(r"[\w.]+")
 _SHARED = re.compile(r"(.*\.)shared_mlp\.(in|out)put_linear\.weight")
+
+
+def their_module(name: str, config: DecoderConfig) -> str:
+    """Returns the name that a family has for a module, of that which programs have."""
+    rules = next((one for key, one in _RENAMED.items() if config.architecture.startswith(key)), {})
+    for pattern, own in reversed([*rules.items()]):
+        theirs = pattern.replace(r"\.", ".")
+        if config.recurrence is not None and _PLAIN.fullmatch(theirs):
+            name = f"{name}.".replace(own, theirs)[:-1]
+    return name
 
 
 def with_native_names(

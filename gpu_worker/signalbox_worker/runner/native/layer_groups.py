@@ -44,9 +44,6 @@ def _check_states(opened: OpenedModel, settings: RunnerConfig, *, has_objects: b
             )
     taken = {
         "--kv-store with objects": has_objects,
-        "--lora": bool(settings.model.adapters),
-        "--adapter-dir": settings.model.adapter_dir is not None,
-        "--max-lora-rank": settings.model.max_lora_rank is not None,
         "--runner pooling": opened.pooling is not None,
     }
     if flag := next((name for name, is_set in taken.items() if is_set), None):

@@ -9,7 +9,7 @@ from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.files.adapters.adapter_memory import AdapterMemory
 from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
 from signalbox_worker.files.adapters.peft_adapter import PeftAdapter
-from signalbox_worker.runner.native.weight_shapes import ModuleRows
+from signalbox_worker.runner.native.adapter_modules import ModuleRows
 
 
 class NativeAdapters:

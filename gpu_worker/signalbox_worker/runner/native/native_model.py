@@ -39,6 +39,7 @@ from signalbox_worker.runner.loading.layer_partition import stages_of
 from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.native.adapter_modules import module_rows, module_shapes
 from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
 from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
@@ -56,8 +57,6 @@ from signalbox_worker.runner.native.weight_shapes import (
     ROUTER,
     is_behind,
     layer_prefix,
-    module_rows,
-    module_shapes,
     weight_shapes,
 )
 from signalbox_worker.runner.native.weights import WeightForm, Weights

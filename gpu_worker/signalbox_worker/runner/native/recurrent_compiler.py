@@ -45,7 +45,9 @@ class RecurrentCompiler:
     def add(self, index: int) -> ProductRows:
         """Adds a layer but its last product; returns the rows that this reads."""
         prefix = f"{layer_prefix(index)}{RECURRENT}."
-        matrices, rows, bias = self._hidden.modules([f"{prefix}{name}" for name in self._parts])
+        matrices, rows, bias = self._hidden.modules(
+            [f"{prefix}{name}" for name in self._parts], in_units=True
+        )
         self._hidden.add_norm(f"{layer_prefix(index)}{ATTENTION_NORM}", matrices)
         column = 0
         for matrix in matrices:  # a bias has one matrix

@@ -27,6 +27,7 @@ from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.models.recurrence import GatedConvolution, Mamba2
 from signalbox_worker.runner.native.recurrent_share import RecurrentShare, Rows, recurrent_share
 from signalbox_worker.runner.native.weight_shapes import (
+    GATED_PARTS,
     RECURRENT,
     SINKS,
     TABLES,
@@ -38,6 +39,8 @@ LEAST_BLOCK = 32
 """Columns that activations share a scale by, and the least that a rank takes."""
 _SUMMED = ("o_proj", "out_proj", "down_proj")
 """Matrices of which each rank has some columns; their bias is that of rank 0."""
+
+_OF_GATED = tuple(f".q_proj.{part}" for part in GATED_PARTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,8 @@ class TensorShare:
 
     def pair(self, module: str, pair: LoraPair) -> LoraPair:
         """Returns the rank's share of what an adapter adds to a module."""
+        if module.endswith(_OF_GATED):  # a part of the heads that the matrix of queries has
+            return LoraPair(pair.a, taken(pair.b, (self._heads("q"),)))
         name = f"{module}.weight"
         columns = self.columns(name)
         a = pair.a[:, columns.start : columns.stop]

@@ -4,11 +4,10 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import NamedTuple
 
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.checkpoints.kv_scales import is_attention_scale
-from signalbox_worker.models.decoder_config import FUSED_PROJECTIONS, DecoderConfig, LatentSizes
+from signalbox_worker.models.decoder_config import DecoderConfig, LatentSizes
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.models.recurrence import DeltaRule, Mamba2, Recurrence
@@ -28,10 +27,13 @@ RECURRENT = "recurrent"
 """Prefix of the names of a recurrent layer's tensors within it."""
 SINKS = "self_attn.sinks"
 """Vector of a score for each head."""
+GATED_PARTS = ("query", "gate")
+"""Parts of the matrix of gated queries, of which each head has the one before the other."""
 _OF_LATENTS = tuple(f".{name}_proj.weight" for name in ("q", "q_a", "q_b", "kv_b"))
 """Matrices that products read in parts."""
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
+_PROJECTION = re.compile(rf"_proj\.weight$|\.{RECURRENT}\.in_proj_\w+\.weight$")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 INPUT_TABLE = "model.embed_tokens_per_layer.weight"
 """Rows of tokens in the inputs that layers have of their own."""
@@ -104,38 +106,9 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {
         name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes(config).items()
-        if name.endswith("_proj.weight") and "expert" not in name
+        if _PROJECTION.search(name) and "expert" not in name and ".shared_mlp." not in name
         if config.latents is None or not name.endswith(_OF_LATENTS)
     }
-
-
-class ModuleRows(NamedTuple):
-    """Rows of a module of Hugging Face's model, which may have several matrices fused."""
-
-    module: str
-    rows: slice
-
-
-def module_rows(config: DecoderConfig) -> dict[str, ModuleRows]:
-    """Returns the module that each matrix of the layers belongs to, by its name."""
-    found = dict[str, ModuleRows]()
-    for name, (num_rows, _) in linear_shapes(config).items():
-        found[name] = ModuleRows(name, slice(0, num_rows))
-    for index in range(config.num_layers):
-        for fused in config.fused_projections:
-            start = 0
-            for name in (f"{layer_prefix(index)}{part}" for part in FUSED_PROJECTIONS[fused]):
-                end = start + found[name].rows.stop
-                found[name] = ModuleRows(f"{layer_prefix(index)}{fused}", slice(start, end))
-                start = end
-    return found
-
-
-def module_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Returns the shapes of the modules that adapters may change."""
-    shapes, places = linear_shapes(config), module_rows(config)
-    # The last matrix of a module ends where it does.
-    return {module: (rows.stop, shapes[name][1]) for name, (module, rows) in places.items()}
 
 
 def layer_prefix(index: int) -> str:

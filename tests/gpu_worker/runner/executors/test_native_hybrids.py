@@ -157,7 +157,7 @@ def test_bits_of_hybrids_depend_on_the_sequence_alone(family: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"max_lora_rank": 8}, "--max-lora-rank"),
+        ({"runner": "pooling"}, "--runner pooling"),
         ({"block_size": 8}, "block size 8"),
         ({"cpu_backend": "torch"}, "cpu_backend"),
     ],
