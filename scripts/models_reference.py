@@ -294,7 +294,7 @@ def _generating_row(family: Family) -> tuple[str, ...]:
 def _adapted(config: DecoderConfig) -> str:
     """Returns the parts of a layer whose matrices adapters may change."""
     parts = {name.split(".")[-2] for name in module_shapes(config)}
-    words = {"self_attn": "attention"}
+    words = {"self_attn": "attention", "mixer": "all layers"}
     words |= dict.fromkeys(("mlp", "feed_forward", "shared_mlp"), "feed-forward")
     words |= dict.fromkeys(("conv", "mamba", "linear_attn"), "recurrent layers")
     return _list(sorted(words.get(part, part) for part in parts))

@@ -57,6 +57,7 @@ SHARED_PROJECTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Modules of a layer's feed-forward that Granite's checkpoints have, of a model without experts."""
 _PLAIN = re.compile(r"[\w.]+")
+_ONE_PART = re.compile(rf"\.(self_attn|{RECURRENT}|mlp)\.")
 _SHARED = re.compile(r"(.*\.)shared_mlp\.(in|out)put_linear\.weight")
 
 
@@ -67,6 +68,8 @@ def their_module(name: str, config: DecoderConfig) -> str:
         theirs = pattern.replace(r"\.", ".")
         if config.recurrence is not None and _PLAIN.fullmatch(theirs):
             name = f"{name}.".replace(own, theirs)[:-1]
+    if config.has_one_part:
+        return _ONE_PART.sub(".mixer.", name)
     return name
 
 

@@ -34,6 +34,7 @@ _OF_LATENTS = tuple(f".{name}_proj.weight" for name in ("q", "q_a", "q_b", "kv_b
 CLASSIFIER = "score.weight"
 """Head of a model that makes scores of classes."""
 _PROJECTION = re.compile(rf"_proj\.weight$|\.{RECURRENT}\.in_proj_\w+\.weight$")
+_OF_MIXTURE = re.compile(r"expert|\.shared_mlp\.|_latent_proj\.")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 INPUT_TABLE = "model.embed_tokens_per_layer.weight"
 """Rows of tokens in the inputs that layers have of their own."""
@@ -106,7 +107,7 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
     return {
         name.removesuffix(".weight"): (shape[0], shape[1])
         for name, shape in weight_shapes(config).items()
-        if _PROJECTION.search(name) and "expert" not in name and ".shared_mlp." not in name
+        if _PROJECTION.search(name) and not _OF_MIXTURE.search(name)
         if config.latents is None or not name.endswith(_OF_LATENTS)
     }
 

@@ -25,9 +25,14 @@ NUM_TOKENS = 8
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 ALL: dict[str, Any] = {"r": 4, "target_modules": "all-linear", "use_rslora": True}
+SEVEN: dict[str, Any] = ALL | {
+    "target_modules": ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj")
+}
+"""All that PEFT changes of Nemotron-H."""
 KINDS: dict[str, tuple[dict[str, Any], ...]] = {
     "lfm2": (ALL, {"r": 3, "target_modules": ("q_proj", "w1", "w2", "conv.out_proj")}),
     "granite-hybrid": (ALL, {"r": 3, "target_modules": ("v_proj", "input_linear", "in_proj")}),
+    "nemotron-h": (SEVEN, {"r": 3, "target_modules": ("q_proj", "up_proj", "mixer.in_proj")}),
     "qwen3.5": (ALL, {"r": 3, "target_modules": ("q_proj", "down_proj", "in_proj_b")}),
 }
 
