@@ -377,7 +377,12 @@ class BlockSpaceManager:
         return self._has_room(wanted - in_use)
 
     def swap_out(self, group: SequenceGroup) -> None:
-        """Moves the group's blocks to CPU swap, each once however many sequences share it."""
+        """Moves the group's blocks to CPU swap, each once however many sequences share it.
+
+        Its snapshots are not needed, and stay cached.
+        """
+        for seq in group.unfinished:
+            self.states.yield_snapshots(seq)
         self.cpu_tier.make_room(self._sizes_of(group))
         copies, left = move(
             group,
@@ -440,7 +445,8 @@ class BlockSpaceManager:
             if block in private:
                 self.gpu.retract(block)
         seq.block_table, seq.num_cached_blocks = table, num_cached_blocks
-        self.states.name_all(table)
+        if self.states.num_blocks:
+            self.states.take_over(seq)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Asserts conservation on both devices, given every sequence that may have blocks."""

@@ -59,6 +59,11 @@ class RunningStates:
         self._held[seq] = [num_found - 1] if num_found else []
         self._snapshots.begin(seq, num_found)
 
+    def take_over(self, seq: Sequence) -> None:
+        """Records a sequence that comes from another worker, with its running state alone."""
+        self._held[seq] = []
+        self.name_all(seq.block_table)
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Records that a new branch shares the snapshots of its parent."""
         self._held[child] = list(self._held[parent])

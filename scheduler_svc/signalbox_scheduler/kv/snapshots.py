@@ -49,7 +49,7 @@ class Snapshots:
             self._gpu.touch(replaced, evict_first=True)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        self._branched_at[child] = self._branched_at[parent]
+        self._branched_at[child] = self._branched_at.get(parent, set())
 
     def forget(self, seq: Sequence) -> None:
         """Forgets a sequence that has no blocks any more."""
@@ -57,7 +57,7 @@ class Snapshots:
 
     def record_left(self, seq: Sequence, row: int, head: int) -> None:
         """Records that a sequence leaves a state behind a row."""
-        if row in self._branched_at[seq]:
+        if row in self._branched_at.get(seq, ()):  # none of one that came from another worker
             self._branches.add(head)
 
     def record_taken(self, head: int) -> None:

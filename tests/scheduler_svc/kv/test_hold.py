@@ -119,6 +119,7 @@ def test_a_copy_that_is_still_planned_is_made_for_other_owners_alone(is_shared: 
 POOLS = {"gpu", "cpu", "pool"}
 """Names under which modules know a pool."""
 READS = {
+    "blocks_of",
     "cached_blocks",
     "find",
     "hashes",
@@ -126,6 +127,7 @@ READS = {
     "is_private",
     "is_shared",
     "num_blocks",
+    "num_blocks_of",
     "num_cached",
     "num_free",
     "num_holds",
