@@ -73,7 +73,7 @@ async def test_a_window_that_hides_nothing_gives_the_tokens_of_one_group() -> No
     ("groups", "said", "scarce"),
     [
         ("full,window:40,window:40", "full, 2 x window of 40", SCARCE),
-        ("full,state:3", "full, states of 3 blocks", 30),
+        ("full,state:3", "full, states of 3 blocks", 28),
     ],
 )
 async def test_tokens_of_several_groups_depend_on_no_room(
