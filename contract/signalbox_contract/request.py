@@ -15,7 +15,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 _MAX_HANDLE = (1 << 63) - 1
 """Updates have the handles in a column of int64."""
-MAX_SNAPSHOT_POSITIONS = 16
+_MAX_SNAPSHOT_POSITIONS = 16
 """Most positions that a request names; a router names two."""
 MAX_AGE_S = 30 * 86_400
 """Longest age and longest timeout that are read. No router keeps a request for a month."""
@@ -151,8 +151,8 @@ def decode(message: pb.Request) -> Request:
 
 def _decode_positions(message: pb.Request) -> tuple[int, ...]:
     positions, most = tuple(message.snapshot_positions), len(message.prompt_token_ids)
-    if len(positions) > MAX_SNAPSHOT_POSITIONS:
-        allowed = f"at most {MAX_SNAPSHOT_POSITIONS}"
+    if len(positions) > _MAX_SNAPSHOT_POSITIONS:
+        allowed = f"at most {_MAX_SNAPSHOT_POSITIONS}"
         raise InvalidArgument("snapshot_positions", f"a list of {len(positions)}", allowed)
     if not all(before < after for before, after in pairwise((0, *positions, most + 1))):
         allowed = f"ascending, from 1 to {most}"

@@ -317,6 +317,12 @@ class SequenceGroup:
         """Records why the request ends without a result; the first failure stays."""
         self.failure = self.failure or failure
 
+    def suspect(self, position: int) -> Suspicion:
+        """Records that it may have been the cause of a loss by its tokens up to a position."""
+        suspicion = self.suspicion = self.suspicion or Suspicion(position)
+        suspicion.position = max(suspicion.position, position)
+        return suspicion
+
     def pop_suspicion(self) -> Suspicion | None:
         suspicion, self.suspicion = self.suspicion, None
         return suspicion

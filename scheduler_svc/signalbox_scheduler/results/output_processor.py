@@ -15,7 +15,6 @@ from signalbox_scheduler.requests.sequence_group import (
     SequenceStatus,
 )
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
-from signalbox_scheduler.requests.suspicion import Suspicion
 from signalbox_scheduler.requests.timeline import EventKind
 from signalbox_scheduler.results.beam_branching import BeamGroups
 from signalbox_scheduler.results.drawn_tokens import DrawnTokens
@@ -244,7 +243,7 @@ class OutputProcessor:
         group = seq.group
         if failure.code is Code.ABORTED:
             self._harmed[group] = None
-            group.suspicion = group.suspicion or Suspicion(seq.num_computed_tokens)
+            group.suspect(seq.num_computed_tokens)
             return
         if failure.code is not Code.FAILED_PRECONDITION:
             self._blocks.retract(seq)
@@ -263,8 +262,7 @@ class OutputProcessor:
             del self._harmed[group]
             if group.suspicion is None or group.is_finished:  # it was aborted meanwhile
                 continue
-            computed = max(seq.num_computed_tokens for seq in group.unfinished)
-            group.suspicion.position = max(group.suspicion.position, computed)
+            group.suspect(max(seq.num_computed_tokens for seq in group.unfinished))
             for seq in group.unfinished:
                 self._worker_state.forget(seq)
                 self._blocks.free(seq)

@@ -20,9 +20,7 @@ def record_loss(records: WorkerRecords, scheduler: Scheduler) -> None:
     if not inflight or not all(plan.is_alone for plan in inflight):
         records.count(loss)
     for group, position in _positions_in_flight(scheduler).items():
-        suspicion = group.suspicion = group.suspicion or Suspicion(position)
-        suspicion.position = max(suspicion.position, position)
-        suspicion.losses.append(loss)
+        group.suspect(position).losses.append(loss)
         group.num_lost_workers += 1
 
 
