@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.runner.runner import Runner
@@ -122,3 +123,30 @@ async def test_a_state_whose_other_blocks_are_lost_changes_tokens() -> None:
 
 async def test_sequences_of_a_step_that_failed_are_computed_again() -> None:
     assert all(await answers_of(FailsOnce))
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+
+
+async def test_the_end_of_a_system_text_is_found_from_the_first_repetition_on() -> None:
+    async with make_stack(groups=GROUPS, num_gpu_blocks=120) as stack:
+        found = []
+        for text in ("Hello, who is it?", "What is the capital of France?"):
+            messages = [
+                pb.ChatMessage(role=role, content=[pb.ContentPart(text=said)])
+                for role, said in (
+                    ("CHAT_ROLE_SYSTEM", "Be brief. " * 20),
+                    ("CHAT_ROLE_USER", text),
+                )
+            ]
+            request = pb.ChatRequest(
+                messages=messages,
+                chat_template=CHATML,
+                sampling_params=pb.SamplingParams(max_tokens=3),
+            )
+            answers = [answer async for answer in stack.stub.Chat(request)]
+            found.append(answers[-1].usage.cached_tokens)
+        assert found[0] == 0 < found[1]

@@ -75,6 +75,8 @@ class EncodedPrompt(NamedTuple):
     """Part of the answer that the constraint applies to."""
     pooling: PoolingParams | None = None
     """Pooling of the prompt; None continues it."""
+    snapshot_positions: tuple[int, ...] = ()
+    """Positions of a conversation's prompt from which later requests are likely to go on."""
 
 
 class Arrival(NamedTuple):
@@ -238,6 +240,7 @@ class Admission:
             trace_context=arrival.trace_context,
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,
+            snapshot_positions=prompt.snapshot_positions,
         )
         self._schedulers.submit(request, model)
         return request
@@ -298,7 +301,8 @@ class Admission:
             return await self.encode(api_request, model, payer, api_request.truncate_prompt_tokens)
         encoded = await self.encode(api_request, model, payer, None)
         token_ids = encoded.token_ids[: api_request.truncate_prompt_tokens]
-        return encoded._replace(token_ids=token_ids)
+        positions = tuple(one for one in encoded.snapshot_positions if one <= len(token_ids))
+        return encoded._replace(token_ids=token_ids, snapshot_positions=positions)
 
     async def encode(
         self, api_request: ApiRequest, model: ServedModel, payer: Payer, last: int | None = None
@@ -317,6 +321,7 @@ class Admission:
                     model.tokenizer.encode_chat,
                     max_bytes=self.max_text_bytes,
                     last=last,
+                    names_positions=model.takes_snapshot_positions,
                     payer=payer,
                 )
                 with self._naming_window(model):
@@ -325,7 +330,13 @@ class Admission:
                         chat = await encode_latest_turns(conversation, encode_chat, max_tokens=most)
                     else:
                         chat = await encode_chat(conversation)
-                    return EncodedPrompt(chat.token_ids, "messages", chat.opening, chat.takes_tools)
+                    return EncodedPrompt(
+                        chat.token_ids,
+                        "messages",
+                        chat.opening,
+                        chat.takes_tools,
+                        snapshot_positions=chat.snapshot_positions,
+                    )
             case PromptPair():
                 raise AssertionError("a pair is pooled")
 

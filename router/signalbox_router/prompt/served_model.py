@@ -35,6 +35,8 @@ class ServedModel:
     effective_max_model_len: int = field(default=0, compare=False)
     """Tokens of the longest sequence that some worker's KV cache holds, when last queried; 0 is
     unknown. Not compared, because it is not part of the model's identity."""
+    takes_snapshot_positions: bool = field(default=False, compare=False)
+    """True if requests should name positions for snapshots of recurrent layers."""
 
     @classmethod
     def of(
@@ -43,6 +45,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         *,
         effective_max_model_len: int = 0,
+        takes_snapshot_positions: bool = False,
     ) -> Self:
         """Returns the model that workers announce, with a tokenizer made of its files."""
         shared = {one.name for one in fields(cls)} & {one.name for one in fields(model)}
@@ -50,6 +53,7 @@ class ServedModel:
             **{name: getattr(model, name) for name in shared},
             tokenizer=tokenizer,
             effective_max_model_len=effective_max_model_len,
+            takes_snapshot_positions=takes_snapshot_positions,
         )
 
     @property

@@ -73,6 +73,8 @@ class ActiveRequest:
     """Pooling of the prompt; None continues it."""
     adapter: str = ""
     """SHA-256 of the adapter that computes the request; empty is the base model."""
+    snapshot_positions: tuple[int, ...] = ()
+    """Positions of the prompt from which later requests are likely to go on."""
     trace_context: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
     echo: Echo | None = None

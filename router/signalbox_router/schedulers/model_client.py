@@ -71,6 +71,7 @@ class ModelClient:
             model,
             fetched.tokenizer,
             effective_max_model_len=min(answer.effective_max_model_len, info.max_model_len),
+            takes_snapshot_positions=answer.takes_snapshot_positions,
         )
 
     def _use(self, address: str, key: _Key) -> _Fetched:

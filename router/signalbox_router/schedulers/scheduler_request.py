@@ -37,6 +37,7 @@ def request_of(active: ActiveRequest) -> Request:
         delivered=active.delivered if is_resumed else (),
         pooling=active.pooling,
         num_delivered_prompt_logprobs=active.num_prompt_logprobs if is_resumed else 0,
+        snapshot_positions=active.snapshot_positions,
     )
 
 

@@ -19,7 +19,14 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from signalbox_contract.errors import InvalidArgument
-from signalbox_router.prompt.chat.provenance import MODEL, TEMPLATE, Text, plain, writers_of
+from signalbox_router.prompt.chat.provenance import (
+    MODEL,
+    TEMPLATE,
+    Text,
+    plain,
+    runs,
+    writers_of,
+)
 from signalbox_router.prompt.tokenization.long_texts import Encoded
 
 MAX_CONTROL_TOKENS = 1 << 18
@@ -134,7 +141,7 @@ class ControlTokens:
     def _find(self, characters: str, writers: bytes) -> Iterator[tuple[int, str]]:
         """Yields the place and the name of each control token, in order."""
         known: dict[tuple[bytes, str], list[tuple[int, str]]] = {}
-        for start, end in merge(_runs(writers, MODEL), _runs(writers, TEMPLATE)):
+        for start, end in merge(runs(writers, MODEL), runs(writers, TEMPLATE)):
             writer = writers[start : start + 1]
             if end - start > _SHORT_CHARS:
                 yield from self._finders[writer].find(characters, start, end)
@@ -155,19 +162,6 @@ class ControlTokens:
                 if self._tokens[token_id] == token:  # otherwise it is the token for unknown text
                     refused.discard(number)
         return refused
-
-
-def _runs(writers: bytes, writer: bytes) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each run of one writer's characters.
-
-    Searching for a pattern takes 0.1 us for each character in between, and keeps the interpreter's
-    lock throughout; `bytes.find` only scans memory.
-    """
-    run = re.compile(re.escape(writer) + b"+")
-    start = writers.find(writer)
-    while start >= 0 and (match := run.match(writers, start)):
-        yield match.span()
-        start = writers.find(writer, match.end())
 
 
 class _Finder:

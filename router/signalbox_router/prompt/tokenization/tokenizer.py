@@ -23,6 +23,7 @@ from signalbox_router.prompt.tokenization.control_tokens import ControlTokens
 from signalbox_router.prompt.tokenization.long_texts import Encoded, LongTexts, TextProcess
 from signalbox_router.prompt.tokenization.pooling_texts import read_pooling_texts
 from signalbox_router.prompt.tokenization.segments import Affixes
+from signalbox_router.prompt.tokenization.snapshot_positions import SnapshotPositions
 from signalbox_router.prompt.tokenization.tokenizer_settings import TokenizerSettings
 from signalbox_router.prompt.tokenization.vocabulary import Vocabulary
 
@@ -40,6 +41,8 @@ class EncodedChat(NamedTuple):
     """Text at the prompt's end that begins the answer."""
     takes_tools: bool
     """True if its template renders tools, False if they are described in its text."""
+    snapshot_positions: tuple[int, ...] = ()
+    """Positions from which later requests are likely to go on, if they were asked for."""
 
 
 class Tokenizer:
@@ -81,6 +84,7 @@ class Tokenizer:
             fault=self.settings.template_fault,
         )
         self._pool = pool
+        self._snapshot_positions = SnapshotPositions()
         self._long_texts = LongTexts([files["tokenizer.json"], self._control_tokens.file])
 
     @property
@@ -187,21 +191,33 @@ class Tokenizer:
         *,
         max_bytes: int,
         last: int | None = None,
+        names_positions: bool = False,
         payer: Payer = ANYONE,
     ) -> EncodedChat:
         """Renders a conversation and encodes it; raises as `render_chat` and `encode`.
 
         Args:
             last: number of tokens wanted from the end; None is all.
+            names_positions: whether `snapshot_positions` are wanted; there are none beside `last`.
             payer: shares the processes for templates and long texts fairly with other payers.
         """
         text, facts = await self._templates.render(conversation, max_bytes=max_bytes, payer=payer)
-        # The template writes all special tokens itself, including the first.
-        if conversation.parse_special_tokens:
-            encode = self.encode(plain(text), add_special_tokens=False, last=last, payer=payer)
-        else:
-            encode = self.encode_written(text, last=last, payer=payer)
-        return EncodedChat(await encode, conversation.opening_of(text), facts.takes_tools)
+
+        async def encode(part: Text) -> list[int]:
+            # The template writes all special tokens itself, including the first.
+            if conversation.parse_special_tokens:
+                return await self.encode(
+                    plain(part), add_special_tokens=False, last=last, payer=payer
+                )
+            return await self.encode_written(part, last=last, payer=payer)
+
+        token_ids, positions = await encode(text), tuple[int, ...]()
+        if names_positions and last is None:
+            positions = await self._snapshot_positions.find(
+                conversation, text, num_tokens=len(token_ids), encode=encode
+            )
+        opening = conversation.opening_of(text)
+        return EncodedChat(token_ids, opening, facts.takes_tools, positions)
 
     async def encode_written(
         self,
