@@ -110,6 +110,8 @@ class Scan:
     rule: ScanRule
     num_heads: int
     num_key_heads: int
+    heads_in_turn: bool = False
+    """True if head i has the query and the key i % num_key_heads, False if neighbours share one."""
     key_size: int
     """Size of queries and keys; in Mamba-2 that of the state, with C as query and B as key."""
     value_size: int
@@ -132,7 +134,7 @@ class Scan:
     def as_struct(self, arena: Arena, layout: StateLayout) -> SbScan:
         """Keeps the vectors, and places the state."""
         names = (
-            *("rule", "num_heads", "num_key_heads", "key_size", "value_size"),
+            *("rule", "num_heads", "num_key_heads", "heads_in_turn", "key_size", "value_size"),
             *("query", "key", "value", "step", "strength"),
         )
         least, most = self.step_limits

@@ -250,6 +250,7 @@ class SbScan(ctypes.Structure):
         ("rule", c_int32),
         ("num_heads", c_int32),
         ("num_key_heads", c_int32),
+        ("heads_in_turn", c_int32),
         ("key_size", c_int32),
         ("value_size", c_int32),
         ("query", c_int32),

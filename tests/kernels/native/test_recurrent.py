@@ -203,6 +203,23 @@ def test_heads_may_be_divided_among_ranks(rule: ScanRule) -> None:
     assert expected.shape == (count, values)
 
 
+def test_heads_in_turn_read_the_keys_that_neighbours_would() -> None:
+    """Heads in turn are those of the other order, which stand elsewhere."""
+    how, count = make_scan(ScanRule.GATED_DELTA, num_heads=6, num_key_heads=3), 12
+    rows, layer = make_rows(how, count), Layer(how)
+    (expected,) = layer.run(part(rows, 0, count, None, (count, layer.take())))
+    order = np.arange(6).reshape(3, 2).T.reshape(-1)
+    columns = (48 * order[:, None] + np.arange(48)).reshape(-1)
+    keys, values = np.split(rows.x, [2 * 3 * 64], axis=1)
+    gates = np.hstack([half[:, order] for half in np.split(rows.gates, 2, axis=1)])
+    turned = Layer(
+        replace(how, heads_in_turn=True, rates=how.rates[order], biases=how.biases[order])
+    )
+    x = np.hstack([keys, values[:, columns]])
+    (actual,) = turned.run(Rows(x, gates, None, [(count, turned.take())]))
+    assert_same_bits(actual, np.ascontiguousarray(expected[:, columns]))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("rule", ScanRule)
 def test_steps_of_any_size_decay_states(rule: ScanRule, isa: Isa) -> None:

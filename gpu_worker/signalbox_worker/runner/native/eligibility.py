@@ -29,7 +29,7 @@ from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.models.gemma4_config import Gemma4Config
 from signalbox_worker.models.mixture_config import MoeConfig
-from signalbox_worker.models.recurrence import DeltaRule, Recurrence
+from signalbox_worker.models.recurrence import Recurrence
 from signalbox_worker.runner.loading.dummy_source import DummySource
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.native.native_encoder import why_no_encoder
@@ -199,8 +199,6 @@ def _why_no_recurrence(kept: Recurrence) -> str | None:
         return f"its convolutions sum {kept.kernel} inputs, more than {MOST_INPUTS}"
     if kept.channels % UNIT_COLUMNS:
         return f"the {kept.channels} channels of a layer are no multiple of {UNIT_COLUMNS}"
-    if isinstance(kept, DeltaRule) and kept.heads_in_turn:
-        return "its file has value heads in another order"
     rows, columns = kept.matrix_rows, kept.head_columns
     if rows % UNIT_COLUMNS or columns % UNIT_COLUMNS or rows > MOST_STATE_ROWS:
         return (

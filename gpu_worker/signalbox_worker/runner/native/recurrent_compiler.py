@@ -74,6 +74,7 @@ class RecurrentCompiler:
             rule=ScanRule.GATED_DELTA,
             num_heads=rule.num_value_heads,
             num_key_heads=rule.num_key_heads,
+            heads_in_turn=rule.heads_in_turn,
             key_size=rule.key_size,
             value_size=rule.value_size,
             query=0,

@@ -201,7 +201,8 @@ enum SbRule : int32_t {
 struct SbScan {
   int32_t rule;
   int32_t num_heads;
-  int32_t num_key_heads;  // of q and k, each for as many neighbouring heads
+  int32_t num_key_heads;  // of q and k, each for as many heads
+  int32_t heads_in_turn;  // 0: neighbours share one of q and k; 1: head i has number i % num_key_heads
   int32_t key_size;       // a multiple of 16, up to 256
   int32_t value_size;     // a multiple of 16
   int32_t query;  // of src: the first columns

@@ -33,7 +33,7 @@ struct Scan {
       : phase(p),
         how(*static_cast<const SbScan*>(p.op->weight)),
         head(h),
-        key_head(h / (how.num_heads / how.num_key_heads)),
+        key_head(how.heads_in_turn ? h % how.num_key_heads : h / (how.num_heads / how.num_key_heads)),
         size(how.key_size),
         units(p, how.place, int64_t{sizeof(float)} * kUnit * how.key_size),
         query(reinterpret_cast<float*>(scratch)),
