@@ -85,7 +85,7 @@ class BlockAllocator:
 
     Args:
         on_evict: told of a cached block, or the blocks of a state, and the hash, before they are
-            handed out for something else.
+            handed out for something else; not of those that are evicted first.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class BlockAllocator:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_owners = [0] * num_blocks
         self._cached: OrderedDict[int, None] = OrderedDict()  # without owners; first goes first
+        self._first: set[int] = set()  # of these, the ones that no request is likely to want
         self._hash_of: dict[int, BlockHash] = {}  # used and cached blocks that may be found
         self._block_of: dict[BlockHash, int] = {}
         self._private: set[int] = set()
@@ -207,6 +208,8 @@ class BlockAllocator:
         if block in self._rest and not self._num_owners[block]:
             self._num_cached_rest -= len(self._rest[block])
         self._cached.pop(block, None)
+        if self._first:
+            self._first.discard(block)
         self._num_owners[block] += 1
 
     def free(self, block: int, *, evict_first: bool = False) -> None:
@@ -217,7 +220,8 @@ class BlockAllocator:
             self._private.discard(block)
             if block in self._hash_of:
                 self._cached[block] = None
-                self._cached.move_to_end(block, last=not evict_first)
+                if evict_first:
+                    self.touch(block, evict_first=True)
                 self._num_cached_rest += len(self._rest.get(block, ()))
             else:
                 self._free.append(block)
@@ -244,6 +248,7 @@ class BlockAllocator:
         """Makes a cached block the last to be evicted, or the first; a no-op for one in use."""
         if block in self._cached:
             self._cached.move_to_end(block, last=not evict_first)
+            (self._first.add if evict_first else self._first.discard)(block)
 
     def is_shared(self, block: int) -> bool:
         return self._num_owners[block] > 1
@@ -290,6 +295,7 @@ class BlockAllocator:
             del self._block_of[block_hash]
             if block in self._cached:
                 del self._cached[block]
+                self._first.discard(block)
                 rest = self._rest.pop(block, ())
                 self._num_cached_rest -= len(rest)
                 self._free += [block, *rest]
@@ -310,9 +316,11 @@ class BlockAllocator:
 
     def _evict(self, block: int) -> None:
         blocks = self.blocks_of(block)
+        is_told = block not in self._first
         block_hash = self.retract(block)
         assert block_hash is not None, f"cached block {block} has no hash"
-        self._on_evict(blocks, block_hash)
+        if is_told:
+            self._on_evict(blocks, block_hash)
 
     def check(self, owners: Mapping[int, int]) -> None:
         """Asserts that what was handed out has its owners.
@@ -333,6 +341,7 @@ class BlockAllocator:
         num_known = len(free) + len(cached) + len(used) + len({*rest})
         assert num_known == self.num_blocks, "free + cached + used"
         assert cached <= self._hash_of.keys(), "a cached block cannot be found"
+        assert self._first <= cached, "a block that is not cached is to be evicted first"
         assert not free & self._hash_of.keys(), "a free block can be found"
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
         assert self._private <= used.keys(), "a private block has no owner"

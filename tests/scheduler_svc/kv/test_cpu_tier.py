@@ -3,6 +3,7 @@
 import pytest
 
 from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.kv.cost_model import MAX_KEEP_S, CostModel
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import Block, expected
@@ -149,6 +150,21 @@ def test_what_the_gpu_gives_up_again_is_the_last_to_be_evicted_on_the_cpu() -> N
     for prompt in (first, [2] * 9, [3] * 9, first, [4] * 9, [5] * 9, [6] * 9):
         server.run(prompt)  # the first came back, and was evicted again while its copy was there
     assert server.run(first).num_cached_tokens == 8
+
+
+def test_nothing_is_kept_of_what_is_evicted_first() -> None:
+    told = list[bytes]()
+    pool = BlockAllocator(3, on_evict=lambda _, block_hash: told.append(block_hash))
+    blocks = {name: pool.allocate() for name in (b"a", b"b", b"c")}
+    for name, block in blocks.items():
+        pool.cache_block(block, name)
+        pool.free(block, evict_first=name != b"c")
+    pool.share(blocks[b"a"])  # it is wanted after all
+    pool.free(blocks[b"a"])
+    pool.check({})
+    used = [pool.allocate() for _ in blocks]
+    assert told == [b"c", b"a"]
+    pool.check(dict.fromkeys(used, 1))
 
 
 def test_a_swapped_group_goes_before_cached_blocks() -> None:
