@@ -72,7 +72,7 @@ def test_a_step_that_raises_half_way_changes_no_token(
         llm.close()
 
 
-@pytest.mark.parametrize(("family", "kib"), [("lfm2", 60), ("qwen3.5", 120)])
+@pytest.mark.parametrize(("family", "kib"), [("lfm2", 60), ("qwen3.5", 104)])
 def test_states_of_requests_that_yield_are_swapped(family: str, kib: int, tmp_path: Path) -> None:
     reference = make_model(tmp_path, family)
     prompts = make_prompts(20, 33, 17, 40)
