@@ -183,11 +183,6 @@ def text_parts() -> dict[str, str | None]:
     return {name: table["architectures"].get(table["types"][name]) for name in SERVED}
 
 
-def is_served(family: Family) -> bool:
-    """Says whether workers start a family: of some with recurrent layers none does."""
-    return getattr(family.config, "recurrence", None) is None or family.names[0] in WITH_STATES
-
-
 def how_computed(architecture: str | None) -> str:
     """Returns how a model of an architecture is computed on a CPU."""
     for family in families():
@@ -216,8 +211,7 @@ def text() -> str:
 
 
 def _tables() -> Iterator[str]:
-    known = sorted(families(), key=lambda one: one.names[0].lower())
-    found = [one for one in known if is_served(one)]
+    found = sorted(families(), key=lambda one: one.names[0].lower())
     generate = [one for one in found if one.specs[0].generates]
     yield _table(
         "Models that generate",
@@ -241,18 +235,6 @@ def _tables() -> Iterator[str]:
         before="Any other causal model of transformers is tried without its weights when it is"
         " opened: it is served if all that its layers ask of attention can be done, and else"
         " refused with the reason. These are compared:",
-    )
-    yield _table(
-        "Families with recurrent layers",
-        ("architecture", "a sequence keeps"),
-        (
-            (_codes(one.names), f"{sum(one.config.state_bytes) / 1e6:,.1f} MB")
-            for one in known
-            if not is_served(one)
-        ),
-        before="Their configurations are read, and a worker refuses to start them, as a sequence"
-        " keeps a state of one size beside its K and V, which no native program computes yet."
-        " With the defaults of config.json that state has:",
     )
     yield _table(
         "Text parts of models that also take images or sound",

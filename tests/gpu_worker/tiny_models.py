@@ -307,6 +307,20 @@ THROUGH_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
 """Families without a file of ours."""
 OUTSIDE = "olmo"
 """Served by tests/gpu_worker/models/example_package alone."""
+_DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_SHARED = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     OUTSIDE: ("Olmo", {}),
     "phimoe": ("Phimoe", {"sliding_window": 19, "num_local_experts": 4}),
@@ -339,18 +353,9 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 3.0,
         },
     ),
-    "qwen3.5": (
-        "Qwen3_5",
-        {
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "head_dim": 16,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 32,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "attention_bias": True,
-        },
-    ),
+    "qwen3.5": ("Qwen3_5", _DELTA | {"attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5Moe", _DELTA | _SHARED),
+    "qwen3-next": ("Qwen3Next", _DELTA | _SHARED),
     "lfm2-moe": (
         "Lfm2Moe",
         {
@@ -383,7 +388,8 @@ _OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-_CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Llama4", "Qwen3_5")}
+_TEXT = ("Gemma3", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+_CONFIGS = {name: f"{name}TextConfig" for name in _TEXT}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 

@@ -22,7 +22,7 @@ def tokens_of(llm: LLM, prompts: list[list[int]], *, max_tokens: int = 24) -> li
 
 
 @pytest.mark.parametrize(
-    "family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5", "nemotron-h-moe"]
+    "family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3-next", "qwen3.5", "nemotron-h-moe"]
 )
 @pytest.mark.parametrize("kib", [4096, 120])
 def test_tokens_are_those_of_transformers(family: str, kib: int, tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ def _mrope(*sections: int, partial: float = 1.0) -> dict[str, Any]:
 
 
 _GLM = _mrope(1, 1, 2, partial=0.5) | {"head_dim": 16}
+_DELTA = {**_GLM, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
+_DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_DELTA |= {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _GLM_DENSE = _GLM | {"num_attention_heads": 3, "num_key_value_heads": 1}
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Exaone4_5_": (
@@ -81,11 +84,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _mrope(2, 3, 3) | {"head_dim": 16} | _EXPERTS,
         {"deepstack_visual_indexes": [0]},
     ),
-    "Qwen3_5": (
-        _mrope(1, 1, 2, partial=0.5)
-        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
-        | {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 32}
-        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    "Qwen3_5": (_DELTA, {"num_position_embeddings": 16}),
+    "Qwen3_5Moe": (
+        _DELTA | _EXPERTS | {"shared_expert_intermediate_size": 24},
         {"num_position_embeddings": 16},
     ),
     "SmolVLM": ({"model_type": "llama"}, {}),

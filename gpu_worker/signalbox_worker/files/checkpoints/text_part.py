@@ -41,6 +41,7 @@ SERVED = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
 """Architectures whose text part alone computes what they do of text, as tests compare."""

@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 WITH_STATES = (
     *("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-    *("NemotronHForCausalLM", "Qwen3_5ForCausalLM"),
+    *("NemotronHForCausalLM", "Qwen3NextForCausalLM"),
+    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
 )
 """Architectures with recurrent layers that native programs compute."""
 THROUGH_PYTORCH = "it runs through PyTorch and transformers"

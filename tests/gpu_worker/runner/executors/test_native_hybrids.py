@@ -20,16 +20,33 @@ from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
 
-FAMILIES = ("lfm2", "lfm2-moe", "granite-hybrid", "qwen3.5", "nemotron-h", "nemotron-h-moe")
+FAMILIES = (
+    *("lfm2", "lfm2-moe", "granite-hybrid", "nemotron-h", "nemotron-h-moe"),
+    *("qwen3-next", "qwen3.5", "qwen3.5-moe"),
+)
 
 
 def random_fields(family: str, seed: int) -> dict[str, Any]:
     rng = random.Random(f"{family} {seed}")
     fields = random_shape(rng)
-    makers = {"granite-hybrid": of_granite, "qwen3.5": of_qwen, "nemotron-h": of_nemotron}
-    own = makers.get(family.removesuffix("-moe"), of_lfm2)(rng)
+    makers = {
+        "lfm2": of_lfm2,
+        "granite": of_granite,
+        "nemotron": of_nemotron,
+        "qwen3": of_qwen,
+    }
+    own = next(make for name, make in makers.items() if family.startswith(name))(rng)
     if family == "lfm2":
         own |= {"block_auto_adjust_ff_dim": rng.random() < 0.5, "block_multiple_of": 8}
+    if family in ("qwen3-next", "qwen3.5-moe"):
+        own |= {
+            "moe_intermediate_size": rng.choice([12, 40]),
+            "shared_expert_intermediate_size": rng.choice([12, 56]),
+            "num_experts": rng.choice([3, 8]),
+            "num_experts_per_tok": rng.choice([1, 3]),
+        }
+    if family == "qwen3-next":
+        own |= {"norm_topk_prob": rng.random() < 0.5, "mlp_only_layers": rng.choice([[], [1]])}
     if family == "lfm2-moe":
         own |= {
             "moe_intermediate_size": rng.choice([12, 40]),
@@ -66,6 +83,7 @@ def of_qwen(rng: random.Random) -> dict[str, Any]:
     heads = rng.choice([1, 2])
     return random_kinds(rng, "linear_attention", "full_attention") | {
         "head_dim": rng.choice([16, 32]),
+        "hidden_size": rng.choice([20, 36]),  # of longer sums less is exact than `LOGITS` allows
         "linear_key_head_dim": rng.choice([16, 32]),
         "linear_value_head_dim": rng.choice([16, 48]),
         "linear_num_key_heads": heads,

@@ -156,9 +156,9 @@ def test_what_cannot_be_done_is_one_line(hub: FakeHub, arguments: list[str], rea
             "the checkpoint is quantised by 'aqlm', which is not supported",
         ),
         (
-            {"config.json": {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
-                             "text_config": {"model_type": "qwen3_5_moe_text"}}},
-            "architecture not supported: Qwen3_5MoeForConditionalGeneration (its text part is",
+            {"config.json": {"architectures": ["Glm5NextForConditionalGeneration"],
+                             "text_config": {"model_type": "glm5_next_text"}}},
+            "architecture not supported: Glm5NextForConditionalGeneration (its text part is",
         ),
     ],
 )  # fmt: skip
