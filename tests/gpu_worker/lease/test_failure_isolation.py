@@ -3,10 +3,13 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.errors import Code
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence, Step
 from signalbox_contract.step_result import StepResult
@@ -94,9 +97,9 @@ def make_sequences(*, seed: int, poisoned: set[int]) -> list[NewSequence]:
 
 
 def run(
-    step: Step, fault: Fault, limit: TokenLimit | None = None
+    step: Step, fault: Fault, limit: TokenLimit | None = None, **options: Any
 ) -> tuple[StepResult, list[int], SimulatedRunner]:
-    config = make_config(num_gpu_blocks=80, max_num_seqs=16, max_num_batched_tokens=512)
+    config = make_config(num_gpu_blocks=80, max_num_seqs=16, max_num_batched_tokens=512, **options)
     runner = SimulatedRunner(config)
     runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
     planted = Planted(runner, fault)
@@ -196,6 +199,30 @@ def test_an_error_that_passes_costs_nobody_anything() -> None:
     assert sizes == [13, 6, 7]
     assert not outcome.failures
     assert draws(outcome, without=set()) == draws(whole, without=set())
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "sizes", "failed"), [(512, [4], {0, 1, 2, 3}), (8, [2, 2], {2, 3})]
+)
+def test_sequences_that_may_have_lost_their_states_are_not_computed_again(
+    num_tokens: int, sizes: list[int], failed: set[int]
+) -> None:
+    groups = (FULL_GROUP, CacheGroup(kind="state", state_blocks=2))
+    new = [
+        make_new(seq_id, [POISON if seq_id == 3 else 1] * 4, [10 + seq_id, 20 + 2 * seq_id])
+        for seq_id in range(4)
+    ]
+    states = [(20 + 2 * seq_id, 21 + 2 * seq_id) for seq_id in range(4)]
+    step = make_step(new=tuple(new), states=states)
+    limit = TokenLimit(512)
+    if num_tokens < 512:
+        limit.lower(num_tokens)
+    outcome, computed, _ = run(step, on_poison(RuntimeError), limit, groups=groups)
+    assert computed == sizes
+    assert {one: found.code for one, found in outcome.failures.items()} == dict.fromkeys(
+        failed, Code.ABORTED
+    )
+    assert set(outcome.seq_ids.tolist()) == {0, 1, 2, 3} - failed
 
 
 @pytest.mark.parametrize("cpu_backend", ["auto", "torch"])
