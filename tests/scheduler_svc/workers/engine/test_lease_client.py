@@ -6,12 +6,14 @@ import grpc
 import pytest
 
 from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.errors import Code
 from signalbox_contract.step import decode_step
 from signalbox_contract.step_result import StepResult, encode_result
+from signalbox_contract.updates import RequestFailure
 from signalbox_protos.worker.v1 import worker_pb2 as pb
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.workers.engine import lease_client
-from signalbox_scheduler.workers.engine.lease_client import LeaseClient
+from signalbox_scheduler.workers.engine.lease_client import LeaseClient, WorkerLostError
 from signalbox_scheduler.workers.engine.probe_step import make_check_plan
 from tests.waiting import run_ready_tasks
 
@@ -27,6 +29,7 @@ class Stream:
         self.step_ids: list[int] = []
         self.breaks = asyncio.Event()
         self.code = grpc.StatusCode.UNAVAILABLE
+        self.loses_states = set[int]()  # in these steps
         self._is_writing = False
         self._requests: asyncio.Queue[pb.ExecuteModelRequest] = asyncio.Queue()
 
@@ -45,6 +48,9 @@ class Stream:
         result = StepResult(
             epoch=EPOCH, step_id=step.step_id, seq_ids=int64s([1]), token_ids=int32s([1])
         )
+        if step.step_id in self.loses_states:
+            lost = RequestFailure(Code.ABORTED, "the step failed")
+            result = StepResult(epoch=EPOCH, step_id=step.step_id, failures={1: lost})
         return encode_result(result)
 
     def cancel(self) -> None: ...
@@ -111,4 +117,19 @@ async def test_breaks_with_time_between_lose_no_idle_worker(
     await client.send(make_plan(1))
     assert (await answer).step_id == 1
     assert streams[2].step_ids == [1]
+    await client.close()
+
+
+async def test_a_worker_that_loses_states_in_two_steps_in_a_row_is_lost() -> None:
+    stream = Stream()
+    client = make_client(stream)
+    stream.loses_states = {2, 3, 5, 6}
+    plans = {step_id: make_plan(step_id) for step_id in range(1, 7)}
+    plans[3].seqs[0].group.suspect(1)  # it was planned before the answer to the step before
+    for step_id, plan in plans.items():
+        await client.send(plan)
+        if step_id < 6:
+            assert (await client.read()).step_id == step_id
+    with pytest.raises(WorkerLostError, match="it failed every sequence of step 6"):
+        await client.read()
     await client.close()
