@@ -58,6 +58,24 @@ that is made at load. The columns *stages* (`--pipeline-parallel-size`), *ranks*
 (`--tensor-parallel-size`) and *adapters* are about the defaults of config.json; a size that cannot
 be divided is refused by name.
 """
+_RECURRENT = """\
+A sequence of a family with recurrent layers keeps a state of one size beside its K and V. Natively
+such families are served as others are, with these refusals, each of which names its reason:
+
+- CUDA, `--cpu-backend torch` and the backends of PyTorch, float16, and blocks whose size is no
+  multiple of 16: only native programs compute recurrent layers.
+- `--runner pooling`, and stores of objects in `--kv-store`.
+- Ranks that do not divide the value heads of the delta rule, or the heads of Mamba-2 and its
+  groups, unless there is one group; of the delta rule's heads of keys, ranks may share each. A
+  rank has blocks of 32 of LFM2's channels, at least one.
+- A stage none of whose layers attends: it has no blocks for states, so name other layers by
+  `--pipeline-layer-partition`.
+- Adapters of convolutions, which PEFT has as another kind of matrix.
+- Convolutions of more than 4 inputs, channels that are no multiple of 16, and limits of Mamba-2's
+  time steps.
+
+With the defaults of config.json a state has:
+"""
 _COMPARED_HEAD = """\
 ## Comparisons
 
@@ -235,6 +253,16 @@ def _tables() -> Iterator[str]:
         before="Any other causal model of transformers is tried without its weights when it is"
         " opened: it is served if all that its layers ask of attention can be done, and else"
         " refused with the reason. These are compared:",
+    )
+    yield _table(
+        "Families with recurrent layers",
+        ("architecture", "a sequence keeps"),
+        (
+            (_codes(one.names), f"{sum(one.config.state_bytes) / 1e6:,.1f} MB")
+            for one in generate
+            if getattr(one.config, "recurrence", None) is not None
+        ),
+        before=_RECURRENT.strip(),
     )
     yield _table(
         "Text parts of models that also take images or sound",

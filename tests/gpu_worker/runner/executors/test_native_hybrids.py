@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from signalbox_worker.config import ModelError
+from signalbox_contract.startup import ignore_progress
+from signalbox_worker.config import ModelConfig, ModelError
+from signalbox_worker.kv.store_config import SharedConfig
+from signalbox_worker.runner.loading.opened_model import open_with_config
+from signalbox_worker.runner.loading.runner_config import RunnerConfig
+from signalbox_worker.runner.native.layer_groups import groups_of
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.runner.executors.native_models import (
     NUM_DRAWN,
@@ -178,6 +183,8 @@ def test_bits_of_hybrids_depend_on_the_sequence_alone(family: str, tmp_path: Pat
         ({"runner": "pooling"}, "--runner pooling"),
         ({"block_size": 8}, "block size 8"),
         ({"cpu_backend": "torch"}, "cpu_backend"),
+        ({"dtype": "float16"}, "not in float16"),
+        ({"device": "cuda"}, "on a CPU, not on cuda"),
     ],
 )
 def test_what_states_do_not_work_with_is_refused_by_name(
@@ -186,6 +193,14 @@ def test_what_states_do_not_work_with_is_refused_by_name(
     make_model(tmp_path, "lfm2")
     with pytest.raises(ModelError, match=reason):
         make_runner(tmp_path, **options)
+
+
+def test_a_store_of_objects_is_refused_by_name(tmp_path: Path) -> None:
+    make_model(tmp_path, "lfm2")
+    model = ModelConfig(model=str(tmp_path))
+    config = RunnerConfig(model=model, shared=SharedConfig(kv_store="s3://bucket"))
+    with pytest.raises(ModelError, match="--kv-store with objects does not work"):
+        groups_of(open_with_config(model, ignore_progress), config, max_model_len=64)
 
 
 @pytest.mark.parametrize(
