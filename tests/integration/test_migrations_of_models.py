@@ -120,3 +120,24 @@ async def assert_going_on(load: Callable[[], Runner], monkeypatch: pytest.Monkey
                 "a prompt was computed again"
             )
             await assert_idle(scheduler)
+
+
+async def test_requests_of_a_killed_worker_get_their_states_at_another(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3.5", max_position_embeddings=256)
+    load = loading(tmp_path, "native", 1, 1)
+    async with (
+        running_scheduler(SchedulerConfig(port=0)) as scheduler,
+        router(scheduler.address) as client,
+        running_worker(scheduler.address, load) as killed,
+    ):
+        loops = scheduler.cluster.step_loops
+        await eventually(lambda: len(loops) == 1)
+        expected = await outputs(client, await start(client, 0))
+        handles = await start(client, 100)
+        await eventually(lambda: all(client.got[handle].tokens for handle in handles))
+        async with running_worker(scheduler.address, load):
+            await eventually(lambda: len(loops) == 2)
+            await killed.kill()
+            assert await outputs(client, handles) == expected
+            assert scheduler.cluster.worker_records.num_failures == 1
+            await assert_idle(scheduler)
