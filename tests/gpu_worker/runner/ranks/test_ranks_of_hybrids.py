@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,20 @@ import pytest
 
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
+from signalbox_scheduler.config import PreemptionMode
+from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.state_runs import first_states
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
+from signalbox_worker.runner.ranks.service.rank_client import NoNextRank
+from signalbox_worker.runner.ranks.stage import NoStatesBefore, Stage
+from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts
-from tests.gpu_worker.runner.ranks.test_rank_matrix import logprobs_of, tokens_of
+from tests.gpu_worker.runner.ranks.test_rank_matrix import (
+    assert_like_one,
+    logprobs_of,
+    tokens_of,
+)
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_model
 from tests.native_kernels import skip_without_native_kernels
@@ -75,6 +86,36 @@ def test_ranks_give_the_tokens_of_one_program(
         found, own = generate(tmp_path, tp, pp)
         assert found == tokens, f"{tp} x {pp}"
         np.testing.assert_allclose(own, logprobs, rtol=0, atol=LOGITS)
+
+
+def test_states_of_all_ranks_are_swapped(tmp_path: Path) -> None:
+    """Of sequences that a pool of 20 blocks has no room for."""
+    make_model(tmp_path, "lfm2", **HEADS | {"hidden_size": 64} | staged("conv", "full_attention"))
+    num_bytes = 20 * 16 * 2 * 4 * 2 * 64
+    start = make_start(tmp_path, ParallelConfig(), kv_bytes=num_bytes, cpu_backend="native")
+    assert_like_one(start, [(2, 2)], PreemptionMode.SWAP)
+
+
+class _NoMemory:
+    """A rank's runner that has no memory."""
+
+    executor = SimpleNamespace(collective_ns=0)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        raise MemoryError("none")
+
+
+@pytest.mark.parametrize(("is_first", "error"), [(True, MemoryError), (False, RuntimeError)])
+def test_no_part_runs_again_once_a_stage_has_changed_states(
+    is_first: bool, error: type[Exception]
+) -> None:
+    before: Any = NoStatesBefore() if is_first else SimpleNamespace(take=lambda *_: ((), 0))
+    runner: Any = _NoMemory()
+    stage = Stage(runner, before, NoNextRank())
+    batch = make_batch([(make_sequence([5, 6, 7], [1]), 3)], block_size=16)
+    batch.states = first_states(np.array([3]), state_blocks=1)
+    with pytest.raises(error, match="none"):
+        stage.execute(batch, command=1, arrived_ns=0)
 
 
 @pytest.mark.parametrize(
