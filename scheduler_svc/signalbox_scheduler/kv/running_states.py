@@ -183,6 +183,7 @@ class RunningStates:
     def copy(self, head: int) -> int:
         """Takes a state into which one that others share is to be copied."""
         copied = self._gpu.allocate_state(self._gpu.num_blocks_of([head]))
+        self._snapshots.record_taken(copied)
         self.name(copied)
         return copied
 
