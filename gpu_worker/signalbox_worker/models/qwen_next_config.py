@@ -3,6 +3,7 @@
 from typing import Any
 
 from signalbox_worker.config import ModelError
+from signalbox_worker.files.checkpoints.gguf.hybrids import IN_TURN
 from signalbox_worker.models.decoder_config import (
     FULL,
     MAX_HEAD_SIZE,
@@ -34,9 +35,6 @@ from signalbox_worker.models.mixture_config import (
 )
 from signalbox_worker.models.recurrence import DeltaRule
 from signalbox_worker.models.rope_config import read_rotation
-
-IN_TURN = "linear_value_heads_in_turn"
-"""Name, in what our GGUF loader writes, of `DeltaRule.heads_in_turn`."""
 
 
 @family("Qwen3NextConfig")

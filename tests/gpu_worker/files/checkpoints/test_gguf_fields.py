@@ -36,6 +36,8 @@ MAMBA = HYBRID | {"ssm.inner_size": 128, "ssm.time_step_rank": 4, "ssm.group_cou
 MAMBA |= {"ssm.state_size": 16, "ssm.conv_kernel": 4}
 ONE_PART = MAMBA | {"block_count": 3, "attention.head_count_kv": [0, 2, 0]}
 ONE_PART |= {"feed_forward_length": [0, 0, 96]}
+DELTA = ROTATED | {"full_attention_interval": 2, "ssm.inner_size": 64, "ssm.time_step_rank": 4}
+DELTA |= {"ssm.group_count": 2, "ssm.state_size": 16, "ssm.conv_kernel": 4}
 ENCODER = {"attention.head_count_kv": 4, "rope.scaling.type": "none"}
 PARTS: dict[str, dict[str, Any]] = {
     "bert": ENCODER,
@@ -54,6 +56,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "nemotron_h": ONE_PART,
     "nemotron_h_moe": ONE_PART | MIXED | {"expert_shared_feed_forward_length": 32},
     "nomic-bert": ENCODER,
+    "qwen35": DELTA,
+    **dict.fromkeys(("qwen35moe", "qwen3next"), DELTA | MIXED),
     "phi3": {"rope.scaling.type": "none"},
     **dict.fromkeys(("qwen2moe", "qwen3moe", "qwen3vlmoe", "olmoe", "granitemoe"), MIXED),
 }

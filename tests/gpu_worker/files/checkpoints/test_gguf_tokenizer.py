@@ -135,6 +135,22 @@ def test_words_are_cut_as_transformers_cuts_them(pre: str) -> None:
         assert ours.pre_tokenize_str(text) == theirs.pre_tokenizer.pre_tokenize_str(text)
 
 
+def test_texts_of_qwen35_are_read_as_its_class_reads_them() -> None:
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+
+    alphabet = [*pre_tokenizers.ByteLevel.alphabet()]
+    types = [1] * len(alphabet)
+    ours = tokenizer_of(
+        make_vocab(pre="qwen35", tokens=alphabet, token_types=types, merges=[], bos=None, eos=None)
+    )
+    ids = {token: index for index, token in enumerate(alphabet)}
+    theirs: Any = Qwen3_5Tokenizer(vocab=ids, merges=[]).backend_tokenizer
+    for text in [*SPLIT_TEXTS, *AWKWARD_TEXTS]:
+        assert ours.encode(text).ids == theirs.encode(text).ids
+        cut = (one.pre_tokenizer.pre_tokenize_str(text) for one in (ours, theirs))
+        assert next(cut) == next(cut)
+
+
 # The pattern of its own tokenizer, in which && takes Han out of letters.
 KIMI = (
     r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*"

@@ -50,6 +50,11 @@ _LATENT |= {"qk_rope_head_dim": 4, "v_head_dim": 6, "num_key_value_heads": 4}
 _PANELS = {**_LATENT, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
 _PANELS |= dict.fromkeys(("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 32)
 _PANELS |= {"n_shared_experts": 2, "initializer_range": 0.1}
+_DELTA = {"hidden_size": 32, "head_dim": 16, "full_attention_interval": 2}
+_DELTA |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16)
+_DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+_DELTA |= {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA |= {"rope_parameters": _MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}}
 _TWO = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"]}
 _PARTLY = {"head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True}
 _GEMMA4 = {"head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, **_TWO}
@@ -147,6 +152,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-olmo3": ("Olmo3ForCausalLM", _TWO),
     "olmoe": ("OlmoeForCausalLM", _MIXTURE),
     "qwen2moe": ("Qwen2MoeForCausalLM", {**_MIXTURE, "shared_expert_intermediate_size": 24}),
+    "qwen35": ("Qwen3_5ForCausalLM", _DELTA),
+    "qwen35moe": (
+        "Qwen3_5MoeForCausalLM",
+        {**_DELTA, **_MIXTURE, "shared_expert_intermediate_size": 24},
+    ),
+    "qwen3next": (
+        "Qwen3NextForCausalLM",
+        {**_DELTA, **_MIXTURE, "shared_expert_intermediate_size": 24},
+    ),
     "qwen3vl": ("Qwen3VLForConditionalGeneration", {"head_dim": 8, "rope_parameters": _MROPE}),
     "qwen3vlmoe": (
         "Qwen3VLMoeForConditionalGeneration",
@@ -155,7 +169,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {"num_hidden_layers": 4, "head_dim": 16}),
 }
 """Classes and fields by llama.cpp's names, with the variant behind them."""
-_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe", "lfm2moe", "nemotron_h_moe")
+_NORMALISED = ("deepseek2-v3", "deepseek2-glm", "glm4moe", "lfm2moe", "nemotron_h_moe", "qwen3next")
+_ALWAYS_NORMALISED = ("lfm2moe", "qwen3next")
 _KERNELS = {"granitehybrid": "mamba_d_conv", "lfm2": "conv_L_cache", "nemotron": "conv_kernel"}
 _HYBRIDS = tuple(_KERNELS)
 _NOT_RMS = (
@@ -172,7 +187,8 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "intermediate_size": choose.choice((24, 40)),
         "max_position_embeddings": choose.choice((128, 256)),
-        "norm_topk_prob": name in _NORMALISED and (name == "lfm2moe" or choose.random() < 0.5),
+        "norm_topk_prob": name in _NORMALISED
+        and (name in _ALWAYS_NORMALISED or choose.random() < 0.5),
         "moe_intermediate_size": choose.choice((8, 16, 24)),
         "num_experts_per_tok": choose.choice((1, 2, 3)),
         "top_k_experts": choose.choice((1, 2, 3)),
@@ -195,6 +211,14 @@ def random_fields(name: str, seed: int) -> dict[str, Any]:
         fields["attention_bias"] = choose.random() < 0.5
     if "sliding_window" in FAMILIES[name][1] and name != "mistral3-plain":
         fields["sliding_window"] = choose.choice((5, 17))
+    if name in ("qwen35", "qwen35moe", "qwen3next"):
+        size, period = choose.choice((16, 32)), choose.choice((2, 3))
+        kinds = (["linear_attention"] * (period - 1) + ["full_attention"]) * 2
+        fields |= {"linear_key_head_dim": size, "linear_value_head_dim": size}
+        fields |= {"linear_num_value_heads": choose.choice((2, 4, 6, 8))}
+        fields |= {"linear_conv_kernel_dim": choose.choice((2, 3, 4))}
+        fields |= {"full_attention_interval": period, "layer_types": kinds[: period + 1]}
+        fields["num_hidden_layers"] = period + 1
     if name == "smollm3":
         fields["num_hidden_layers"] = choose.choice((3, 9))
     if name.startswith(_HYBRIDS):

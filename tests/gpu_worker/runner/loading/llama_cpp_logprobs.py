@@ -36,6 +36,7 @@ NUM_PROMPTS, NUM_LAYERS, NUM_TOP = 100, 30, 3
 CONVERTED = (
     *("granitehybrid", "granitehybrid-moe", "lfm2", "lfm2moe"),
     *("nemotron_h", "nemotron_h_moe"),
+    *("qwen35", "qwen35moe", "qwen3next"),
 )
 """Files of `converted_models`."""
 PLACES = (1, 8, 40, 69)

@@ -112,6 +112,7 @@ def test_first_mixtures_give_widths_by_a_dense_layer(tmp_path: Path) -> None:
         ("granitehybrid", {"ssm__time_step_rank": 2}, "has shape"),
         ("nemotron_h_moe", {"expert_gating_func": 1}, "expert_gating_func is not sigmoid's"),
         ("nemotron_h", {"attention__head_count_kv": [0, 0, 0, 0]}, "by which no layer attends"),
+        ("qwen35", {"ssm__inner_size": 100}, "ssm.inner_size 100 is no multiple of its 6"),
     ],
 )
 def test_what_is_not_served_is_refused_by_its_name(

@@ -105,7 +105,7 @@ class GGUFConfig:
             "architectures": [self.family.architecture],
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden_size,
-            "intermediate_size": self._most("feed_forward_length"),
+            "intermediate_size": self._inner_size(),
             "num_hidden_layers": self._num_layers(),
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._most("attention.head_count_kv", num_heads),
@@ -119,6 +119,12 @@ class GGUFConfig:
             "attention_bias": any(one.endswith(f".attn_{self._biased}.bias") for one in tensors),
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
+
+    def _inner_size(self) -> int:
+        """Returns the inner columns of a feed-forward; mixtures of Qwen3.5 have no dense one."""
+        is_mixed = self.fields.kind == "qwen35moe"
+        usual = [self._whole("expert_feed_forward_length")] if is_mixed else []
+        return self._most("feed_forward_length", *usual)
 
     def _num_layers(self) -> int:
         """Returns the number of layers, each of which has a tensor."""

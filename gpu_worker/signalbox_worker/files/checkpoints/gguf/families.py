@@ -61,7 +61,7 @@ def experts(fields: GGUFFields, *, normalises: bool) -> dict[str, Any]:
     }
 
 
-def _qwen2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+def qwen2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
     """The first files give all experts' widths by that of a dense layer."""
     found, dense = experts(fields, normalises=False), shapes["intermediate_size"]
     if not fields.whole_of_model("expert_feed_forward_length", 0):
@@ -298,9 +298,12 @@ READERS: dict[str, Reader] = {
     "nomic-bert": _encoder("silu"),
     "olmo2": _olmo2,
     "olmoe": _olmoe,
-    "qwen2moe": _qwen2_moe,
+    "qwen2moe": qwen2_moe,
     "smollm3": _smollm3,
 }
 """Readers by architectures of GGUF files; the files of others are read in config.py."""
-PARTLY_ROTATED: Collection[str] = ("glm4", "glm4moe", "phi3")
+PARTLY_ROTATED: Collection[str] = (
+    *("glm4", "glm4moe", "phi3"),
+    *("qwen35", "qwen35moe", "qwen3next"),
+)
 """Architectures that may rotate a part of each head."""

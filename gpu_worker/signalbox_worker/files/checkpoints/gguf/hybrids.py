@@ -11,12 +11,18 @@ from signalbox_worker.files.checkpoints.gguf.families import (
     experts,
     granite,
     of_each_layer,
+    qwen2_moe,
     routed_by_bias,
 )
 from signalbox_worker.files.checkpoints.gguf.fields import GGUFFields
 
 UNROTATED = ("nemotron_h", "nemotron_h_moe")
 """Architectures of which no layer rotates, whatever a file says of rotation."""
+_PERIOD = 4
+"""Layers of which the last one attends, where a file of Qwen3.5 does not say it."""
+IN_TURN = "linear_value_heads_in_turn"
+"""Field of Qwen3.5, which config.json does not have: whether value head i reads key head i % their
+number."""
 
 
 def _layer_types(fields: GGUFFields, shapes: Shapes, recurrent: str) -> list[str]:
@@ -121,10 +127,36 @@ def _nemotron_experts(fields: GGUFFields) -> dict[str, Any]:
     }
 
 
+def _gated_delta(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    """The gated delta rule, whose value heads stand in turn in files of Qwen3.5 alone."""
+    columns = fields.size_of_model("ssm.inner_size")
+    heads = fields.size_of_model("ssm.time_step_rank")
+    if columns % heads:
+        raise ModelError(f"its ssm.inner_size {columns} is no multiple of its {heads} value heads")
+    return {
+        "full_attention_interval": fields.whole_of_model("full_attention_interval", _PERIOD),
+        "linear_conv_kernel_dim": fields.whole_of_model("ssm.conv_kernel"),
+        "linear_key_head_dim": fields.whole_of_model("ssm.state_size"),
+        "linear_num_key_heads": fields.whole_of_model("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": columns // heads,
+        IN_TURN: fields.kind != "qwen3next",
+        "rope_parameters": {"partial_rotary_factor": 1.0, **shapes["rope_parameters"]},
+    }
+
+
+def _qwen_next_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
+    mixture = qwen2_moe(fields, shapes, tensors)
+    return {**_gated_delta(fields, shapes, tensors), **mixture, "norm_topk_prob": True}
+
+
 HYBRIDS: dict[str, Reader] = {
     "granitehybrid": _granite_hybrid,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     **dict.fromkeys(UNROTATED, _nemotron_h),
+    "qwen35": _gated_delta,
+    "qwen35moe": _qwen_next_moe,
+    "qwen3next": _qwen_next_moe,
 }
 """Readers by architectures of GGUF files."""

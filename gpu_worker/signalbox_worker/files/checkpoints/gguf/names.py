@@ -116,6 +116,20 @@ _MAMBA = {
     "ssm_norm": "recurrent.norm",
     "ssm_out": "recurrent.out_proj",
 }
+_DELTA_RULE = {
+    "attn_qkv": "recurrent.in_proj_qkv",
+    "attn_gate": "recurrent.in_proj_z",
+    "ssm_in": "recurrent.in_proj_qkvz",
+    "ssm_alpha": "recurrent.in_proj_a",
+    "ssm_beta": "recurrent.in_proj_b",
+    "ssm_ba": "recurrent.in_proj_ba",
+    "ssm_conv1d": "recurrent.conv1d",
+    "ssm_dt.bias": "recurrent.dt_bias",
+    "ssm_a": "recurrent.A",
+    "ssm_norm": "recurrent.norm",
+    "ssm_out": "recurrent.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
+}
 """The names of native programs, which alone compute recurrent layers."""
 _OF_MAMBA = ("ssm_a", "ssm_d", "ssm_norm")
 _PHI3 = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
@@ -127,6 +141,12 @@ _EXPERTS = re.compile(r"ffn_(gate|up|down)_exps")
 
 def _shared_expert(prefix: str) -> dict[str, str]:
     return {f"ffn_{part}_shexp": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+_QWEN_SHARED = {
+    **_shared_expert("mlp.shared_expert"),
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 
 
 class Renamed(NamedTuple):
@@ -152,7 +172,7 @@ class Family:
 
     architecture: str
     layer_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of tensors that differ from Llama's; with their ends, those of another end."""
+    """Names of tensors that differ from Llama's; whole ones of those with another end, or none."""
     top_names: Mapping[str, str] = field(default_factory=dict)
     """Names without ends of tensors outside of layers, of a family without Llama's."""
     layers: str = "model.layers"
@@ -195,7 +215,7 @@ class Family:
         """
         match = _LAYER_TENSOR.fullmatch(name)
         change = _same
-        if self.norm_offset and "norm" in name:
+        if self.norm_offset and "norm" in name and "ssm_norm" not in name:
             change = partial(_less, offset=self.norm_offset)
         if match is None or not (match[3] or match[2] in self.layer_names):
             own, _, end = name.rpartition(".")
@@ -248,8 +268,22 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "qwen2moe": Family(
         architecture="Qwen2MoeForCausalLM",
-        layer_names=_shared_expert("mlp.shared_expert")
-        | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        layer_names=_QWEN_SHARED,
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
+    "qwen3next": Family(
+        architecture="Qwen3NextForCausalLM",
+        layer_names=_DELTA_RULE | _QWEN_SHARED,
+        norm_offset=1.0,
+        expert_block="mlp",
+        expert_names=_QWEN_EXPERTS,
+    ),
+    "qwen35": Family(architecture="Qwen3_5ForCausalLM", layer_names=_DELTA_RULE, norm_offset=1.0),
+    "qwen35moe": Family(
+        architecture="Qwen3_5MoeForCausalLM",
+        layer_names=_DELTA_RULE | _QWEN_SHARED,
+        norm_offset=1.0,
         expert_block="mlp",
         expert_names=_QWEN_EXPERTS,
     ),

@@ -186,7 +186,7 @@ def _byte_level(vocab: GGUFVocab) -> Tokenizer:
     merges, ids = _merges(vocab), _ids(vocab)
     words = _words(vocab.pre)
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=words.keeps_words))
-    if vocab.pre == "qwen2":
+    if vocab.pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     ends_usually = words.splits[-1] == _USUAL_SPLIT
     splits = words.splits[:-1] if ends_usually else words.splits
