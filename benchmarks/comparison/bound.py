@@ -46,6 +46,8 @@ class Needs:
     """Matrix elements of the output layer, which a prompt needs for its last token alone."""
     kv_bytes_per_token: int
     num_layers: int
+    state_bytes: int = 0
+    """Bytes of the states of a sequence, which a step reads and writes."""
     expert_bytes: int = 0
     """Bytes of all experts' matrices, of which a step reads those that its rows choose."""
     expert_weights: int = 0
@@ -100,6 +102,7 @@ def needs_of(model: Path, *, in_bytes: bool) -> Needs:
         weights=sum(sizes.values()),
         output_weights=sizes[output],
         kv_bytes_per_token=2 * kv_elements,
+        state_bytes=_state_bytes(reader),
         num_layers=sum(tensor.name.endswith(".attn_q.weight") for tensor in matrices),
         expert_bytes=sum(int(one.n_bytes) for one in experts) if in_bytes else 2 * of_experts,
         expert_weights=of_experts,
@@ -112,6 +115,13 @@ def is_quantized(model: Path) -> bool:
     """Says whether a file's matrices are in blocks, so that products are of 8 bits."""
     wide = {GGMLQuantizationType.BF16, GGMLQuantizationType.F16, GGMLQuantizationType.F32}
     return any(tensor.tensor_type not in wide for tensor in GGUFReader(model).tensors)
+
+
+def _state_bytes(reader: GGUFReader) -> int:
+    """Returns the bytes of the matrices that recurrent layers keep, in float32."""
+    layers = sum(tensor.name.endswith(".ssm_conv1d.weight") for tensor in reader.tensors)
+    rows, columns = _number(reader, "ssm.state_size"), _number(reader, "ssm.inner_size")
+    return 4 * layers * rows * columns
 
 
 def _number(reader: GGUFReader, name: str, default: int = 0) -> int:
@@ -128,6 +138,7 @@ def tokens_per_s(load: Load, needs: Needs, rates: Rates) -> float:
     rows = (weights - needs.output_weights) * load.prompt_tokens + needs.output_weights
     prompts_s = 2 * count * rows / operations
     context = load.prompt_tokens + load.max_tokens / 2
-    read = needs.weight_bytes + expert_bytes + count * context * needs.kv_bytes_per_token
+    kept = context * needs.kv_bytes_per_token + 2 * needs.state_bytes
+    read = needs.weight_bytes + expert_bytes + count * kept
     step_s = max(read / rates.read_bytes, 2 * count * weights / operations)
     return count * load.max_tokens / (prompts_s + (load.max_tokens - 1) * step_s)

@@ -30,6 +30,8 @@ _MODELS: dict[str, tuple[Any, ...]] = {
     "llama-3.2-3b": ("Llama", 128256, 3072, 8192, 28, 24, 8, 128, True),
     "llama-3.1-8b": ("Llama", 128256, 4096, 14336, 32, 32, 8, 128, False),
     "qwen3-4b": ("Qwen3", 151936, 2560, 9728, 36, 32, 8, 128, True),
+    "qwen3.5-4b": ("Qwen3_5", 248320, 2560, 9216, 32, 16, 4, 256, True),
+    "qwen3.5-9b": ("Qwen3_5", 248320, 4096, 12288, 32, 16, 4, 256, False),
     "gemma-3-4b": ("Gemma3", 262208, 2560, 10240, 34, 8, 4, 256, True),
     "olmoe": ("Olmoe", 50304, 2048, 1024, 16, 16, 16, 128, False),
     "qwen3-30b-a3b": ("Qwen3Moe", 151936, 2048, 6144, 48, 32, 4, 128, False),
@@ -37,8 +39,17 @@ _MODELS: dict[str, tuple[Any, ...]] = {
     "lfm2-8b-a1b": ("Lfm2Moe", 65536, 2048, 7168, 24, 32, 8, 64, True),
 }
 """Values of `_FIELDS`."""
+_DELTA: dict[str, Any] = {
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
 _OTHERS: dict[str, dict[str, Any]] = {
     "gemma-3-4b": {"sliding_window": 1024},
+    **dict.fromkeys(("qwen3.5-4b", "qwen3.5-9b"), _DELTA),
     "olmoe": {"num_experts": 64, "num_experts_per_tok": 8},
     "qwen3-30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "gpt-oss-20b": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},

@@ -33,14 +33,19 @@ FILE_TYPES = ("Q4_K_M", "MXFP4", "BF16", *_HALVES)
 _NARROW = {BlockType.Q4_K: BlockType.Q5_0, BlockType.Q6_K: BlockType.Q8_0}
 """Types for rows that are no whole number of blocks of 256."""
 _EXPERT = re.compile(r"experts\.\d+\.")
-_AS_FLOATS = re.compile("ffn_gate_inp|shortconv.conv")
+_AS_FLOATS = re.compile("ffn_gate_inp|shortconv.conv|ssm_conv1d")
 _PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "Lfm2MoeForCausalLM": {
         "model.norm.": "model.embedding_norm.",
         "recurrent.conv1d.": "conv.conv.",
         "recurrent.": "conv.",
         "e_score_correction_bias": "e_score_correction.bias",
-    }
+    },
+    "Qwen3_5ForCausalLM": {
+        "recurrent.A": "linear_attn.A_log",
+        "recurrent.dt_bias": "linear_attn.dt_proj.bias",
+        "recurrent.": "linear_attn.",
+    },
 }
 """Parts of names as llama.cpp's table of names has them, where ours are others."""
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -98,6 +103,8 @@ def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: in
         writer.add_shortconv_l_cache(config["conv_L_cache"])
         writer.add_leading_dense_block_count(config["num_dense_layers"])
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    if "linear_num_key_heads" in config:
+        _add_delta_rule(writer, config)
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
     writer.add_vocab_size(vocab_size)
@@ -105,6 +112,21 @@ def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: in
     writer.add_tokenizer_pre("default")
     writer.add_token_list(["t", "0", *(f"t{index}" for index in range(vocab_size - 2))])
     writer.add_token_merges(["t 0"])  # llama.cpp takes no tokenizer without any
+
+
+def _add_delta_rule(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    """Adds sizes of Qwen3.5's recurrent layers, and the part of each head that rotates."""
+    heads, rotation = config["linear_num_value_heads"], config["rope_parameters"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_rope_freq_base(rotation["rope_theta"])
+    rotated = int(config["head_dim"] * rotation["partial_rotary_factor"])
+    writer.add_rope_dimension_count(rotated)
+    writer.add_rope_dimension_sections([rotated // 2, 0, 0, 0])
 
 
 def _renamed(shapes: Mapping[str, Shape], parts: Mapping[str, str]) -> dict[str, Shape]:
@@ -127,7 +149,7 @@ def _tensors(shapes: Mapping[str, Shape], names: TensorNameMap) -> Iterator[tupl
         if count := counts.pop(joined, 0):
             own = names.get_name(joined, try_suffixes=(".weight", ".bias"))
             assert own is not None, name
-            own += "" if own.endswith((".weight", ".bias")) else ".weight"
+            own += "" if own.endswith((".weight", ".bias", ".ssm_a")) else ".weight"
             yield own, (shape if joined == name else (count, *shape))
 
 
@@ -143,7 +165,8 @@ def block_type(
     if file_type != "Q4_K_M":
         return BlockType[file_type]
     is_output = name == ("token_embd.weight" if is_tied else "output.weight")
-    is_wide = layer and re.search("attn_v|ffn_down", name) and _has_more_bits(layer[1], num_layers)
+    has_choice = re.search("attn_v|attn_qkv|ffn_down", name)
+    is_wide = layer and has_choice and _has_more_bits(layer[1], num_layers)
     found = BlockType.Q6_K if is_output or is_wide else BlockType.Q4_K
     return _NARROW[found] if shape[-1] % GGML_QUANT_SIZES[found][0] else found
 
@@ -164,7 +187,7 @@ def _values(
     """Returns a tensor's bytes."""
     if kind is BlockType.F32:
         of_router = len(shape) == 2 and name.endswith(".weight")
-        ones = np.full(shape, "norm" in name, np.float32)
+        ones = np.full(shape, -1 if name.endswith("ssm_a") else "norm" in name, np.float32)
         values = rng.normal(scale=0.02, size=shape).astype(np.float32) if of_router else ones
         return values.reshape(-1).view(np.uint8)
     num_bytes = GGML_QUANT_SIZES[kind][1]

@@ -22,6 +22,8 @@ def make_config(name: str) -> dict[str, Any]:
     config = (
         config_of(name, num_layers) | SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2}
     )
+    if "full_attention_interval" in config:
+        config["full_attention_interval"] = 2
     if "moe_intermediate_size" in config:
         config["moe_intermediate_size"] = 256
     return config
@@ -35,6 +37,8 @@ def test_a_file_has_the_tensors_of_its_model(name: str, tmp_path: Path) -> None:
     assert shapes_of(read) == shapes_of(config)
     needs = needs_of(path, in_bytes=is_quantized(path))
     assert needs.in_bytes
+    kept = config.get("linear_num_value_heads", 0) * 128 * 128
+    assert needs.state_bytes == 4 * kept  # of one layer
     per_token = config.get("num_experts_per_tok", 0)
     experts = config.get("num_experts") or config.get("num_local_experts") or 1
     assert needs.expert_share == per_token / experts
@@ -64,6 +68,9 @@ def test_weights_of_each_type_are_small_and_differ(file_type: str, tmp_path: Pat
         ("token_embd.weight", (512, 2048), False, "Q4_K"),
         ("output.weight", (512, 2048), False, "Q6_K"),
         ("blk.1.attn_v.weight", (512, 2048), True, "Q6_K"),
+        ("blk.1.attn_qkv.weight", (512, 2048), True, "Q6_K"),
+        ("blk.1.attn_gate.weight", (512, 2048), True, "Q4_K"),
+        ("blk.1.ssm_conv1d.weight", (512, 4), True, "F32"),
         ("blk.2.attn_v.weight", (512, 2048), True, "Q4_K"),
         ("blk.4.ffn_down.weight", (512, 2048), True, "Q6_K"),
         ("blk.14.ffn_down_exps.weight", (8, 512, 2048), True, "Q6_K"),
