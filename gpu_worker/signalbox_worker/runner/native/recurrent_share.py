@@ -10,6 +10,7 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
+from signalbox_worker.config import ModelError
 from signalbox_worker.device.division import divided, first_kv_head, kv_heads_per_rank
 from signalbox_worker.models.recurrence import DeltaRule, Mamba2, Recurrence
 
@@ -47,20 +48,41 @@ def recurrent_share(kept: Recurrence, rank: int, size: int, *, channels: range) 
 
 def _of_delta_rule(kept: DeltaRule, rank: int, size: int) -> RecurrentShare:
     heads = _share(kept.num_value_heads, "linear_num_value_heads", rank, size)
-    num_keys = kv_heads_per_rank(kept.num_key_heads, size, what="linear_num_key_heads")
-    first = first_kv_head(kept.num_key_heads, size, rank)
-    keys = _times(range(first, first + num_keys), kept.key_size)
+    key_heads = _keys_in_turn(kept, heads) if kept.heads_in_turn else _keys(kept, rank, size)
+    keys = _times(key_heads, kept.key_size)
     values = _times(heads, kept.value_size)
     qkv = _parts([kept.key_columns, kept.key_columns, kept.value_columns], [keys, keys, values])
     sizes = replace(
         kept,
         channels=sum(map(len, qkv)),
-        num_key_heads=num_keys,
+        num_key_heads=len(key_heads),
         num_value_heads=len(heads),
     )
     of_heads = dict.fromkeys(("in_proj_a", "in_proj_b", "A", "dt_bias"), (heads,))
     rows = {"in_proj_qkv": qkv, "conv1d": qkv, "in_proj_z": (values,), **of_heads}
     return RecurrentShare(sizes, rows, values)
+
+
+def _keys(kept: DeltaRule, rank: int, size: int) -> range:
+    """Returns the heads of keys that a rank's value heads read, of which neighbours read one."""
+    num_keys = kv_heads_per_rank(kept.num_key_heads, size, what="linear_num_key_heads")
+    first = first_kv_head(kept.num_key_heads, size, rank)
+    return range(first, first + num_keys)
+
+
+def _keys_in_turn(kept: DeltaRule, heads: range) -> range:
+    """Returns those that value heads in turn read. Raises ModelError if they are no run of heads
+    that the rank's value heads would take in turn, too."""
+    num_keys = kept.num_key_heads
+    if len(heads) % num_keys == 0:
+        return range(num_keys)
+    if num_keys % len(heads):
+        raise ModelError(
+            f"linear_num_key_heads {num_keys} is neither a multiple nor a part of the "
+            f"{len(heads)} value heads of a rank, which read them in turn"
+        )
+    first = heads.start % num_keys
+    return range(first, first + len(heads))
 
 
 def _of_mamba(kept: Mamba2, rank: int, size: int) -> RecurrentShare:
