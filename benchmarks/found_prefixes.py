@@ -2,11 +2,10 @@
 
     python -m benchmarks.found_prefixes [--state-blocks 96 4]
 
-The real scheduler plans for a worker with a group of full attention and one of states. What could
-be found of a prompt is its longest common prefix with all tokens computed before, in whole blocks.
-The pool has room for all (all distinct blocks, and two states of each conversation or shared
-prefix) or for a third of that; a quarter of the conversations or prefixes is under way at a time.
-The last column is a model with full attention alone, in a pool for a third of its blocks.
+The real scheduler plans for a worker with groups of full attention and of states. Found can be at
+most the longest common prefix with all tokens computed before, in whole blocks. The pool has room
+for all distinct blocks and two states of each conversation or shared prefix, a quarter of which is
+under way at a time, or for a third; the last column is full attention alone in a third of its room.
 """
 
 import argparse
@@ -22,21 +21,17 @@ from benchmarks.simulated_time.step_costs import DEMO_ON_CPU
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 
 NUM_AT_ONCE = 3
-_HEADER, _REASONING = [1, 2, 3], [4, 5]
-"""Tokens by which a template opens the assistant's turn, and reasoning."""
+_HEADER, _REASONING = [1, 2, 3], [4, 5]  # open the assistant's turn, and reasoning
 
 
 class Turn(NamedTuple):
     prompt: list[int]
     num_tokens: int
-    positions: tuple[int, ...] = ()
-    """Positions that the router names, as it does in chats."""
-    is_counted: bool = True
-    """False of the first repetition of a prefix that the router does not name."""
+    named: tuple[int, ...] = ()  # positions, which a router names of conversations
+    is_counted: bool = True  # but the first repetition of a prefix that is not named
 
 
-Thread = list[Turn]
-"""Requests one after the other: the turns of a conversation, or those of a shared prefix."""
+Thread = list[Turn]  # of a conversation, or of a shared prefix
 
 
 def text(rng: random.Random, least: int, most: int) -> list[int]:
@@ -58,9 +53,8 @@ def conversation(rng: random.Random, system: list[int], *, keeps_reasoning: bool
 def shared_prefix(rng: random.Random, num_requests: int, *, is_named: bool) -> Thread:
     prefix = text(rng, 1024, 4096)
     prompts = [[*prefix, *text(rng, 50, 300), *_HEADER] for _ in range(num_requests)]
-    first = len(prefix)
-    named = [(first, len(one) - len(_HEADER)) if is_named else () for one in prompts]
-    return [Turn(prompt, 32, named[i], is_named or i != 1) for i, prompt in enumerate(prompts)]
+    named = [(len(prefix), len(one) - len(_HEADER)) if is_named else () for one in prompts]
+    return [Turn(one, 32, named[i], is_named or i != 1) for i, one in enumerate(prompts)]
 
 
 def traces(rng: random.Random) -> Iterator[tuple[str, list[Thread]]]:
@@ -115,9 +109,9 @@ def found(asked: Sequence[Sequence[Turn]], num_blocks: int, *others: CacheGroup)
         groups=(FULL_GROUP, *others),
     )
     for turns in asked:
-        for turn in turns:
-            fields = {"prompt_token_ids": turn.prompt, "snapshot_positions": turn.positions}
-            pool.ask(Asked(len(turn.prompt), turn.num_tokens), **fields)
+        for prompt, num_tokens, named, _ in turns:
+            asked_for = Asked(len(prompt), num_tokens)
+            pool.ask(asked_for, prompt_token_ids=prompt, snapshot_positions=named)
         pool.clock.run(until=math.inf)
     pool.check()
     counted = [turn.is_counted for turns in asked for turn in turns]
@@ -129,8 +123,8 @@ def main() -> None:
     parser.add_argument("--state-blocks", type=int, nargs="+", default=[96, 4])
     for state_blocks in parser.parse_args().state_blocks:
         print(f"\nA state takes {state_blocks} blocks of {BLOCK_SIZE} tokens.\n")
-        print("| requests | common prefixes, tokens | found, room for all | for a third", end="")
-        print(f" | full attention, for a third |\n{'|---' * 5}|")
+        print("| requests | common prefixes, tokens | found, room for all | for a third", end=" | ")
+        print(f"full attention, for a third |\n{'|---' * 5}|")
         rng, states = random.Random(0), CacheGroup(kind="state", state_blocks=state_blocks)
         for name, threads in traces(rng):
             asked = list(rounds(threads, rng))

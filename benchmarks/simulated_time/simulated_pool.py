@@ -118,12 +118,12 @@ class SimulatedPool:
         self.clock.call_at(when, partial(self.ask, asked))
 
     def ask(self, asked: Asked, **fields: Any) -> None:
-        """Has a client send a request now, of random tokens unless `fields` of it say others."""
+        """Has a client send a request of random tokens now, or one with these fields."""
         self.clients.answers.append(Answer(asked, self.clock.now))
         handle = len(self.clients.answers)
-        if "prompt_token_ids" not in fields:
-            prompt = self._rng.choices(range(VOCAB_SIZE), k=asked.prompt_tokens)
-            fields["prompt_token_ids"] = prompt
+        if not fields:
+            tokens = self._rng.choices(range(VOCAB_SIZE), k=asked.prompt_tokens)
+            fields = {"prompt_token_ids": tokens}
         request = Request(
             handle=handle,
             request_id=f"r{handle}",
