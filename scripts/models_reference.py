@@ -70,7 +70,8 @@ such families are served as others are, with these refusals, each of which names
   rank has blocks of 32 of LFM2's channels, at least one.
 - A stage none of whose layers attends: it has no blocks for states, so name other layers by
   `--pipeline-layer-partition`.
-- Adapters of convolutions, which PEFT has as another kind of matrix.
+- Adapters of convolutions, which PEFT has as another kind of matrix, and of Qwen3-Next's inputs of
+  recurrent layers (`in_proj_qkvz`, `in_proj_ba`), whose rows programs have in another order.
 - Convolutions of more than 4 inputs, channels that are no multiple of 16, and limits of Mamba-2's
   time steps.
 

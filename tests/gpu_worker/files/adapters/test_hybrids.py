@@ -66,9 +66,17 @@ def test_tokens_are_those_of_peft_and_states_those_of_the_adapter(
             assert_at_rest(llm.llm_engine)
 
 
-def test_a_convolution_is_refused_by_name(tmp_path: Path) -> None:
-    model = make_model(tmp_path, "granite-hybrid")
-    kind = {"r": 224, "target_modules": ("conv1d",)}  # one for each channel, as PEFT wants it
+@pytest.mark.parametrize(
+    ("family", "kind", "module"),
+    [  # PEFT wants r to be the number of channels
+        ("granite-hybrid", {"r": 224, "target_modules": ("conv1d",)}, "mamba.conv1d"),
+        ("qwen3-next", {"r": 2, "target_modules": ("in_proj_ba",)}, "linear_attn.in_proj_ba"),
+    ],
+)
+def test_what_no_program_adapts_is_refused_by_name(
+    family: str, kind: dict[str, Any], module: str, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path, family)
     lora = make_adapters(model, tmp_path / "adapters", [kind])
-    with pytest.raises(ModelError, match=r"changes model\.layers\.0\.mamba\.conv1d, which"):
+    with pytest.raises(ModelError, match=rf"changes model\.layers\.0\.{module}, which"):
         make_runner(tmp_path, lora=lora)
