@@ -22,7 +22,6 @@ from signalbox_worker.models import ModelSpec, architectures, model_spec
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.encoder_config import EncoderConfig
 from signalbox_worker.runner.loading.gguf_model import GGUFSource
-from signalbox_worker.runner.loading.opened_model import WITH_STATES
 from signalbox_worker.runner.native.adapter_modules import module_shapes
 from signalbox_worker.runner.native.tensor_share import why_not_divided
 from tests.gpu_worker.tiny_models import architecture_of
@@ -289,7 +288,7 @@ def _generating_row(family: Family) -> tuple[str, ...]:
     spec, config = family.specs[0], family.config
     divided = why_not_divided(config, 2) if isinstance(config, DecoderConfig) else None
     pools = [name for name in family.names if name != spec.architecture]
-    has_states = family.names[0] in WITH_STATES
+    has_states = getattr(config, "recurrence", None) is not None
     return (
         f"`{spec.architecture}`",
         how_computed(spec.architecture),

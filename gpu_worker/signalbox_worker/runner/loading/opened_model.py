@@ -12,7 +12,6 @@ from signalbox_worker.config import ModelConfig, ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.files.checkpoints.quantization import Quantization
 from signalbox_worker.files.checkpoints.weight_names import are_equal, find
-from signalbox_worker.files.hub.gguf_file_names import format_bytes
 from signalbox_worker.files.hub.hub_model import HubModel
 from signalbox_worker.files.quantised.configuration import quantised_checkpoint
 from signalbox_worker.missing_packages import needing_pytorch
@@ -37,12 +36,6 @@ from signalbox_worker.runner.loading.unfetched_model import without_weights
 
 logger = logging.getLogger(__name__)
 
-WITH_STATES = (
-    *("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"),
-    *("NemotronHForCausalLM", "Qwen3NextForCausalLM"),
-    *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
-)
-"""Architectures with recurrent layers that native programs compute."""
 THROUGH_PYTORCH = "it runs through PyTorch and transformers"
 """Reason why a model needs the extra `worker`."""
 
@@ -130,7 +123,6 @@ def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpe
         )
         config = spec.read_config(source.config)
         shape = ModelShape.of(config)
-    _refuse_states(shape)
     if pools:
         if model_config.model_impl == "transformers":
             raise ModelError("--model-impl transformers has no pooling; leave it out")
@@ -139,17 +131,6 @@ def _family_of(model_config: ModelConfig, source: ModelSource) -> tuple[ModelSpe
     elif model_config.convert != "auto":
         raise ModelError(f"--convert {model_config.convert} takes --runner pooling")
     return spec, config, pools
-
-
-def _refuse_states(shape: ModelShape) -> None:
-    """Raises ModelError for recurrent layers that no program computes."""
-    if shape.has_states and shape.architecture not in WITH_STATES:
-        raise ModelError(
-            f"{shape.architecture} has recurrent layers, which keep "
-            f"{format_bytes(sum(shape.state_bytes))} of each sequence beside its K and V, and are "
-            "not served yet; use a model whose layers all attend (docs/reference/models.md lists "
-            "them)"
-        )
 
 
 def check_unfetched(model_config: ModelConfig, model: HubModel) -> None:
