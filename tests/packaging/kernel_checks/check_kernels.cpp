@@ -212,7 +212,7 @@ void check_recurrence(int32_t rule) {
   const std::vector<float> weights = random_numbers(4 * channels), rates{-0.5f, -2.0f}, biases{0.1f, 0.3f};
   constexpr int32_t page_bytes = 2 * 64 * keys;
   SbConvolution convolution{channels, 4, 0, -1, -1, SB_SILU, weights.data(), nullptr, {0, 0, page_bytes}};
-  SbScan scan{rule, heads, 1, keys, values, 0, keys, 2 * keys, 0, heads, 0.05f, 2.0f,
+  SbScan scan{rule, heads, 1, 0, keys, values, 0, keys, 2 * keys, 0, heads, 0.05f, 2.0f,
               rates.data(), biases.data(), nullptr, {1, 0, page_bytes}};
   SbOp convolve{}, pass{};
   convolve.kind = SB_CONVOLVE;
