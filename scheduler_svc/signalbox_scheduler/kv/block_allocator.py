@@ -17,6 +17,14 @@ from weakref import WeakSet
 BlockHash = bytes
 
 
+class AllocStatus(Enum):
+    """Answer to a request for blocks: now, after other groups have freed some, or never."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
 class BlockCopy(NamedTuple):
     """Copy physical block `src` to physical block `dst`."""
 
@@ -84,14 +92,20 @@ class BlockAllocator:
     Free blocks are handed out before cached ones; of those the least recently used goes first.
 
     Args:
+        num_reserved: free blocks that are left to running groups when another comes in.
         on_evict: told of a cached block, or the blocks of a state, and the hash, before they are
             handed out for something else; not of those that are evicted first.
     """
 
     def __init__(
-        self, num_blocks: int, *, on_evict: Callable[[list[int], BlockHash], None] = _drop
+        self,
+        num_blocks: int,
+        *,
+        num_reserved: int = 0,
+        on_evict: Callable[[list[int], BlockHash], None] = _drop,
     ) -> None:
         self.num_blocks = num_blocks
+        self.num_reserved = num_reserved
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_owners = [0] * num_blocks
@@ -111,6 +125,12 @@ class BlockAllocator:
     def num_free(self) -> int:
         """Blocks that can be had: free and cached."""
         return len(self._free) + len(self._cached) + self._num_cached_rest
+
+    def room_for(self, num_blocks: int) -> AllocStatus:
+        """Says whether a group that comes in can have so many blocks, now or later."""
+        is_alone = self.num_free == self.num_blocks  # then no group runs that needs the others
+        enough = self.num_free - num_blocks >= (0 if is_alone else self.num_reserved)
+        return AllocStatus.OK if enough else AllocStatus.LATER
 
     @property
     def num_empty(self) -> int:

@@ -6,35 +6,25 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from enum import Enum, auto
 
-from signalbox_contract.cache_groups import FULL, NO_BLOCK, num_token_groups, state_group
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, num_token_groups
 from signalbox_scheduler.config import CacheShape
-from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
+from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_events import (
     BlockEvent,
     BlockRetracted,
     PrefixFound,
     SequenceFreed,
 )
-from signalbox_scheduler.kv.block_moves import distinct_blocks, move
 from signalbox_scheduler.kv.block_table import held
-from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier, Sizes, copies_between
+from signalbox_scheduler.kv.cpu_tier import CopyCosts, CpuTier, copies_between
 from signalbox_scheduler.kv.group_sizes import GroupSizes
-from signalbox_scheduler.kv.hold import Hold
+from signalbox_scheduler.kv.group_swaps import GroupSwaps
 from signalbox_scheduler.kv.planned_copies import PlannedCopies
 from signalbox_scheduler.kv.prefix_cache import FoundBlock, PrefixCache
 from signalbox_scheduler.kv.running_states import RunningStates
 from signalbox_scheduler.kv.window_blocks import WindowBlocks
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
-
-
-class AllocStatus(Enum):
-    """Answer to a request for blocks: now, after other groups have freed some, or never."""
-
-    OK = auto()
-    LATER = auto()
-    NEVER = auto()
 
 
 class BlockSpaceManager:
@@ -57,35 +47,28 @@ class BlockSpaceManager:
             groups=shape.groups,
         )
         self.prefix_caching = shape.prefix_caching
-        self.cpu_tier = CpuTier(
-            num_blocks=shape.num_cpu_blocks,
-            block_size=shape.block_size,
-            is_cache=shape.prefix_caching and shape.cpu_prefix_cache,
-            costs=costs,
+        self.cpu_tier = CpuTier(shape, costs=costs)
+        self.gpu = BlockAllocator(
+            shape.num_gpu_blocks,
+            num_reserved=shape.num_watermark_blocks,
+            on_evict=self.cpu_tier.keep,
         )
-        self.gpu = BlockAllocator(shape.num_gpu_blocks, on_evict=self.cpu_tier.keep)
         self.cpu = self.cpu_tier.pool
         self.copies = PlannedCopies(self.gpu, self.cpu_tier)
         """Copies of the plan in the making."""
         self.records_events = False
         """True if a reader takes the events; else none are recorded."""
         self._events: list[BlockEvent] = []
-        self._num_watermark_blocks = shape.num_watermark_blocks
-        self._prefix_cache = PrefixCache(
-            block_size=shape.block_size,
-            groups=shape.groups,
+        self._prefix_cache = PrefixCache(shape, gpu=self.gpu, cpu_tier=self.cpu_tier)
+        self._windows = WindowBlocks(shape, gpu=self.gpu)
+        self.states = RunningStates(shape, gpu=self.gpu, prefix_cache=self._prefix_cache)
+        self.swaps = GroupSwaps(
             gpu=self.gpu,
             cpu_tier=self.cpu_tier,
-            is_on=shape.prefix_caching,
-        )
-        self._windows = WindowBlocks(shape.groups, block_size=shape.block_size, gpu=self.gpu)
-        self.states = RunningStates(
-            state_group(shape.groups),
-            num_groups=self.num_groups,
-            block_size=shape.block_size,
-            gpu=self.gpu,
+            copies=self.copies,
             prefix_cache=self._prefix_cache,
-            leaves_snapshots=shape.prefix_caching,
+            states=self.states,
+            sizes=self.sizes,
         )
 
     def take_events(self) -> list[BlockEvent]:
@@ -101,15 +84,7 @@ class BlockSpaceManager:
             return AllocStatus.NEVER
         seq = group.unfinished[0]
         prefix = self.find_prefix(seq)
-        return self._has_room(self._num_taken(seq, prefix))
-
-    def _has_room(self, num_blocks: int) -> AllocStatus:
-        """Says whether a group that is admitted can have so many GPU blocks."""
-        # The watermark protects running groups; alone on the worker, a group needs no protection.
-        alone = self.gpu.num_free == self.gpu.num_blocks
-        left = self.gpu.num_free - num_blocks
-        enough = left >= (0 if alone else self._num_watermark_blocks)
-        return AllocStatus.OK if enough else AllocStatus.LATER
+        return self.gpu.room_for(self._num_taken(seq, prefix))
 
     def find_prefix(self, seq: Sequence) -> list[FoundBlock]:
         """Returns the first rows of a table for the sequence, for all tokens but the last at most.
@@ -137,10 +112,6 @@ class BlockSpaceManager:
     def estimate_prefix(self, seq: Sequence) -> int:
         """Returns how many of the sequence's leading rows are here, by looking at a few."""
         return self._prefix_cache.estimate(seq)
-
-    def has_room(self, num_blocks: int) -> bool:
-        """Says whether what comes in can have so many GPU blocks."""
-        return self._has_room(num_blocks) is AllocStatus.OK
 
     def can_start(self, seq: Sequence, prefix: list[FoundBlock]) -> bool:
         """Says whether a sequence without blocks fits, given blocks that it may share."""
@@ -242,7 +213,7 @@ class BlockSpaceManager:
         for _ in range(start, end, self.num_groups):
             self._append_row(seq)
         if self.states.num_blocks:
-            reserved = self._num_watermark_blocks
+            reserved = self.gpu.num_reserved
             placed = self.states.advance(seq, planned, num_new_tokens, num_reserved=reserved)
             changed += [index for index in placed if index < start]
         return range(min(changed), max(changed) + 1) if changed else range(0)
@@ -273,7 +244,7 @@ class BlockSpaceManager:
             if states.num_blocks:
                 planned = self._num_in_table(seq) - self.block_size
                 wanted -= num_blocks + states.num_missing(seq, planned)
-                reserved = wanted + self._num_watermark_blocks
+                reserved = wanted + self.gpu.num_reserved
                 states.advance(seq, planned, 1, num_reserved=reserved)
         return True
 
@@ -311,10 +282,6 @@ class BlockSpaceManager:
         """Blocks that the group holds, each once however many of its sequences share it."""
         return self._num_held(group.unfinished)
 
-    def num_in_rows(self, num_rows: int) -> int:
-        """Returns the blocks by which a sequence grows in so many rows, with another state."""
-        return num_rows * self._num_token_groups + self.states.num_blocks
-
     def states_of(self, group: SequenceGroup) -> set[int]:
         """Returns the first block of each state of the group."""
         return {
@@ -349,58 +316,7 @@ class BlockSpaceManager:
     def distinct_blocks(self, group: SequenceGroup) -> dict[int, BlockHash | None]:
         """Returns each GPU block of the group once, and the hash of what it holds if that is
         public."""
-        return distinct_blocks(group, self.gpu, self._prefix_cache)
-
-    def can_swap_out(self, group: SequenceGroup) -> bool:
-        """Says whether the CPU pool has room for the group's blocks."""
-        return self.cpu_tier.num_taken(self._sizes_of(group)) <= self.cpu_tier.num_free
-
-    def _sizes_of(self, group: SequenceGroup) -> Sizes:
-        blocks = self.distinct_blocks(group)
-        return [(name, self.gpu.num_blocks_of([block])) for block, name in blocks.items()]
-
-    def can_swap_in(self, group: SequenceGroup) -> AllocStatus:
-        """Says whether the group's blocks fit on the GPU, with a row more for each sequence."""
-        blocks = distinct_blocks(group, self.cpu, self._prefix_cache)
-        # Those of one hash become one.
-        sizes = {name or block: self.cpu.num_blocks_of([block]) for block, name in blocks.items()}
-        num_blocks = sum(sizes.values())
-        row = self._num_token_groups + self.states.num_blocks
-        grown = num_blocks + len(group.unfinished) * row
-        wanted = min(grown, max(num_blocks, self.sizes.most_blocks(group)))
-        if wanted > self.gpu.num_blocks:
-            return AllocStatus.NEVER
-        if self.cpu_tier.is_arriving(blocks):
-            return AllocStatus.LATER
-        names = ((h, number) for h, number in sizes.items() if isinstance(h, bytes))
-        in_use = sum(number for h, number in names if self.gpu.num_used([h]))
-        return self._has_room(wanted - in_use)
-
-    def swap_out(self, group: SequenceGroup) -> None:
-        """Moves the group's blocks to CPU swap, each once however many sequences share it.
-
-        Its snapshots are not needed, and stay cached.
-        """
-        for seq in group.unfinished:
-            self.states.yield_snapshots(seq)
-        self.cpu_tier.make_room(self._sizes_of(group))
-        copies, left = move(
-            group,
-            self.gpu,
-            self.cpu,
-            self._prefix_cache,
-            finds=self.cpu_tier.is_cache,
-        )
-        self.copies.add_out(copies)
-        self.gpu.free_chain(left)
-
-    def swap_in(self, group: SequenceGroup) -> None:
-        """Moves the group's blocks back to the GPU."""
-        copies, left = move(group, self.cpu, self.gpu, self._prefix_cache, finds=True)
-        self.cpu_tier.unpin_after_step(Hold(self.cpu, left))
-        self.copies.add_in(copies)
-        for seq in group.unfinished:
-            self.states.name_all(seq.block_table)
+        return self._prefix_cache.distinct_blocks(group, self.gpu)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets all cached blocks of both pools.

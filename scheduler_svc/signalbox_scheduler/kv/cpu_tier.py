@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
 
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.hold import Hold
 
@@ -36,18 +37,13 @@ class CopyCosts(Protocol):
 
 
 class CpuTier:
-    """The blocks of the CPU pool, and what the plan in the making does to them.
+    """The blocks of the CPU pool, and what the plan in the making does to them."""
 
-    Args:
-        is_cache: whether it is a second tier of the prefix cache.
-    """
-
-    def __init__(
-        self, *, num_blocks: int, block_size: int, is_cache: bool, costs: CopyCosts
-    ) -> None:
-        self.pool = BlockAllocator(num_blocks)
-        self.is_cache = is_cache
-        self._block_size = block_size
+    def __init__(self, shape: CacheShape, *, costs: CopyCosts) -> None:
+        self.pool = BlockAllocator(shape.num_cpu_blocks)
+        self.is_cache = shape.prefix_caching and shape.cpu_prefix_cache
+        """True if it is a second tier of the prefix cache, too."""
+        self._block_size = shape.block_size
         self._costs = costs
         self.pinned = Hold(self.pool)
         """Blocks that the plan in the making reads or writes, until it is finished."""

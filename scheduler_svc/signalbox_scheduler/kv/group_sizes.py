@@ -3,7 +3,7 @@
 import bisect
 from dataclasses import dataclass
 
-from signalbox_contract.cache_groups import CacheGroup, keep_all
+from signalbox_contract.cache_groups import CacheGroup, keep_all, num_token_groups
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 
@@ -22,6 +22,11 @@ class GroupSizes:
     def num_rows(self, num_tokens: int) -> int:
         """Returns the rows of a table for so many tokens."""
         return -(-num_tokens // self.block_size)
+
+    def num_in_rows(self, num_rows: int) -> int:
+        """Returns the blocks by which a sequence grows in so many rows, with another state."""
+        num_state_blocks = sum(group.state_blocks for group in self.groups)
+        return num_rows * num_token_groups(self.groups) + num_state_blocks
 
     def num_prefix_tokens(self, group: SequenceGroup) -> int:
         """Returns the tokens of the prompt in whole blocks, which branches share for good."""

@@ -12,8 +12,9 @@ from collections.abc import Sequence as Tokens
 from functools import cache
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import FULL, NO_BLOCK, CacheGroup, keep_all, state_group
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, keep_all, state_group
 from signalbox_contract.sections.store_moves import HASH_BYTES
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cpu_tier import CpuTier
@@ -65,15 +66,8 @@ NOT_NEEDED = FoundBlock(NO_BLOCK)
 class PrefixCache:
     """Finds blocks of both pools by what they hold, in use or not."""
 
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        groups: tuple[CacheGroup, ...],
-        gpu: BlockAllocator,
-        cpu_tier: CpuTier,
-        is_on: bool,
-    ) -> None:
+    def __init__(self, shape: CacheShape, *, gpu: BlockAllocator, cpu_tier: CpuTier) -> None:
+        block_size, groups = shape.block_size, shape.groups
         self._block_size = block_size
         self._width = len(groups)
         self._rows = PrefixRows(groups, block_size=block_size)
@@ -84,7 +78,7 @@ class PrefixCache:
         self._full_column = next(full, None)
         self._gpu = gpu
         self._cpu_tier = cpu_tier
-        self._is_on = is_on
+        self._is_on = shape.prefix_caching
 
     def find(self, seq: Sequence) -> list[FoundBlock]:
         """Returns the first rows of a table for the sequence, for all tokens but the last at most.
@@ -185,6 +179,18 @@ class PrefixCache:
         if not is_public or pool.is_private(seq.block_table[index]):
             return None
         return self.name(seq, index)
+
+    def distinct_blocks(
+        self, group: SequenceGroup, pool: BlockAllocator
+    ) -> dict[int, BlockHash | None]:
+        """Returns each block of the group, in this pool, once, and its name if it is found by
+        it."""
+        return {
+            block: self.public_hash(seq, index, pool)
+            for seq in group.unfinished
+            for index, block in enumerate(seq.block_table)
+            if block != NO_BLOCK
+        }
 
     def retract(self, seq: Sequence) -> list[BlockHash]:
         """Keeps the blocks of a sequence that went wrong, those that it has given up and copies of

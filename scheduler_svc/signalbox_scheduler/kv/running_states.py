@@ -7,7 +7,8 @@ is a matter of room: without it, the state moves along.
 
 from collections.abc import Sequence as Rows
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup
+from signalbox_contract.cache_groups import NO_BLOCK
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.prefix_cache import PrefixCache
@@ -20,37 +21,22 @@ hybrid model take as much as some 1,500 of its tokens, so that they take no more
 
 
 class RunningStates:
-    """The entries of the last group of tables, each of which names a state by its first block.
-
-    Args:
-        group: the group of recurrent layers; None has no states.
-        num_groups: entries of a row of a table.
-        leaves_snapshots: whether prefixes are looked for.
-    """
+    """The entries of the last group of tables, each of which names a state by its first block."""
 
     def __init__(
-        self,
-        group: CacheGroup | None,
-        *,
-        num_groups: int,
-        block_size: int,
-        gpu: BlockAllocator,
-        prefix_cache: PrefixCache,
-        leaves_snapshots: bool,
+        self, shape: CacheShape, *, gpu: BlockAllocator, prefix_cache: PrefixCache
     ) -> None:
-        self.num_blocks = group.state_blocks if group else 0
+        self.num_blocks = shape.groups[-1].state_blocks
         """Blocks of a state; 0 if there are none."""
-        self.leaves_snapshots = leaves_snapshots and self.num_blocks > 0
+        self.leaves_snapshots = shape.prefix_caching and self.num_blocks > 0
         """True if there are states, and prefixes are looked for."""
         self.new: dict[int, list[int]] = {}
         """Blocks of the states that were taken since the worker was last told, or came back from
         the CPU pool, by the first."""
-        self._width = num_groups
-        self._block_size = block_size
+        self._width = len(shape.groups)
+        self._block_size = shape.block_size
         self._gpu = gpu
-        self._snapshots = Snapshots(
-            num_groups=num_groups, block_size=block_size, gpu=gpu, prefix_cache=prefix_cache
-        )
+        self._snapshots = Snapshots(shape, gpu=gpu, prefix_cache=prefix_cache)
         self._held: dict[Sequence, list[int]] = {}
         """Rows of each sequence's snapshots, ascending; its running state is not one."""
 

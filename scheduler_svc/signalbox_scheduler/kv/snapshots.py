@@ -6,6 +6,7 @@ without it and follow at once, since blocks are evicted in the order in which th
 """
 
 from signalbox_contract.cache_groups import NO_BLOCK
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.prefix_cache import PrefixCache
@@ -21,10 +22,10 @@ class Snapshots:
     """What is known of the cached states of one worker, and of those that sequences will leave."""
 
     def __init__(
-        self, *, num_groups: int, block_size: int, gpu: BlockAllocator, prefix_cache: PrefixCache
+        self, shape: CacheShape, *, gpu: BlockAllocator, prefix_cache: PrefixCache
     ) -> None:
-        self._width = num_groups
-        self._block_size = block_size
+        self._width = len(shape.groups)
+        self._block_size = shape.block_size
         self._gpu = gpu
         self._prefix_cache = prefix_cache
         self._branches: set[int] = set()

@@ -1,6 +1,7 @@
 """The blocks of groups of layers that have a window, in the tables of one worker's sequences."""
 
-from signalbox_contract.cache_groups import NO_BLOCK, CacheGroup, num_token_groups
+from signalbox_contract.cache_groups import NO_BLOCK, num_token_groups
+from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.requests.sequence_group import Sequence
@@ -9,14 +10,13 @@ from signalbox_scheduler.requests.sequence_group import Sequence
 class WindowBlocks:
     """They come with the steps that compute their tokens, and go when those are behind."""
 
-    def __init__(
-        self, groups: tuple[CacheGroup, ...], *, block_size: int, gpu: BlockAllocator
-    ) -> None:
+    def __init__(self, shape: CacheShape, *, gpu: BlockAllocator) -> None:
+        groups = shape.groups
         self.groups = [(column, one) for column, one in enumerate(groups) if one.window]
         """Groups that have a window, each behind the column of tables that is its own."""
         self._token_groups = groups[: num_token_groups(groups)]
         self._width = len(groups)
-        self._block_size = block_size
+        self._block_size = shape.block_size
         self._gpu = gpu
 
     def missing(self, seq: Sequence, num_new_tokens: int) -> list[int]:

@@ -5,7 +5,8 @@ behind the first a group may come before it whose prefix this worker has cached,
 """
 
 from signalbox_scheduler.config import StepLimits
-from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_allocator import AllocStatus
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.sequence_release import SequenceRelease
 from signalbox_scheduler.planning.suspect_turns import SuspectSchedule
 from signalbox_scheduler.planning.worker_grammars import WorkerGrammars

@@ -10,7 +10,7 @@ is passed by shorter ones.
 from collections.abc import Iterator
 
 from signalbox_rpc.metrics.sample import Sample, counter
-from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.kv.prefix_cache import FoundBlock
 from signalbox_scheduler.planning.adapter_turns import AdapterTurns
 from signalbox_scheduler.planning.branch_recompute import BranchRecompute

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_rpc.telemetry import logs
-from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.sequence_release import NO_LONGER_FITS

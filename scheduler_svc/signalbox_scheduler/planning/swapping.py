@@ -5,7 +5,7 @@ brings it back.
 """
 
 from signalbox_scheduler.config import PreemptionMode
-from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.sequence_release import NO_LONGER_FITS
@@ -32,7 +32,7 @@ class Swapping:
         """Chooses between swap and recompute; without room in the CPU pool it is recompute."""
         if group.suspicion is not None:  # it comes back in a step of its own, which swaps nothing
             return False
-        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.can_swap_out(group):
+        if self._mode is PreemptionMode.RECOMPUTE or not self._blocks.swaps.can_swap_out(group):
             return False
         return self._mode is PreemptionMode.SWAP or self._cost.prefers_swap(
             num_blocks=self._blocks.num_distinct_blocks(group),
@@ -41,7 +41,7 @@ class Swapping:
 
     def preempt(self, group: SequenceGroup) -> None:
         """Takes a running group's blocks off the GPU."""
-        self._blocks.swap_out(group)
+        self._blocks.swaps.swap_out(group)
         self._queues.set_aside(group)
 
     def pop_group(self) -> SequenceGroup | None:
@@ -51,14 +51,14 @@ class Swapping:
         """
         while swapped := self._queues.swapped:
             group = swapped[0]
-            status = self._blocks.can_swap_in(group)
+            status = self._blocks.swaps.can_swap_in(group)
             if status is AllocStatus.NEVER:
                 self._sequence_release.fail_later(group, NO_LONGER_FITS)
                 continue
             if status is AllocStatus.LATER or not self._selection.has_slots(group):
                 return None
             del swapped[0]
-            self._blocks.swap_in(group)
+            self._blocks.swaps.swap_in(group)
             return group
         return None
 

@@ -10,7 +10,7 @@ from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_rpc.metrics.histogram import times
 from signalbox_rpc.metrics.sample import Sample, counter, counters, durations
-from signalbox_scheduler.kv.block_allocator import BlockHash, HoldKind
+from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockHash, HoldKind
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
@@ -102,10 +102,10 @@ class WorkerMigrations(MigrationEnd):
         found = {h: block for h in hashes if h and (block := gpu.find(h)) is not None}
         num_slots = group.num_reserved_sequences
         num_spare = source.blocks.num_distinct_blocks(group) - gpu.num_blocks_of(found.values())
-        num_spare += self.blocks.num_in_rows(GROWTH_ROWS) * num_slots
+        num_spare += self.blocks.sizes.num_in_rows(GROWTH_ROWS) * num_slots
         num_unused = gpu.num_blocks_of(filter(gpu.is_cached, found.values()))
         num_wanted = sum(migration.num_wanted for migration in self.incoming.values())
-        if not self.blocks.has_room(num_spare + num_unused + num_wanted):
+        if gpu.room_for(num_spare + num_unused + num_wanted) is not AllocStatus.OK:
             return False
         filled = Hold(self.blocks.gpu, kind=HoldKind.MIGRATION)
         filled.share(found.values())

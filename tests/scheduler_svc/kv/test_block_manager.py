@@ -3,9 +3,8 @@
 import pytest
 
 from signalbox_scheduler.config import CacheShape
-from signalbox_scheduler.kv.block_allocator import BlockCopy
+from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockCopy
 from signalbox_scheduler.kv.block_manager import (
-    AllocStatus,
     BlockRetracted,
     BlockSpaceManager,
     PrefixFound,
@@ -65,13 +64,13 @@ def start(
 
 
 def swap_out(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
-    blocks.swap_out(group)
+    blocks.swaps.swap_out(group)
     group.set_status(SequenceStatus.SWAPPED)
     return copies_of(blocks.copies.finish_plan().swap_out)
 
 
 def swap_in(blocks: BlockSpaceManager, group: SequenceGroup) -> list[BlockCopy]:
-    blocks.swap_in(group)
+    blocks.swaps.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     return copies_of(blocks.copies.finish_plan().swap_in)
 
@@ -215,7 +214,7 @@ def test_a_group_that_holds_more_than_it_should_needs_that_much_to_come_back() -
     group.max_tokens = 1
     for _ in range(2):
         blocks.gpu.allocate()
-    assert blocks.can_swap_in(group) is AllocStatus.LATER
+    assert blocks.swaps.can_swap_in(group) is AllocStatus.LATER
 
 
 def test_whole_blocks_that_are_still_on_the_cpu_are_not_copied_out_again() -> None:
@@ -231,7 +230,7 @@ def test_two_swapped_groups_share_their_prefix_on_the_cpu() -> None:
     blocks = make_blocks(num_cpu_blocks=4)
     groups = [start(blocks, prompt_len=10) for _ in range(2)]
     assert len(swap_out(blocks, groups[0])) == 3
-    assert blocks.can_swap_out(groups[1])  # the one block that is free will do
+    assert blocks.swaps.can_swap_out(groups[1])  # the one block that is free will do
     assert len(swap_out(blocks, groups[1])) == 1
     blocks.check([seq for group in groups for seq in group.sequences])
 
@@ -240,7 +239,7 @@ def test_without_the_cache_on_the_cpu_a_group_takes_all_its_blocks() -> None:
     blocks = make_blocks(num_cpu_blocks=5, cpu_prefix_cache=False)
     groups = [start(blocks, prompt_len=10) for _ in range(2)]
     assert len(swap_out(blocks, groups[0])) == 3
-    assert not blocks.can_swap_out(groups[1])
+    assert not blocks.swaps.can_swap_out(groups[1])
     assert not blocks.cpu.hashes
 
 
@@ -262,20 +261,20 @@ def test_a_swapped_group_comes_back_with_a_block_to_grow_above_the_watermark(
     swap_out(blocks, group)
     for _ in range(num_used):
         blocks.gpu.allocate()
-    assert blocks.can_swap_in(group) is status
+    assert blocks.swaps.can_swap_in(group) is status
 
 
 def test_blocks_in_use_on_the_gpu_make_room_for_a_swapped_group() -> None:
     blocks = make_blocks()
     groups = [start(blocks, prompt_len=10) for _ in range(2)]  # two blocks are the same
     swap_out(blocks, groups[1])
-    assert blocks.can_swap_in(groups[1]) is AllocStatus.OK
+    assert blocks.swaps.can_swap_in(groups[1]) is AllocStatus.OK
     for _ in range(3):
         blocks.gpu.allocate()
     assert blocks.gpu.num_free == 2
-    assert blocks.can_swap_in(groups[1]) is AllocStatus.OK
+    assert blocks.swaps.can_swap_in(groups[1]) is AllocStatus.OK
     blocks.gpu.allocate()
-    assert blocks.can_swap_in(groups[1]) is AllocStatus.LATER
+    assert blocks.swaps.can_swap_in(groups[1]) is AllocStatus.LATER
 
 
 def test_a_swapped_group_that_can_never_fit_is_told_so() -> None:
@@ -283,29 +282,29 @@ def test_a_swapped_group_that_can_never_fit_is_told_so() -> None:
     group = start(blocks, prompt_len=12)
     swap_out(blocks, group)
     group.max_tokens = 1  # its blocks are all it takes
-    assert blocks.can_swap_in(group) is AllocStatus.OK
+    assert blocks.swaps.can_swap_in(group) is AllocStatus.OK
     group.max_tokens = 2
-    assert blocks.can_swap_in(group) is AllocStatus.NEVER
+    assert blocks.swaps.can_swap_in(group) is AllocStatus.NEVER
 
 
 def test_a_group_cannot_come_back_in_the_step_that_takes_it_out() -> None:
     blocks = make_blocks()
     group = start(blocks, prompt_len=10)
-    blocks.swap_out(group)
-    assert blocks.can_swap_in(group) is AllocStatus.LATER
+    blocks.swaps.swap_out(group)
+    assert blocks.swaps.can_swap_in(group) is AllocStatus.LATER
     blocks.copies.finish_plan()
-    assert blocks.can_swap_in(group) is AllocStatus.OK
+    assert blocks.swaps.can_swap_in(group) is AllocStatus.OK
 
 
 def test_blocks_that_a_plan_reads_on_the_cpu_are_not_written_by_it() -> None:
     blocks = make_blocks(num_gpu_blocks=4, num_cpu_blocks=3, prefix_caching=False)
     group = start(blocks, prompt_len=10)
     swap_out(blocks, group)
-    blocks.swap_in(group)
+    blocks.swaps.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
-    assert not blocks.can_swap_out(group)
+    assert not blocks.swaps.can_swap_out(group)
     blocks.copies.finish_plan()
-    assert blocks.can_swap_out(group)
+    assert blocks.swaps.can_swap_out(group)
 
 
 def test_copies_of_evicted_blocks_give_way_to_a_group_in_the_same_plan() -> None:
@@ -316,7 +315,7 @@ def test_copies_of_evicted_blocks_give_way_to_a_group_in_the_same_plan() -> None
     group = start(blocks, prompt_len=10)
     taken = [blocks.gpu.allocate() for _ in range(5)]  # evicts two blocks, which are to be kept
     assert blocks.cpu.num_free == 1
-    assert blocks.can_swap_out(group)
+    assert blocks.swaps.can_swap_out(group)
     assert sorted(copy.dst for copy in swap_out(blocks, group)) == [0, 1, 2]
     blocks.gpu.check(dict.fromkeys(taken, 1))
     blocks.cpu.check(dict.fromkeys(group.sequences[0].block_table, 1))
@@ -337,12 +336,12 @@ def test_a_group_may_share_an_evicted_block_that_the_plan_is_copying() -> None:
     blocks.free(first)
     while blocks.gpu.is_cached(evicted):
         blocks.gpu.allocate()
-    assert blocks.can_swap_out(groups[1])
-    blocks.swap_out(groups[1])
+    assert blocks.swaps.can_swap_out(groups[1])
+    blocks.swaps.swap_out(groups[1])
     assert blocks.cpu.num_free == 2
     third = make_request([3] * 12)  # of three blocks: it must not take what the second has got
     third.sequences[0].block_table = [0, 1, 2]
-    assert not blocks.can_swap_out(third)
+    assert not blocks.swaps.can_swap_out(third)
     copies = copies_of(blocks.copies.finish_plan().swap_out)
     assert len(copies) == 2 and copies[1] == BlockCopy(evicted, second.block_table[0])
     assert blocks.cpu.is_shared(second.block_table[0]) is False
@@ -365,7 +364,7 @@ def test_a_copy_that_is_given_up_for_a_group_is_not_counted_as_its_own() -> None
     while blocks.gpu.num_cached:
         blocks.gpu.allocate()
     assert blocks.cpu.num_free == 0
-    assert blocks.can_swap_out(groups[1])
+    assert blocks.swaps.can_swap_out(groups[1])
     assert len(swap_out(blocks, groups[1])) == 2
     blocks.cpu.check(dict.fromkeys(groups[1].sequences[0].block_table, 1))
 
@@ -407,7 +406,7 @@ def test_a_block_that_a_plan_brings_to_the_gpu_is_not_copied_out_by_it() -> None
     swap_out(blocks, group)
     for block in [blocks.gpu.allocate() for _ in range(8)]:  # what it had there is evicted
         blocks.gpu.free(block)
-    blocks.swap_in(group)
+    blocks.swaps.swap_in(group)
     group.set_status(SequenceStatus.RUNNING)
     (block_hash,) = blocks.prefix_hashes(seq, 0, 1)
     stored = Hold(blocks.cpu)

@@ -6,8 +6,9 @@ import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
 from signalbox_scheduler.config import CacheShape
+from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.kv.block_events import BlockRetracted
-from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import Sequence

@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
-from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_allocator import AllocStatus
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.prefix_cache import name_in_group
 from signalbox_scheduler.requests.sequence_group import Sequence
 from tests.scheduler_svc.kv.test_cache_groups import compute, make_blocks

@@ -132,6 +132,7 @@ READS = {
     "num_free",
     "num_holds",
     "num_owners",
+    "room_for",
     "share_in_use",
 }
 """What other folders may ask a pool."""

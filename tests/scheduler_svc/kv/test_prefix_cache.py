@@ -2,8 +2,7 @@
 
 import pytest
 
-from signalbox_scheduler.kv.block_allocator import BlockAllocator
-from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockAllocator
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (

@@ -3,7 +3,8 @@
 import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
-from signalbox_scheduler.kv.block_manager import AllocStatus, BlockSpaceManager
+from signalbox_scheduler.kv.block_allocator import AllocStatus
+from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.hold import Hold
 from signalbox_scheduler.kv.running_states import SNAPSHOT_TOKENS
 from signalbox_scheduler.requests.sequence_group import Sequence

@@ -5,7 +5,7 @@ import pytest
 from signalbox_contract.errors import Code
 from signalbox_contract.request import BeamSearchParams
 from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMode
-from signalbox_scheduler.kv.block_manager import AllocStatus
+from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.planning.group_selection import MAX_PASSED_OVER
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
@@ -330,9 +330,10 @@ def test_a_swapped_group_that_can_never_come_back_fails_and_others_go_on(
     while not scheduler.swapped:
         loop.turn()
     add(loop, newcomer)
-    can_swap_in = scheduler.blocks.can_swap_in
+    swaps = scheduler.blocks.swaps
+    can_swap_in = swaps.can_swap_in
     monkeypatch.setattr(
-        scheduler.blocks,
+        swaps,
         "can_swap_in",
         lambda group: AllocStatus.NEVER if group is young else can_swap_in(group),
     )
