@@ -70,6 +70,11 @@ def num_token_groups(groups: Sequence[CacheGroup]) -> int:
     return sum(not group.state_blocks for group in groups)
 
 
+def num_tokens_in(num_blocks: int, groups: Sequence[CacheGroup], *, block_size: int) -> int:
+    """Returns the tokens for which so many blocks of groups that keep tokens are."""
+    return num_blocks * block_size // num_token_groups(groups)
+
+
 def state_group(groups: Sequence[CacheGroup]) -> CacheGroup | None:
     """Returns the group of recurrent layers, which is the last one, if there is one."""
     return groups[-1] if groups[-1].state_blocks else None
@@ -94,8 +99,8 @@ def check_groups(groups: Sequence[CacheGroup]) -> None:
         raise ValueError("a group of states is beside a group of layers with attention")
 
 
-def keeps_all(groups: Sequence[CacheGroup]) -> bool:
-    """True of one group that keeps all tokens, as of most models."""
+def is_one_full_group(groups: Sequence[CacheGroup]) -> bool:
+    """Says whether one group keeps all tokens, as of most models."""
     return [group.kind for group in groups] == [FULL]
 
 

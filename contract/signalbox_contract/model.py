@@ -12,7 +12,6 @@ from signalbox_contract.cache_groups import (
     check_groups,
     decode_group,
     encode_group,
-    num_token_groups,
 )
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
@@ -179,10 +178,6 @@ class WorkerCapacity:
     @property
     def num_stages(self) -> int:
         return self.pipeline_parallel_size
-
-    def num_tokens(self, num_blocks: int) -> int:
-        """Returns the tokens that so many blocks hold, of all groups."""
-        return num_blocks * self.block_size // num_token_groups(self.groups)
 
     def check(self) -> None:
         """Raises ValueError if a scheduler cannot plan for such a worker."""

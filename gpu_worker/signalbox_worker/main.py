@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from signalbox_contract.cache_groups import describe_groups
+from signalbox_contract.cache_groups import describe_groups, num_tokens_in
 from signalbox_protos.worker.v1 import worker_pb2_grpc
 from signalbox_rpc.interceptors.peer_roles import OPERATOR, SCHEDULER, WORKER
 from signalbox_rpc.interceptors.write_timeout import SlowClientInterceptor
@@ -172,6 +172,7 @@ def advertised_address(*, host: str, port: int, advertise: str | None) -> str:
 
 def _log_ready(worker: Worker, server: Server) -> None:
     capacity = worker.capacity
+    tokens = partial(num_tokens_in, groups=capacity.groups, block_size=capacity.block_size)
     logger.info(
         "worker ready: %(model)s (%(architecture)s, %(dtype)s, ranks: %(ranks)d) on"
         " %(address)s, KV cache of %(kv_cache_tokens)d tokens, swap space of"
@@ -182,8 +183,8 @@ def _log_ready(worker: Worker, server: Server) -> None:
             "dtype": worker.model.dtype,
             "ranks": capacity.tensor_parallel_size * capacity.pipeline_parallel_size,
             "address": server.address,
-            "kv_cache_tokens": capacity.num_tokens(capacity.num_gpu_blocks),
-            "swap_space_tokens": capacity.num_tokens(capacity.num_cpu_blocks),
+            "kv_cache_tokens": tokens(capacity.num_gpu_blocks),
+            "swap_space_tokens": tokens(capacity.num_cpu_blocks),
             "block_size": capacity.block_size,
             "groups": describe_groups(capacity.groups),
         },

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, describe_groups
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, describe_groups, num_tokens_in
 from signalbox_contract.model import (
     MAX_BLOCKS,
     Adapter,
@@ -107,7 +107,7 @@ def test_states_survive_the_wire() -> None:
 
 def test_blocks_of_states_count_as_no_tokens() -> None:
     groups = (CacheGroup(layers=(0, 2)), CacheGroup(kind="state", state_blocks=3, layers=(1, 3)))
-    assert replace(CAPACITY, groups=groups).num_tokens(5) == 5 * CAPACITY.block_size
+    assert num_tokens_in(5, groups, block_size=16) == 5 * 16
 
 
 def test_a_capacity_without_groups_has_a_full_one() -> None:

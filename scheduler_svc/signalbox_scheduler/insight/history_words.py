@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from signalbox_contract.cache_groups import CacheGroup, describe_groups, keeps_all
+from signalbox_contract.cache_groups import CacheGroup, describe_groups, is_one_full_group
 from signalbox_contract.wording import counted
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
@@ -51,7 +51,7 @@ def summary_of(
     )
     if any(event.kind is EventKind.PREFILL for event in known.events):
         yield _prefix(known.num_prompt_tokens, known.num_cached_tokens, block_size)
-    if held and not keeps_all([group for group, _ in held]):
+    if held and not is_one_full_group([group for group, _ in held]):
         yield _held(held)
     if known.waits:
         yield f"It waits behind {known.num_ahead}, for {_waits(known.waits)}."

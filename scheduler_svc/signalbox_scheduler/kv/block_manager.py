@@ -7,7 +7,7 @@ worker makes them. Follows PagedAttention (Kwon et al., SOSP 2023, sections 4.3 
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from signalbox_contract.cache_groups import FULL, NO_BLOCK, num_token_groups
+from signalbox_contract.cache_groups import FULL, NO_BLOCK, num_token_groups, num_tokens_in
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockAllocator, BlockCopy, BlockHash
 from signalbox_scheduler.kv.block_events import (
@@ -96,10 +96,6 @@ class BlockSpaceManager:
     def num_tokens(self, num_entries: int) -> int:
         """Returns the tokens for which so many entries of a table are, of all groups."""
         return num_entries * self.block_size // self.num_groups
-
-    def num_tokens_of_blocks(self, num_blocks: int) -> int:
-        """Returns the tokens that so many blocks hold, of all groups that keep tokens."""
-        return num_blocks * self.block_size // self._num_token_groups
 
     def private_hash(self, seq: Sequence, index: int) -> BlockHash:
         """Returns a name of what a block of the sequence's table holds that nothing may find."""
@@ -296,7 +292,7 @@ class BlockSpaceManager:
         it."""
         tables = [seq.block_table for seq in group.unfinished]
         blocks = {b for table in tables for i, b in enumerate(table) if not self.states.is_entry(i)}
-        return self.num_tokens_of_blocks(len(blocks - {NO_BLOCK}))
+        return num_tokens_in(len(blocks - {NO_BLOCK}), self.groups, block_size=self.block_size)
 
     def blocks_in(self, table: list[int], *, is_swapped: bool = False) -> list[int]:
         """Returns the blocks of a table, with all blocks of its states.

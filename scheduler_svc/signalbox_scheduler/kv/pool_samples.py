@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 
-from signalbox_contract.cache_groups import describe_groups
+from signalbox_contract.cache_groups import describe_groups, num_tokens_in
 from signalbox_rpc.metrics.sample import Sample, gauge
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 
 
 def pool_samples(blocks: BlockSpaceManager, *, cache_dtype: str) -> Iterator[Sample]:
-    num_tokens = blocks.num_tokens_of_blocks(blocks.gpu.num_blocks)
+    size = blocks.block_size
+    num_tokens = num_tokens_in(blocks.gpu.num_blocks, blocks.groups, block_size=size)
     yield gauge(
         "cache_config_info",
         "How a worker's KV cache is set up; always 1.",
         1,
-        block_size=str(blocks.block_size),
+        block_size=str(size),
         num_gpu_blocks=str(blocks.gpu.num_blocks),
         num_cpu_blocks=str(blocks.cpu.num_blocks),
         kv_cache_size_tokens=str(num_tokens),

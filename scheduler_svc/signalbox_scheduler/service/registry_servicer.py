@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from signalbox_contract.cache_groups import describe_groups
+from signalbox_contract.cache_groups import describe_groups, num_tokens_in
 from signalbox_contract.description_bounds import check_description
 from signalbox_contract.errors import Aborted, FailedPrecondition, InvalidArgument, Unavailable
 from signalbox_contract.model import ModelInfo, WorkerCapacity
@@ -318,11 +318,12 @@ _QUARANTINED = (
 
 def _joined_fields(scheduler: Scheduler) -> dict[str, object]:
     blocks, limits = scheduler.blocks, scheduler.limits
+    tokens = partial(num_tokens_in, groups=blocks.groups, block_size=blocks.block_size)
     numerics = scheduler.planner.numerics_changes.numerics
     return {
         "worker": scheduler.worker_name,
-        "kv_cache_tokens": blocks.num_tokens_of_blocks(blocks.gpu.num_blocks),
-        "swap_space_tokens": blocks.num_tokens_of_blocks(blocks.cpu.num_blocks),
+        "kv_cache_tokens": tokens(blocks.gpu.num_blocks),
+        "swap_space_tokens": tokens(blocks.cpu.num_blocks),
         "block_size": blocks.block_size,
         "groups": describe_groups(blocks.groups),
         "max_num_seqs": limits.max_num_seqs,

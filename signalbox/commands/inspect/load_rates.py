@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from signalbox.commands.inspect.readings import Quantiles, Readings, quantiles, read
 from signalbox.commands.inspect.stage_use import StageLoad, stage_loads
-from signalbox_contract.cache_groups import decode_group, describe_groups, keeps_all
+from signalbox_contract.cache_groups import decode_group, describe_groups, is_one_full_group
 from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
@@ -186,7 +186,7 @@ def _worker(before: pb.WorkerStats, after: pb.WorkerStats, seconds: float) -> Wo
         address=after.address,
         is_draining=after.is_draining,
         role=after.role or "both",
-        groups="" if keeps_all(groups) else describe_groups(groups),
+        groups="" if is_one_full_group(groups) else describe_groups(groups),
         num_running=after.num_requests_running,
         num_swapped=after.num_requests_swapped,
         num_gpu_blocks=after.num_gpu_blocks,
