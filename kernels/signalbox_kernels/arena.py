@@ -215,8 +215,14 @@ class Arena:
         self._arrays.append(array)
         return int(array.ctypes.data)
 
-    def keep_floats(self, vector: AnyArray) -> int:
-        """Keeps a vector as float32, padded as rows are; returns its address."""
+    def keep_struct(self, struct: ctypes.Structure) -> int:
+        """Keeps the bytes of a struct that an op refers to; returns their address."""
+        return self.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
+
+    def keep_floats(self, vector: AnyArray | None) -> int | None:
+        """Keeps a vector as float32, padded as rows are; returns its address, or None for none."""
+        if vector is None:
+            return None
         return self.keep(np.pad(to_float32(vector), (0, -len(vector) % PANEL)))
 
     def keep_bias(self, bias: AnyArray, *, interleaved: bool) -> int:

@@ -4,7 +4,7 @@ csrc/program/api.h describes the ops; each must equal its op in `torch/`, with s
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,12 @@ from signalbox_kernels.structs import (
     PANEL,
     Element,
     OpKind,
+    Row,
     SbAdapter,
     SbBuffer,
     SbOp,
     SbShape,
     StepArrays,
-    arithmetic_of,
 )
 
 _CALLED_OFF, _LACKS_STATES = 2, 3
@@ -102,7 +102,7 @@ class Program:
         self._adapter_table = (SbAdapter * 0)()
         self.weights = parts.arena.description
         self.weights_bytes = parts.arena.num_bytes
-        self.arithmetic = arithmetic_of(parts.ops, parts.buffers, self.shape.element)
+        self.arithmetic = _arithmetic_of(parts.ops, parts.buffers, self.shape.element)
         self._num_threads = num_threads
         self._op_ns: NDArray[np.int64] | None = None  # set while the program is profiled
         self.isa = use(isa)
@@ -195,3 +195,13 @@ class Program:
         if self._handle:
             self._library.sb_program_free(self._handle)
             self._handle = None
+
+
+def _arithmetic_of(ops: Iterable[SbOp], buffers: Sequence[SbBuffer], element: Element) -> str:
+    """Returns the type of the factors of products with whole numbers, "8 bits" or "16 bits"; that
+    of elements if there are none."""
+    rows = {buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR}
+    for row, name in ((Row.CODES, "8 bits"), (Row.WIDE_CODES, "16 bits")):
+        if row in rows:
+            return name
+    return element.name.lower()

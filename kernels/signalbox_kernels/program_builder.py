@@ -23,7 +23,7 @@ from signalbox_kernels.op_parameters import (
     rounding_fields,
 )
 from signalbox_kernels.program import Program, ProgramParts
-from signalbox_kernels.recurrent import Convolution, GatedNorm, Scan, StateLayout, keep_struct
+from signalbox_kernels.recurrent import Convolution, GatedNorm, Scan, StateLayout
 from signalbox_kernels.rounding import Rounding
 from signalbox_kernels.storage import Matrix
 from signalbox_kernels.structs import (
@@ -126,7 +126,7 @@ class ProgramBuilder(ProgramParts):
             dst=dst,
             n=0 if width == self.shape.hidden_size else width,
             weight=self.arena.keep_floats(norm.weight),
-            bias=None if norm.bias is None else self.arena.keep_floats(norm.bias),
+            bias=self.arena.keep_floats(norm.bias),
             eps=norm.eps,
             adapter=int(for_adapters),
             **(rounding_fields(rounding) if sum_scale is None else {"scale": sum_scale}),
@@ -174,13 +174,8 @@ class ProgramBuilder(ProgramParts):
         Args:
             scales: of each expert, a factor of its share.
         """
-        vectors = {"bias": bias, "scales": scales}
-        addresses = {
-            name: self.arena.keep_floats(v) for name, v in vectors.items() if v is not None
-        }
-        struct = SbRouting(*routing, **addresses)
-        kept = self.arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))
-        self._add(OpKind.ROUTE, src=src, weight=kept)
+        struct = SbRouting(*routing, *map(self.arena.keep_floats, (bias, scales)))
+        self._add(OpKind.ROUTE, src=src, weight=self.arena.keep_struct(struct))
 
     def gather(self, src: int, dst: int) -> None:
         """Adds a copy of each token's row for each of its experts, sorted by expert."""
@@ -257,8 +252,7 @@ class ProgramBuilder(ProgramParts):
                 function of the product by its columns from `column` on.
             adapted: what adapters may add to it.
         """
-        if adapted is not None:
-            self._shrink(adapted)
+        added = {} if adapted is None else self._shrink(adapted)
         interleaved = epilogue is Epilogue.GATED
         packed, heads = self._pack(weight, interleaved=interleaved)
         self._add(
@@ -273,7 +267,7 @@ class ProgramBuilder(ProgramParts):
             column=column,
             gate=gate,
             **function_fields(activation),
-            **({} if adapted is None else self._adapter_fields(adapted)),
+            **added,
             **heads,
         )
 
@@ -290,15 +284,13 @@ class ProgramBuilder(ProgramParts):
             return self.arena.pack_all(matrices, len(matrices)), steps
         return self.arena.pack(weight, interleaved=interleaved), {}
 
-    def _shrink(self, adapted: Adapted) -> None:
-        """Adds the product with A of each row's adapter, which batches without adapters skip."""
+    def _shrink(self, adapted: Adapted) -> dict[str, int]:
+        """Adds the product with A of each row's adapter, which batches without adapters skip;
+        returns the fields of the op that adds to it what B makes of that."""
         self.sites.append(adapted.site)
-        number = len(self.sites)
+        number, parts = len(self.sites), self.arena.keep(adapted.site.parts)
         self._add(OpKind.SHRINK, src=adapted.src, dst=adapted.shrunk, adapter=number)
-
-    def _adapter_fields(self, adapted: Adapted) -> dict[str, int]:
-        parts = self.arena.keep(adapted.site.parts)
-        return {"adapter": len(self.sites), "shrunk": adapted.shrunk, "parts": parts}
+        return {"adapter": number, "shrunk": adapted.shrunk, "parts": parts}
 
     def rotate(
         self,
@@ -367,7 +359,7 @@ class ProgramBuilder(ProgramParts):
             src=src,
             dst=dst,
             window=window or 0,
-            bias=None if sinks is None else self.arena.keep_floats(sinks),
+            bias=self.arena.keep_floats(sinks),
             cap=cap or 0.0,
             **places,
             **layer.fields,
@@ -375,34 +367,36 @@ class ProgramBuilder(ProgramParts):
 
     def convolve(self, src: int, dst: int, how: Convolution, layout: StateLayout) -> None:
         """Adds a convolution of columns of a buffer of floats along each sequence."""
-        weight = keep_struct(self.arena, how.as_struct(self.arena, layout))
-        self._add(OpKind.CONVOLVE, src=src, dst=dst, weight=weight)
+        self._add(OpKind.CONVOLVE, src=src, dst=dst, weight=how.keep(self.arena, layout))
 
     def scan(self, src: int, gates: int, dst: int, how: Scan, layout: StateLayout) -> None:
         """Adds a scan; all are buffers of floats."""
-        weight = keep_struct(self.arena, how.as_struct(self.arena, layout))
+        weight = how.keep(self.arena, layout)
         self._add(OpKind.SCAN, src=src, gate=gates, dst=dst, weight=weight)
 
-    def gated_norm(self, src: int, gate: int, dst: int, how: GatedNorm) -> None:
-        """Adds RMSNorm and a gate of a buffer of floats, which is written, too."""
-        self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=dst, **how.fields(self.arena))
-
-    def gated_norm_of_ranks(
-        self, src: int, gate: int, dst: int, how: GatedNorm, squares: tuple[int, int]
+    def gated_norm(
+        self,
+        src: int,
+        gate: int,
+        dst: int,
+        how: GatedNorm,
+        squares: tuple[int, int] | None = None,
     ) -> None:
-        """Adds the same where all of the program's group have as many columns of each group.
+        """Adds RMSNorm and a gate of a buffer of floats, which is written, too.
 
         Args:
-            how: one that is gated first.
-            squares: a shared buffer with a column for each group of columns, and one of floats.
+            squares: a shared buffer with a column for each group of columns, and one of floats, if
+                all of the program's group have as many columns of each; `how` is gated first then.
         """
-        assert how.is_gated_first, "of no model"
-        shared, sums = squares
-        product = {"mode": GatedNormMode.GATED_SQUARES, **how.columns}
-        self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=shared, **product)
-        self.sum(shared, sums, adds=False)
-        norm = {**how.fields(self.arena), "mode": GatedNormMode.NORMED_BY_SQUARES, "column": 0}
-        self._add(OpKind.GATED_NORM, src=src, gate=sums, dst=dst, **norm)
+        fields = how.fields(self.arena)
+        if squares is not None:
+            assert how.is_gated_first, "of no model"
+            shared, sums = squares
+            product = {"mode": GatedNormMode.GATED_SQUARES, **how.columns}
+            self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=shared, **product)
+            self.sum(shared, sums, adds=False)
+            gate, fields = sums, fields | {"mode": GatedNormMode.NORMED_BY_SQUARES, "column": 0}
+        self._add(OpKind.GATED_NORM, src=src, gate=gate, dst=dst, **fields)
 
     def head(
         self, src: int, weight: Packed, *, first_token: int = 0, cap: float | None = None

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from signalbox_kernels.arena import Arena
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_kernels.op_parameters import rounding_fields
@@ -87,10 +85,10 @@ class Convolution:
     """First column of what results are multiplied with."""
     activation: Activation = Activation.SILU
 
-    def as_struct(self, arena: Arena, layout: StateLayout) -> SbConvolution:
-        """Keeps the weights, and places the state."""
+    def keep(self, arena: Arena, layout: StateLayout) -> int:
+        """Keeps the weights, and places the state; returns the address of the struct."""
         num_channels, width = self.weight.shape
-        return SbConvolution(
+        struct = SbConvolution(
             num_channels=num_channels,
             width=width,
             column=self.column,
@@ -98,9 +96,10 @@ class Convolution:
             gate=-1 if self.gate is None else self.gate,
             activation=self.activation,
             weights=arena.keep(to_float32(self.weight).T),
-            bias=None if self.bias is None else arena.keep_floats(self.bias),
+            bias=arena.keep_floats(self.bias),
             place=layout.place_convolution(num_channels, width),
         )
+        return arena.keep_struct(struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,22 +130,23 @@ class Scan:
     skips: AnyArray | None = None
     """[num_heads], factors of values that are added to results: D."""
 
-    def as_struct(self, arena: Arena, layout: StateLayout) -> SbScan:
-        """Keeps the vectors, and places the state."""
+    def keep(self, arena: Arena, layout: StateLayout) -> int:
+        """Keeps the vectors, and places the state; returns the address of the struct."""
         names = (
             *("rule", "num_heads", "num_key_heads", "heads_in_turn", "key_size", "value_size"),
             *("query", "key", "value", "step", "strength"),
         )
         least, most = self.step_limits
-        return SbScan(
+        struct = SbScan(
             **{name: getattr(self, name) for name in names},
             least_step=least,
             most_step=most,
             rates=arena.keep_floats(self.rates),
             biases=arena.keep_floats(self.biases),
-            skips=None if self.skips is None else arena.keep_floats(self.skips),
+            skips=arena.keep_floats(self.skips),
             place=layout.place_scan(self.key_size, self.num_heads * self.value_size),
         )
+        return arena.keep_struct(struct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +179,3 @@ class GatedNorm:
             "weight": arena.keep_floats(self.weight),
             **rounding_fields(self.rounding),
         }
-
-
-def keep_struct(arena: Arena, struct: SbConvolution | SbScan) -> int:
-    """Keeps a struct that an op refers to; returns its address."""
-    return arena.keep(np.frombuffer(bytes(struct), dtype=np.uint8))

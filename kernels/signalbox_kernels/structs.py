@@ -3,7 +3,7 @@
 from __future__ import annotations  # a health probe that imports this loads no NumPy
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from ctypes import c_float, c_int32, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
@@ -447,13 +447,3 @@ class StepArrays:
 
 def _addresses(arrays: object, names: Iterable[str]) -> dict[str, int]:
     return {name: getattr(arrays, name).ctypes.data for name in names}
-
-
-def arithmetic_of(ops: Iterable[SbOp], buffers: Sequence[SbBuffer], element: Element) -> str:
-    """Returns the type of the factors of products with whole numbers, "8 bits" or "16 bits"; that
-    of elements if there are none."""
-    rows = {buffers[op.src].row for op in ops if op.kind == OpKind.LINEAR}
-    for row, name in ((Row.CODES, "8 bits"), (Row.WIDE_CODES, "16 bits")):
-        if row in rows:
-            return name
-    return element.name.lower()

@@ -284,7 +284,7 @@ def test_a_norm_may_be_of_the_columns_of_all_ranks(isa: Isa) -> None:
         squares = builder.buffer(1, row=Row.SHARED), builder.buffer(1, row=Row.FLOATS)
         part = replace(how, weight=how.weight[own])
         out = builder.buffer(48)
-        builder.gated_norm_of_ranks(source, gate, out, part, squares)
+        builder.gated_norm(source, gate, out, part, squares)
         program = make_program(builder, isa, group=group)
         for buffer, values in ((source, x), (gate, gates)):
             view = program.view(buffer, width=48, num_tokens=21, dtype=FLOAT32)

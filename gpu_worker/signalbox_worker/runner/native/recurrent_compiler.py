@@ -25,7 +25,8 @@ class RecurrentCompiler:
         self._scanned = self._convolved
         if kept.matrix_columns:
             self._scanned = build.buffer(kept.matrix_columns, row=Row.FLOATS)
-        self._squares = None
+        self._squares: tuple[int, int] | None = None
+        """Buffers of a norm that spans ranks, see `gated_norm`."""
         if isinstance(kept, Mamba2) and hidden.weights.share.norms_over_ranks:
             shared = build.buffer(kept.num_groups, row=Row.SHARED)
             self._squares = (shared, build.buffer(kept.num_groups, row=Row.FLOATS))
@@ -123,11 +124,8 @@ class RecurrentCompiler:
     def _add_scan(self, scan: Scan, norm: GatedNorm) -> ProductRows:
         self._builder.scan(self._convolved, self._inputs, self._scanned, scan, self._layout)
         found = self._hidden.rows("recurrent", len(norm.weight))
-        parts = self._scanned, self._inputs, found.elements, norm
-        if self._squares is None:
-            self._builder.gated_norm(*parts)
-        else:
-            self._builder.gated_norm_of_ranks(*parts, self._squares)
+        dst = found.elements
+        self._builder.gated_norm(self._scanned, self._inputs, dst, norm, self._squares)
         return found
 
     def _add_convolution(

@@ -19,7 +19,7 @@ Rows = tuple[range, ...]
 
 
 class RecurrentShare(NamedTuple):
-    """What one rank has of each recurrent layer."""
+    """Share of one rank in each recurrent layer."""
 
     sizes: Recurrence
     """Sizes of the layer that the rank computes."""
@@ -31,10 +31,10 @@ class RecurrentShare(NamedTuple):
 
 @cache
 def recurrent_share(kept: Recurrence, rank: int, size: int, *, channels: range) -> RecurrentShare:
-    """Raises ModelError if heads cannot be divided.
+    """Returns the share of a rank. Raises ModelError if heads cannot be divided.
 
     Args:
-        channels: those of a convolution without heads.
+        channels: the rank's, of a convolution without heads.
     """
     match kept:
         case DeltaRule():

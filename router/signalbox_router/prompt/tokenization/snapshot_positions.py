@@ -24,7 +24,7 @@ class SnapshotPositions:
 
     def __init__(self) -> None:
         self._num_tokens: dict[tuple[int, int], int] = {}
-        """By length and hash of a text, least recently used first."""
+        """Tokens of a text by its length and hash; the least recently used comes first."""
 
     async def find(
         self,

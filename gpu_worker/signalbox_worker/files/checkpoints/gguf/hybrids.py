@@ -67,7 +67,8 @@ def _mamba_columns(fields: GGUFFields) -> tuple[int, int]:
 
 
 def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
-    """Without experts the feed-forward is what Granite's configuration calls the shared one."""
+    """Returns the configuration of Granite 4 H, which calls a feed-forward without experts the
+    shared one."""
     inner, num_heads = _mamba_columns(fields)
     num_experts = fields.whole_of_model("expert_count", 0)
     shared = fields.whole_of_model("expert_shared_feed_forward_length", 0)
@@ -92,7 +93,7 @@ def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[
 
 
 def _nemotron_h(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
-    """Layers with inner columns of a feed-forward have that alone. No layer rotates."""
+    """Returns the configuration of Nemotron-H: a layer with a feed-forward has nothing else."""
     num_layers, mixed = shapes["num_hidden_layers"], fields.kind == "nemotron_h_moe"
     widths = of_each_layer(fields, "feed_forward_length", num_layers)
     kinds = _layer_types(fields, shapes, "linear_attention")
@@ -105,7 +106,7 @@ def _nemotron_h(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str,
             for kind, width in zip(kinds, widths, strict=True)
         ],
         "layer_norm_epsilon": shapes["rms_norm_eps"],
-        "rope_parameters": None,
+        "rope_parameters": None,  # no layer rotates
         "mlp_bias": _has_bias(tensors, "ffn_up"),
         "use_bias": _has_bias(tensors, "ssm_in"),
         "use_conv_bias": _has_bias(tensors, "ssm_conv1d"),
