@@ -229,7 +229,9 @@ class PrefixCache:
         while len(hashes) <= row:
             start = len(hashes) * self._block_size
             previous = hashes[-1] if hashes else _root_hash(seq.group)
-            hashes.append(next_hash(previous, seq.tokens(start, start + self._block_size)))
+            tokens = seq.tokens(start, start + self._block_size)
+            assert len(tokens) == self._block_size, f"{seq.seq_id}: row {row} is not whole"
+            hashes.append(next_hash(previous, tokens))
         return hashes[row]
 
 

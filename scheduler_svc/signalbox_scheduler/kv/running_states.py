@@ -37,6 +37,7 @@ class RunningStates:
         self._block_size = shape.block_size
         self._gpu = gpu
         self._snapshots = Snapshots(shape, gpu=gpu, prefix_cache=prefix_cache)
+        gpu.on_take_state = self._snapshots.record_taken
         self._held: dict[Sequence, list[int]] = {}
         """Rows of each sequence's snapshots, ascending; its running state is not one."""
 
@@ -108,7 +109,6 @@ class RunningStates:
                     rows.append(row)
                     self._snapshots.record_left(seq, row, head)
                 head = gpu.allocate_state(self.num_blocks)
-                self._snapshots.record_taken(head)
                 self.name(head)
             else:
                 gpu.forget_hash(head)
@@ -169,7 +169,6 @@ class RunningStates:
     def copy(self, head: int) -> int:
         """Takes a state into which one that others share is to be copied."""
         copied = self._gpu.allocate_state(self._gpu.num_blocks_of([head]))
-        self._snapshots.record_taken(copied)
         self.name(copied)
         return copied
 

@@ -30,11 +30,16 @@ def window(size: int) -> CacheGroup:
 
 
 def make_blocks(
-    groups: tuple[CacheGroup, ...], *, num_gpu_blocks: int, block_size: int = BLOCK_SIZE
+    groups: tuple[CacheGroup, ...],
+    *,
+    num_gpu_blocks: int,
+    num_cpu_blocks: int = 0,
+    block_size: int = BLOCK_SIZE,
 ) -> BlockSpaceManager:
     shape = CacheShape(
         block_size=block_size,
         num_gpu_blocks=num_gpu_blocks,
+        num_cpu_blocks=num_cpu_blocks,
         max_model_len=16384,
         groups=groups,
     )

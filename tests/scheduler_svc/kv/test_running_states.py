@@ -260,3 +260,24 @@ def test_running_sequences_give_up_snapshots_before_one_is_preempted() -> None:
     loop.run()
     assert scheduler.preemption.num_preemptions == 0
     assert_all_free(loop)
+
+
+def test_nothing_is_known_of_a_state_from_what_its_blocks_held_before() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, num_cpu_blocks=60, block_size=4)
+    blocks.free(computed(blocks, 9, kind=2))
+    seq = computed(blocks, 41)
+    decode(blocks, seq, 20)
+    head = seq.block_table[14 * 2 + 1]  # it replaces the snapshot before it once it is found
+    blocks.free(seq)
+    others = Hold(blocks.gpu)
+    others.take(60)  # the first prompt is in the CPU pool alone
+    blocks.copies.finish_plan()
+    free = [block for block in range(60) if block != head][:5]
+    for block in (*free[:3], head, *free[3:]):  # its state comes behind two other blocks
+        others.drop(block)
+    (again,) = make_request([2] * 9).sequences
+    blocks.start(again, blocks.find_prefix(again))
+    assert again.block_table[3] == head
+    again.output_token_ids += [1] * 60
+    (same,) = make_request([2] * 9 + [1] * 60).sequences
+    assert blocks.prefix_hashes(again, 0, 34) == blocks.prefix_hashes(same, 0, 34)

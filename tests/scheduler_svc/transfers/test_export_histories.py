@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_contract.model import StoreCapacity
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -28,7 +28,11 @@ from tests.scheduler_svc.make import (
 
 NUM_EVENTS = 200
 POOLS = ("gpu", "cpu")
-WINDOW = CacheGroup(kind="window", window=6)
+GROUPS_OF_LAYERS = (
+    (FULL_GROUP,),
+    (FULL_GROUP, CacheGroup(kind="window", window=6)),
+    (FULL_GROUP, CacheGroup(kind="state", state_blocks=3)),
+)
 
 
 class History:
@@ -45,7 +49,7 @@ class History:
             "max_num_batched_tokens": rng.choice([8, 24]),
             "store": rng.choice([None, None, StoreCapacity(kind="memory")]),
         }
-        self.groups_of_layers = (FULL_GROUP,) if seed % 3 else (FULL_GROUP, WINDOW)
+        self.groups_of_layers = GROUPS_OF_LAYERS[seed % len(GROUPS_OF_LAYERS)]
         self.depth, self.step_s = rng.choice([1, 2]), rng.choice([0.001, 0.01])
         self.admission, self.peers = AdmissionQueue(), PeerRegistry()
         self.kept: dict[bytes, Block] = {}
@@ -72,6 +76,7 @@ class History:
             **self.options | {name: num_groups * size for name, size in sizes.items()},
         )
         loop = make_loop(scheduler, depth=self.depth, kept=self.kept, step_s=self.step_s)
+        loop.queues_again = True
         store = loop.worker.store
         assert store is not None
         store.tickets = self.tickets
@@ -134,6 +139,11 @@ class History:
                     retract(loop, group.sequences[0])
                     loop.scheduler.abort(group)
 
+    def fail_step(self) -> None:
+        """The next step that computes takes its states with it, if there are any."""
+        worker = self.rng.choice(self.loops).worker
+        worker.fails_next = state_group(self.groups_of_layers) is not None
+
     def lose_worker(self) -> None:
         loop = self.loops.pop(self.rng.randrange(len(self.loops)))
         self._count(loop)
@@ -176,6 +186,7 @@ class History:
             self.step: 20,
             self.abort: 1,
             self.fail_sequence: 0.5,
+            self.fail_step: 0.5,
             self.lose_worker: 1,
             self.reset: 0.2,
             self.clear: 0.1,
