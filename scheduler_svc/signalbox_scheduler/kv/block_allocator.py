@@ -86,10 +86,6 @@ def _drop(_blocks: list[int], _block_hash: BlockHash) -> None:
     """Lets what an evicted block holds go."""
 
 
-def _ignore(_head: int) -> None:
-    """Knows nothing of states."""
-
-
 class BlockAllocator:
     """Block numbers [0, num_blocks) of one device.
 
@@ -120,8 +116,6 @@ class BlockAllocator:
         self._private: set[int] = set()
         self._rest: dict[int, list[int]] = {}  # the other blocks of states, by the first
         self._num_cached_rest = 0  # of those, the ones of cached states
-        self.on_take_state: Callable[[int], None] = _ignore
-        """Told of the first block of a state that is to hold another one."""
         self.holds: WeakSet[BlockHolder] = WeakSet()
         """Owners of blocks other than sequences, as long as they exist."""
         self.incoming: list[BlockCopy] = []
@@ -202,7 +196,6 @@ class BlockAllocator:
             self._num_owners[block] = 0
         if rest:
             self._rest[head] = rest
-        self.on_take_state(head)
         return head
 
     def blocks_of(self, head: int) -> list[int]:

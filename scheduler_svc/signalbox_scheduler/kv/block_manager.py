@@ -132,7 +132,7 @@ class BlockSpaceManager:
                 block = self.gpu.obtain(name, num_blocks=len(sources)).block
                 self.copies.add_in(copies_between(sources, self.gpu.blocks_of(block)))
             seq.block_table.append(block)
-        self.states.name_all(seq.block_table)
+        self.states.announce(seq.block_table)
         num_rows = len(prefix) // self.num_groups
         self._prefix_cache.record_shared(seq, num_rows)
         if self.states.num_blocks:
@@ -394,7 +394,7 @@ class BlockSpaceManager:
         shared = self._shared_writes(seq)
         for index, block in shared.items():
             is_state = self.states.is_entry(index)
-            copied = self.states.copy(block) if is_state else self.gpu.allocate()
+            copied = self.states.take() if is_state else self.gpu.allocate()
             if self.gpu.is_private(block):
                 self.gpu.retract(copied)
             for pair in zip(self.gpu.blocks_of(block), self.gpu.blocks_of(copied), strict=True):

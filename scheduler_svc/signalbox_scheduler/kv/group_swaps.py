@@ -72,7 +72,7 @@ class GroupSwaps:
         self._cpu_tier.unpin_after_step(Hold(self._cpu, left))
         self._copies.add_in(copies)
         for seq in group.unfinished:
-            self._states.name_all(seq.block_table)
+            self._states.announce(seq.block_table)
 
     def _sizes_of(self, group: SequenceGroup) -> Sizes:
         blocks = self._prefix_cache.distinct_blocks(group, self._gpu)

@@ -5,8 +5,6 @@ another state and leaves the earlier one behind, a snapshot, so that nothing is 
 is a matter of room: without it, the state moves along.
 """
 
-from collections.abc import Sequence as Rows
-
 from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator
@@ -31,13 +29,11 @@ class RunningStates:
         self.leaves_snapshots = shape.prefix_caching and self.num_blocks > 0
         """True if there are states, and prefixes are looked for."""
         self.new: dict[int, list[int]] = {}
-        """Blocks of the states that were taken since the worker was last told, or came back from
-        the CPU pool, by the first."""
+        """Blocks of the states that the next step names to the worker, by the first."""
         self._width = len(shape.groups)
         self._block_size = shape.block_size
         self._gpu = gpu
         self._snapshots = Snapshots(shape, gpu=gpu, prefix_cache=prefix_cache)
-        gpu.on_take_state = self._snapshots.record_taken
         self._held: dict[Sequence, list[int]] = {}
         """Rows of each sequence's snapshots, ascending; its running state is not one."""
 
@@ -49,7 +45,7 @@ class RunningStates:
     def take_over(self, seq: Sequence) -> None:
         """Records a sequence that comes from another worker, with its running state alone."""
         self._held[seq] = []
-        self.name_all(seq.block_table)
+        self.announce(seq.block_table)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Records that a new branch shares the snapshots of its parent."""
@@ -66,8 +62,8 @@ class RunningStates:
         self._snapshots.forget(seq)
 
     def num_missing(self, seq: Sequence, num_planned: int) -> int:
-        """Returns the blocks that a sequence needs to go on behind so many tokens, beside those
-        with which `copy` replaces what it shares."""
+        """Returns the blocks that a sequence needs to go on behind so many tokens, without those
+        of a state that is shared within a row, which is copied."""
         if num_planned % self._block_size or not self.num_blocks:
             return 0
         if num_planned and seq.is_on_worker:
@@ -98,24 +94,23 @@ class RunningStates:
         must_stay = head == NO_BLOCK or gpu.is_shared(head) or not seq.is_on_worker
         if must_stay and head != NO_BLOCK and not is_boundary:
             gpu.retract(head)  # nothing may find it by the name of its row
-        stays = row in snapshots
+        is_wanted = row in snapshots
         rows, changed = self._held[seq], []
         for after in [*snapshots, last]:
             if after <= row:
                 continue
             has_room = gpu.num_free - num_reserved >= self.num_blocks
-            if must_stay or (stays and has_room):
+            if must_stay or (is_wanted and has_room):
                 if head != NO_BLOCK and row not in rows:
                     rows.append(row)
-                    self._snapshots.record_left(seq, row, head)
-                head = gpu.allocate_state(self.num_blocks)
-                self.name(head)
+                    self._snapshots.record_left(seq, row)
+                head = self.take()
             else:
                 gpu.forget_hash(head)
                 table[self._entry(row)] = NO_BLOCK
             table[self._entry(after)] = head
             changed.append(self._entry(after))
-            row, stays, must_stay = after, True, False
+            row, is_wanted, must_stay = after, True, False
         return changed
 
     def _rows_to_leave(self, seq: Sequence, first: int, last: int) -> list[int]:
@@ -166,29 +161,25 @@ class RunningStates:
         self._gpu.free(seq.block_table[self._entry(row)], evict_first=row not in kept)
         seq.block_table[self._entry(row)] = NO_BLOCK
 
-    def copy(self, head: int) -> int:
-        """Takes a state into which one that others share is to be copied."""
-        copied = self._gpu.allocate_state(self._gpu.num_blocks_of([head]))
-        self.name(copied)
-        return copied
+    def take(self) -> int:
+        """Takes the blocks of a state and announces them; returns the first."""
+        head = self._gpu.allocate_state(self.num_blocks)
+        self.new[head] = self._gpu.blocks_of(head)
+        return head
 
     def is_entry(self, index: int) -> bool:
         """Says whether an entry of a table is of a state."""
         return self.num_blocks > 0 and (index + 1) % self._width == 0
 
-    def name(self, head: int) -> None:
-        """Lets the worker hear which blocks a state has."""
-        self.new[head] = self._gpu.blocks_of(head)
-
-    def name_all(self, table: list[int]) -> None:
-        """Lets the worker hear which blocks the states of a table have that is new to it."""
+    def announce(self, table: list[int]) -> None:
+        """Lets the next step say which blocks the states have in a table that is new to the
+        worker."""
         if self.num_blocks:
-            for head in table[self._width - 1 :: self._width]:
-                if head != NO_BLOCK:
-                    self.name(head)
+            heads = held(table[self._width - 1 :: self._width])
+            self.new.update((head, self._gpu.blocks_of(head)) for head in heads)
 
-    def take_new(self) -> Rows[Rows[int]]:
-        """Returns the blocks of the states that the worker has to hear of, once."""
+    def take_new(self) -> list[list[int]]:
+        """Returns the blocks of the states that the next step names, once."""
         new, self.new = self.new, {}
         return list(new.values())
 

@@ -251,6 +251,28 @@ def test_the_end_of_system_text_stays_while_requests_begin_with_it() -> None:
         blocks.check([])
 
 
+def test_a_state_that_was_fetched_is_known_as_one_where_requests_have_branched_off() -> None:
+    blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
+    for kind in (1, 2):
+        seq = named([1] * 26 + [kind] * 15)
+        run(blocks, seq)
+        blocks.free(seq)
+    names = blocks.prefix_hashes(seq, 0, 6 * 2)
+    everything = Hold(blocks.gpu)
+    everything.take(60)
+    everything.release()
+    fetched = Hold(blocks.gpu)
+    fetched.take(6)
+    fetched.take_state(3)
+    fetched.publish([*names[::2], names[-1]]).release()
+    third = named([1] * 26 + [3] * 15)
+    assert num_found(blocks, third.group.request.prompt_token_ids) == 24
+    run(blocks, third)
+    blocks.free(third)
+    everything.take(blocks.gpu.num_empty + 1)  # what is evicted first goes
+    assert num_found(blocks, [1] * 26 + [4] * 9) == 24
+
+
 def test_running_sequences_give_up_snapshots_before_one_is_preempted() -> None:
     # The rows of both and two states fit, not the states that they leave.
     scheduler = make_scheduler(num_gpu_blocks=16, groups=GROUPS)
