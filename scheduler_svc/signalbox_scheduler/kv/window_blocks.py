@@ -51,5 +51,6 @@ class WindowBlocks:
             first = group.first_block(num_computed, block_size=size)
             entries = seq.block_table[column :: self._width]
             behind = held(entries[: group.first_block(whole, block_size=size)])
-            assert not behind, f"{seq.seq_id}: behind the window"
+            # Nothing is given up of what a failed step has computed.
+            assert not behind or seq.group.suspicion, f"{seq.seq_id}: behind the window"
             assert NO_BLOCK not in entries[first:num_rows], f"{seq.seq_id}: a block is missing"

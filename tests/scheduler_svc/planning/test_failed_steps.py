@@ -16,9 +16,9 @@ GROUPS = (FULL_GROUP, CacheGroup(kind="state", state_blocks=3))
 POISON = 96
 
 
-def make_with_states() -> tuple[Cluster, Router, Loop]:
+def make_with_states(*others: CacheGroup) -> tuple[Cluster, Router, Loop]:
     cluster = make_cluster()
-    _, loop = join_worker(cluster, num_gpu_blocks=200, groups=GROUPS, name="a")
+    _, loop = join_worker(cluster, num_gpu_blocks=200, groups=(*others, *GROUPS), name="a")
     return cluster, Router(), loop
 
 
@@ -60,6 +60,17 @@ def test_states_that_a_step_lost_are_computed_from_the_last_snapshot() -> None:
     assert kinds.count(EventKind.SUSPECTED) == kinds.count(EventKind.CLEARED) == 1
     assert cluster.worker_records.num_failures_of("a") == 1
     assert group.num_lost_workers == 0
+
+
+def test_blocks_are_whole_while_a_step_behind_the_failed_one_is_in_flight() -> None:
+    cluster, router, loop = make_with_states(CacheGroup(kind="window", window=6))
+    group = ask(cluster, router, [1] * 19)
+    loop.send()
+    loop.send()  # of which the worker says as well that it has failed
+    loop.worker.fails_next = True
+    while not group.is_finished:
+        step(cluster, loop)
+    assert outputs(group) == [expected([1] * 19, num_tokens=12)]
 
 
 @pytest.mark.parametrize(
