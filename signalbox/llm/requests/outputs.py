@@ -80,6 +80,11 @@ class RequestOutput:
     error: str | None = None
     """Reason why sequences ended with "error"."""
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had."""
+        return self.usage.cached_tokens
+
 
 def finish_reason(finish: Finish) -> tuple[str, StopReason]:
     """Returns finish_reason and stop_reason."""

@@ -29,7 +29,8 @@ PROMPT = "a prompt that is longer than some blocks of the cache are, so that the
 
 def num_cached_tokens(llm: LLM) -> int:
     (output,) = llm.generate(PROMPT, GREEDY, use_tqdm=False)
-    return output.usage.cached_tokens
+    assert output.num_cached_tokens == output.usage.cached_tokens
+    return output.num_cached_tokens
 
 
 def test_a_reset_prefix_cache_is_found_nowhere(llm: LLM) -> None:
