@@ -9,7 +9,7 @@ import bisect
 import hashlib
 from array import array
 from collections.abc import Sequence as Tokens
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from signalbox_contract.cache_groups import FULL, NO_BLOCK, keep_all, state_group
@@ -72,7 +72,8 @@ class PrefixCache:
         self._width = len(groups)
         self._rows = PrefixRows(groups, block_size=block_size)
         self._keeps_all = keep_all(groups)
-        # For lack of a state blocks are computed again whose equals would be evicted first.
+        # Behind the last state that is found, blocks are computed again. They are kept, not their
+        # equals in the cache, which would be evicted first.
         self._takes_over = state_group(groups) is not None
         full = (column for column, group in enumerate(groups) if group.kind == FULL)
         self._full_column = next(full, None)
@@ -85,25 +86,27 @@ class PrefixCache:
 
         They end where each group has what the next token sees.
         """
-        prefix: list[FoundBlock] = []
-        if not self._is_on or seq.group.wants_prompt_logprobs:
-            return prefix
         if self._width > 1 or not self._keeps_all:
             return self._find_rows(seq)
-        for index in range((seq.num_tokens - 1) // self._block_size):
+        prefix: list[FoundBlock] = []
+        for index in range(self._most_rows(seq)):
             found = self._find(self.hash(seq, index))
             if found is None:
                 break
             prefix.append(found)
         return prefix
 
-    def _find_rows(self, seq: Sequence) -> list[FoundBlock]:
-        @cache
-        def found(column: int, row: int) -> FoundBlock | None:
-            return self._find(name_in_group(self.hash(seq, row), column))
+    def _most_rows(self, seq: Sequence) -> int:
+        """Returns the whole rows before a sequence's last token that may be found: none if its
+        prompt has to be computed whatever is known of it."""
+        is_sought = self._is_on and not seq.group.wants_prompt_logprobs
+        return (seq.num_tokens - 1) // self._block_size if is_sought else 0
 
-        most_rows = (seq.num_tokens - 1) // self._block_size
-        num_rows = self._rows.longest(most_rows, lambda *place: found(*place) is not None)
+    def _find_rows(self, seq: Sequence) -> list[FoundBlock]:
+        found = cache(partial(self._find_entry, seq))
+        num_rows = self._rows.longest(
+            self._most_rows(seq), lambda *place: found(*place) is not None
+        )
         firsts = self._rows.firsts(num_rows)
         return [
             found(column, row) or NOT_NEEDED if row >= first else NOT_NEEDED
@@ -113,12 +116,10 @@ class PrefixCache:
 
     def num_in_full_groups(self, seq: Sequence) -> int:
         """Returns how many of the first rows of a sequence the full groups have."""
-        if not self._is_on or self._full_column is None or seq.group.wants_prompt_logprobs:
+        if self._full_column is None:
             return 0
-        most_rows = (seq.num_tokens - 1) // self._block_size
         return self._rows.num_in_full_groups(
-            most_rows,
-            lambda column, row: self._find(name_in_group(self.hash(seq, row), column)) is not None,
+            self._most_rows(seq), lambda *place: self._find_entry(seq, *place) is not None
         )
 
     def estimate(self, seq: Sequence) -> int:
@@ -127,19 +128,20 @@ class PrefixCache:
         A block is rarely here without those before it, as they are freed in that order, unless all
         groups have windows.
         """
-        if not self._is_on or seq.group.wants_prompt_logprobs:
-            return 0
-        if self._full_column is None:
+        column = self._full_column
+        if column is None:
             return len(self.find(seq)) // self._width
-        bound, most = 1, (seq.num_tokens - 1) // self._block_size
-        while bound <= most and self._is_found(seq, bound - 1):
+        bound, most = 1, self._most_rows(seq)
+        while bound <= most and self._find_entry(seq, column, bound - 1) is not None:
             bound *= 2
         return bisect.bisect_left(
-            range(min(bound, most)), True, key=lambda index: not self._is_found(seq, index)
+            range(min(bound, most)),
+            True,
+            key=lambda row: self._find_entry(seq, column, row) is None,
         )
 
-    def _is_found(self, seq: Sequence, row: int) -> bool:
-        return self._find(name_in_group(self.hash(seq, row), self._full_column or 0)) is not None
+    def _find_entry(self, seq: Sequence, column: int, row: int) -> FoundBlock | None:
+        return self._find(name_in_group(self.hash(seq, row), column))
 
     def _find(self, block_hash: BlockHash) -> FoundBlock | None:
         block = self._gpu.find(block_hash)

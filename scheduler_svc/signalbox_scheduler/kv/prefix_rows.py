@@ -43,7 +43,7 @@ class PrefixRows:
         while num_rows != before:
             before = num_rows
             for column, group in self._others:
-                num_rows = self._end_in_window(group, num_rows, partial(has, column))
+                num_rows = self._longest_of_group(group, num_rows, partial(has, column))
         return num_rows
 
     def num_in_full_groups(self, num_rows: int, has: Callable[[int, int], bool]) -> int:
@@ -53,8 +53,9 @@ class PrefixRows:
             num_rows = next((row for row in rows if not has(column, row)), num_rows)
         return num_rows
 
-    def _end_in_window(self, group: CacheGroup, end: int, has: Callable[[int], bool]) -> int:
-        """Returns the last row, up to `end`, before which the rows that a group needs are there."""
+    def _longest_of_group(self, group: CacheGroup, end: int, has: Callable[[int], bool]) -> int:
+        """Returns the rows of the longest prefix, of `end` at most, for which a group has what the
+        next token sees."""
         while end:
             first = group.first_block(end * self._block_size, block_size=self._block_size)
             missing = (row for row in reversed(range(first, end)) if not has(row))

@@ -38,7 +38,7 @@ class RunningStates:
         """Rows of each sequence's snapshots, ascending; its running state is not one."""
 
     def begin(self, seq: Sequence, num_found: int) -> None:
-        """Records the rows of a sequence that starts which were found."""
+        """Records that a sequence starts behind so many found rows."""
         self._held[seq] = [num_found - 1] if num_found else []
         self._snapshots.begin(seq, num_found)
 

@@ -37,13 +37,14 @@ class Snapshots:
         """Row of the snapshot before an ended sequence's last one, by the name of the last."""
 
     def begin(self, seq: Sequence, num_found: int) -> None:
-        """Records the rows of a sequence that starts which were found, and those that would have
-        been but for a state."""
+        """Records that a sequence starts behind so many found rows, and whether a state is all that
+        it lacks for more."""
         num_in_full_groups = self._prefix_cache.num_in_full_groups(seq)
         rows = {num_in_full_groups - 1} if num_in_full_groups > num_found else set()
         found = self._name(seq, num_found - 1) if num_found else b""
         if found in self._branches:
             rows.add(num_found - 1)
+            self._note(self._branches, found, num_found - 1)
         self._branched_at[seq] = rows
         before = self._before.pop(found, -1)
         replaced = self._find(seq, before) if before >= 0 else None
@@ -63,7 +64,8 @@ class Snapshots:
             self._note(self._branches, self._name(seq, row), row)
 
     def _note(self, rows: dict[BlockHash, int], name: BlockHash, row: int) -> None:
-        """Adds a row; of more than the pool has blocks the oldest is forgotten."""
+        """Adds a row as the newest; of more than the pool has blocks the oldest is forgotten."""
+        rows.pop(name, None)
         rows[name] = row
         if len(rows) > self._gpu.num_blocks:
             del rows[next(iter(rows))]

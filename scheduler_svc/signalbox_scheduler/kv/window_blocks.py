@@ -8,7 +8,7 @@ from signalbox_scheduler.requests.sequence_group import Sequence
 
 
 class WindowBlocks:
-    """They come with the steps that compute their tokens, and go when those are behind."""
+    """Takes blocks with the steps that compute their tokens, and frees them behind the window."""
 
     def __init__(self, shape: CacheShape, *, gpu: BlockAllocator) -> None:
         groups = shape.groups
