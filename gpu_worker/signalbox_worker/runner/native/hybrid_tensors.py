@@ -42,7 +42,7 @@ _NEMOTRON = {
     r"\.mixer\.(in_proj|conv1d|dt_bias|A_log|D|norm|out_proj)\b": rf".{RECURRENT}.\1",
     r"\.mixer\.": ".mlp.",
 }
-_RENAMED: Mapping[str, Mapping[str, str]] = {
+_RENAMED: Mapping[str, dict[str, str]] = {
     "Lfm2": _LFM2,
     "NemotronH": _NEMOTRON,
     "Qwen3": {r"\.linear_attn\.": f".{RECURRENT}."},
@@ -61,12 +61,18 @@ _ONE_PART = re.compile(rf"\.(self_attn|{RECURRENT}|mlp)\.")
 _SHARED = re.compile(r"(.*\.)shared_mlp\.(in|out)put_linear\.weight")
 
 
+def _renamed_parts(config: DecoderConfig) -> dict[str, str]:
+    """Returns the parts of names of a family with recurrent layers; none of another family."""
+    if config.recurrence is None:
+        return {}
+    return next(one for key, one in _RENAMED.items() if config.architecture.startswith(key))
+
+
 def their_module(name: str, config: DecoderConfig) -> str:
     """Returns the name that a family has for a module, of that which programs have."""
-    rules = next((one for key, one in _RENAMED.items() if config.architecture.startswith(key)), {})
-    for pattern, own in reversed([*rules.items()]):
+    for pattern, own in reversed(_renamed_parts(config).items()):
         theirs = pattern.replace(r"\.", ".")
-        if config.recurrence is not None and _PLAIN.fullmatch(theirs):
+        if _PLAIN.fullmatch(theirs):
             name = f"{name}.".replace(own, theirs)[:-1]
     if config.has_one_part:
         return _ONE_PART.sub(".mixer.", name)
@@ -78,7 +84,7 @@ def with_native_names(
 ) -> dict[str, StoredTensor]:
     """Returns the tensors of a family with recurrent layers by the names that programs have for
     them, those that are fused in parts; nothing is read. Raises ModelError for other shapes."""
-    rules = next(one for name, one in _RENAMED.items() if config.architecture.startswith(name))
+    rules = _renamed_parts(config)
 
     def renamed() -> Iterator[tuple[str, str, StoredTensor]]:
         for theirs, tensor in stored.items():
