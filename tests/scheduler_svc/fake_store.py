@@ -115,7 +115,7 @@ class FakeStore:
             if isinstance(move, Store):
                 self.kept[block_hash] = dict(self.cpu[move.cpu_blocks[index]])
                 self.num_stored += 1
-            elif block_hash not in self.kept:
+            elif (block_hash in self.kept) is (isinstance(move, Find) and move.seeks):
                 break
             elif isinstance(move, Fetch):
                 self.cpu[move.cpu_blocks[index]] = dict(self.kept[block_hash])

@@ -29,6 +29,8 @@ class Find(NamedTuple):
 
     move_id: int
     hashes: Sequence[bytes]
+    seeks: bool = False
+    """Ask how many of them it lacks instead; see worker.proto."""
 
 
 class BlockSource(NamedTuple):
@@ -137,7 +139,8 @@ class MoveResult(NamedTuple):
 
     move_id: int
     num_blocks: int
-    """Blocks, from the first one on, that were found, fetched, stored, or read by a peer."""
+    """Blocks, from the first one on, that were found, fetched, stored, or read by a peer, or that
+    are not there if one was sought."""
     num_bytes: int = 0
     """Bytes of the blocks that were read or written."""
     duration_ns: int = 0
@@ -158,7 +161,8 @@ def encode_store_moves(moves: StoreMoves) -> pb.StoreMoves:
             for one in moves.clears
         ],
         finds=[
-            pb.FindBlocks(move_id=one.move_id, hashes=b"".join(one.hashes)) for one in moves.finds
+            pb.FindBlocks(move_id=one.move_id, hashes=b"".join(one.hashes), seeks=one.seeks)
+            for one in moves.finds
         ],
         fetches=[
             pb.FetchBlocks(
@@ -206,7 +210,7 @@ def decode_store_moves(message: pb.StoreMoves) -> StoreMoves:
             for one in message.clears
         ],
         finds=[
-            Find(one.move_id, _hashes(one.hashes, "store_moves.finds.hashes"))
+            Find(one.move_id, _hashes(one.hashes, "store_moves.finds.hashes"), one.seeks)
             for one in message.finds
         ],
         fetches=[

@@ -104,15 +104,21 @@ class PendingTransfers:
         return len(self._transfers)
 
     def find(
-        self, hashes: Sequence[BlockHash], now: float, *, sizes: Sequence[int] = ()
+        self,
+        hashes: Sequence[BlockHash],
+        now: float,
+        *,
+        sizes: Sequence[int] = (),
+        seeks: bool = False,
     ) -> Transfer:
         """Asks how many of the first hashes the store has.
 
         Args:
             sizes: blocks of each; empty if none is of a state.
+            seeks: whether to ask how many it lacks instead.
         """
         transfer = self._begin(TransferKind.FIND, now, hashes, sizes=sizes)
-        self._to_send.finds.append(Find(transfer.move_id, transfer.names))
+        self._to_send.finds.append(Find(transfer.move_id, transfer.names, seeks))
         return transfer
 
     def fetch(

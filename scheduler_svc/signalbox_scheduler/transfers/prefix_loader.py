@@ -168,7 +168,7 @@ class PrefixLoader:
         return PrefixPart(blocks, seq, start=num_rows, end=end).within(self._most_fetched)
 
     def _look_up(self, lookup: PrefixLookup, now: float) -> Transfer:
-        transfer = self._transfers.find(lookup.names, now, sizes=lookup.sizes)
+        transfer = self._transfers.find(lookup.names, now, sizes=lookup.sizes, seeks=lookup.seeks)
         self._lookups[transfer] = lookup
         return transfer
 

@@ -2,7 +2,8 @@
 
 The first asks for the full groups. The others ask for what windows and states need at the end that
 is known so far, the last row first: where a block is missing, the prefix ends before it, and they
-need other blocks there.
+need other blocks there. Where it is a state, which few rows have, the last row before it is sought
+that has one.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,9 @@ from signalbox_scheduler.transfers.prefix_part import PrefixPart
 
 MAX_LOOKUPS = 8
 """Lookups of one prefix. If windows or states still lack something after these, it is computed."""
+MAX_SOUGHT = 128
+"""Rows among which one lookup seeks a state, so that a server is asked for each in time; a long
+prompt has a snapshot for each so many rows of 16 tokens."""
 
 
 class PrefixLookup:
@@ -26,6 +30,8 @@ class PrefixLookup:
         """The part of the prefix that the store may have, by what is known."""
         self._may_come = may_come
         self._of_full_groups = True
+        self.seeks = False
+        """True if the lookup is to count the names before the first that the store has."""
         self._num_lookups = 1
         self._asked = self.part.entries(of_full_groups=True)
         if not self._asked:
@@ -34,8 +40,12 @@ class PrefixLookup:
         """Names of what the first lookup asks for."""
 
     def _ask_for_others(self) -> None:
-        self._of_full_groups = False
+        self._of_full_groups = self.seeks = False
         self._asked = self.part.entries(of_full_groups=False)[::-1]
+
+    def _seek_state(self) -> None:
+        self.seeks = True
+        self._asked = self.part.states(most=MAX_SOUGHT)
 
     @property
     def names(self) -> list[BlockHash]:
@@ -54,14 +64,22 @@ class PrefixLookup:
             most: entries that may be fetched.
         """
         is_whole = num_blocks >= len(self._asked)
-        if not is_whole:
-            self.part = self.part.cut(self._asked[num_blocks].row)
-        self.part = self.part.longest(self._may_come).within(most)
-        if is_whole and not self._of_full_groups:
+        is_of_others = not (self._of_full_groups or self.seeks)
+        self.part = self.part.cut(self._end(num_blocks)).longest(self._may_come).within(most)
+        if is_whole and is_of_others:
             return False
-        self._ask_for_others()
+        if is_of_others and not num_blocks and self.part.has_states:  # it is what was asked first
+            self._seek_state()
+        else:
+            self._ask_for_others()
         if self._asked and self._num_lookups == MAX_LOOKUPS:
             self.part = self.part.cut(self.part.start)
             return False
         self._num_lookups += 1
         return bool(self._asked)
+
+    def _end(self, num_blocks: int) -> int:
+        """Returns how many rows the store may have, by what a lookup has counted."""
+        if num_blocks < len(self._asked):
+            return self._asked[num_blocks].row + int(self.seeks)
+        return self._asked[-1].row if self.seeks else self.part.end

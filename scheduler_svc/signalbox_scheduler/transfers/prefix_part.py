@@ -58,7 +58,7 @@ class PrefixPart:
     @property
     def num_blocks(self) -> int:
         """Blocks of the entries, with all of states."""
-        return sum(self.sizes) if self._blocks.states.num_blocks else self.num_names
+        return sum(self.sizes) if self.has_states else self.num_names
 
     @property
     def sizes(self) -> list[int]:
@@ -86,6 +86,17 @@ class PrefixPart:
         is_full = [group.kind == FULL for group in self._blocks.groups]
         columns = [column for column, full in enumerate(is_full) if full is of_full_groups]
         return self._entries(columns)
+
+    @property
+    def has_states(self) -> bool:
+        """True if a prefix ends at a row that has a state."""
+        return self._blocks.states.num_blocks > 0
+
+    def states(self, *, most: int) -> list[NamedEntry]:
+        """Returns the first blocks of the states of so many rows at most, the last row first."""
+        column = self._blocks.num_groups - 1
+        rows = range(self.end - 1, max(self.start, self.end - most) - 1, -1)
+        return [NamedEntry(row, self._name(row, column), 1) for row in rows]
 
     def _entries(self, columns: Collection[int] | None = None) -> list[NamedEntry]:
         named = (

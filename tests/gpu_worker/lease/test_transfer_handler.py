@@ -33,7 +33,7 @@ HASHES = [bytes([number]) * 16 for number in range(4)]
 MOVES = StoreMoves(
     cancels=[1, 2],
     clears=[Clear(3, None), Clear(4, ""), Clear(5, "a", ClearMark(b"i" * 16, 7))],
-    finds=[Find(6, HASHES)],
+    finds=[Find(6, HASHES), Find(12, HASHES[1:], seeks=True)],
     fetches=[
         Fetch(7, HASHES[:2], [3, 1]),
         Fetch(8, [], []),
@@ -87,7 +87,7 @@ def moves() -> Iterator[Moves]:
 def test_a_section_is_what_its_message_decodes_to() -> None:
     assert decode_store_moves(encode_store_moves(MOVES)) == MOVES
     assert MOVES.counts == {"blocks_fetched": 3, "blocks_stored": 2, "blocks_exported": 1}
-    assert sorted(MOVES.move_ids) == list(range(3, 12))
+    assert sorted(MOVES.move_ids) == list(range(3, 13))
 
 
 @pytest.mark.parametrize(

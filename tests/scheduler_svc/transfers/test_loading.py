@@ -60,11 +60,11 @@ class Server:
         return self.loop.worker.store
 
     def add(
-        self, prompt: list[int] = PROMPT, *, max_tokens: int = 2, tenant: str = ""
+        self, prompt: list[int] = PROMPT, *, max_tokens: int = 2, **fields: Any
     ) -> SequenceGroup:
         self.num_requests += 1
         arrival = float(self.num_requests)
-        group = make_request(prompt, max_tokens=max_tokens, arrival=arrival, tenant=tenant)
+        group = make_request(prompt, max_tokens=max_tokens, arrival=arrival, **fields)
         groups = self.scheduler.blocks.groups
         self.content |= content_of(group, block_size=4, groups=groups)
         self.scheduler.admission.add(group)

@@ -7,6 +7,7 @@ import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup
 from signalbox_contract.sections.store_moves import StoreMoves
+from signalbox_scheduler.kv.prefix_cache import names_of_parts
 from signalbox_scheduler.kv.prefix_rows import PrefixRows
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.requests.timeline import EventKind
@@ -200,6 +201,30 @@ def test_a_prefix_in_a_store_ends_where_windows_have_what_they_need(
         del server.kept[name_of(server, probe, row=row, column=column)]
     group = server.run(LONG)
     assert group.num_cached_tokens == 4 * num_rows
+
+
+@pytest.mark.parametrize("division", ["states", "windows and states"])
+@pytest.mark.parametrize("lacks_parts", [False, True])
+def test_a_state_is_found_at_a_store_many_rows_before_the_end(
+    division: str, lacks_parts: bool
+) -> None:
+    prompt = list(range(110))
+    positions = (40, 60) if lacks_parts else (60,)
+    first = WindowServer(division)
+    for _ in range(2):
+        first.add(prompt, snapshot_positions=positions)
+        first.finish()
+    probe = make_request(prompt)
+    column = len(DIVISIONS[division]) - 1
+    for row in range(15, 27):
+        first.kept.pop(name_of(first, probe, row=row, column=column), None)
+    if lacks_parts:
+        name = name_of(first, probe, row=14, column=column)
+        del first.kept[names_of_parts(name, 3)[2]]
+    server = WindowServer(division, first.kept)
+    group = server.run(prompt)
+    assert group.num_cached_tokens == (40 if lacks_parts else 60)
+    assert outputs(group) == [expected(prompt, num_tokens=2)]
 
 
 def test_a_store_that_lacks_what_windows_need_everywhere_is_not_asked_for_ever() -> None:

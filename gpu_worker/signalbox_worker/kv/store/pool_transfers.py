@@ -85,7 +85,8 @@ class PoolTransfers(BlockTransfers):
         for find in moves.finds:
             if not find.hashes:
                 raise ValueError("a find names at least one key")
-            self.store.find(self._add(Transfer(find.move_id, find.hashes)))
+            transfer = self._add(Transfer(find.move_id, find.hashes))
+            self.store.find(transfer, seeks=find.seeks)
         for fetch in moves.fetches:
             if fetch.source is None:
                 self.store.read(self._begin(fetch))

@@ -64,9 +64,10 @@ class StoreThreads:
         self._said_stalled = False
         self._is_closed = False
 
-    def find(self, transfer: Transfer) -> None:
-        """Asks how many of the first keys the store has, before the reads that have not begun."""
-        self._readers.submit(partial(self._find, transfer), is_urgent=True)
+    def find(self, transfer: Transfer, *, seeks: bool = False) -> None:
+        """Asks how many of the first keys the store has, or lacks if it `seeks` one, before the
+        reads that have not begun."""
+        self._readers.submit(partial(self._find, transfer, seeks), is_urgent=True)
 
     def read(self, transfer: Transfer) -> None:
         """Brings each key's block from the store into the pool."""
@@ -130,10 +131,15 @@ class StoreThreads:
         self.store.close()
         return all(have_ended)
 
-    def _find(self, transfer: Transfer, buffer: memoryview) -> None:
+    def _find(self, transfer: Transfer, seeks: bool, buffer: memoryview) -> None:
         with _Failing(transfer):
-            if transfer.begin(0):
+            if not transfer.begin(0):
+                return
+            if not seeks:
                 transfer.found(self.store.find(transfer.keys))
+                return
+            found = (index for index, key in enumerate(transfer.keys) if self.store.find([key]))
+            transfer.found(next(found, len(transfer.keys)))
 
     def _read(self, transfer: Transfer, index: int, buffer: memoryview) -> None:
         with _Failing(transfer):

@@ -35,10 +35,13 @@ _UNANSWERED = "a rank does not copy its share of a block"
 class _StoreTransfer(Transfer):
     """A transfer that each rank makes with a store of its own."""
 
-    def __init__(self, move_id: int, found: Sequence[bytes], num_ranks: int) -> None:
+    def __init__(
+        self, move_id: int, found: Sequence[bytes], num_ranks: int, *, seeks: bool
+    ) -> None:
         """`found` has the keys of a find; it is empty for others."""
         super().__init__(move_id, found)
         self._num_ranks = num_ranks
+        self._seeks = seeks
         self.results: dict[int, MoveResult] = {}
         """Results of the ranks that have answered, by rank."""
 
@@ -57,7 +60,7 @@ class _StoreTransfer(Transfer):
         every = self.results.values()
         return MoveResult(
             self.move_id,
-            min(one.num_blocks for one in every),
+            (max if self._seeks else min)(one.num_blocks for one in every),
             min(one.num_bytes for one in every),
             max(one.duration_ns for one in every),
             next((one.failed for one in every if one.failed), ""),
@@ -67,7 +70,8 @@ class _StoreTransfer(Transfer):
     def lacking(self) -> bytes | None:
         """Key of the first block of a find that some ranks have found and others have not."""
         results = self.results.values()
-        if not self.keys or super().is_ended or any(one.failed for one in results):
+        is_other = self._seeks or not self.keys
+        if is_other or super().is_ended or any(one.failed for one in results):
             return None
         num_found = min(one.num_blocks for one in results)
         is_equal = num_found == max(one.num_blocks for one in results)
@@ -164,8 +168,10 @@ class RankedTransfers(PoolTransfers):
         self._others.send(Step(epoch=0, step_id=0, store_moves=moves))
         self._run(partial(self._own.begin, moves))
         keys = {find.move_id: find.hashes for find in moves.finds}
+        seeks = {find.move_id for find in moves.finds if find.seeks}
         for move_id in moves.move_ids:
-            self._add(_StoreTransfer(move_id, keys.get(move_id, ()), self._num_ranks))
+            found, num_ranks = keys.get(move_id, ()), self._num_ranks
+            self._add(_StoreTransfer(move_id, found, num_ranks, seeks=move_id in seeks))
 
     def _begin_with_peer(self, moved: Fetch | Export) -> Transfer:
         copies = self._others.copies

@@ -319,12 +319,14 @@ class ClearStore(_message.Message):
     def __init__(self, move_id: _Optional[int] = ..., tenant: _Optional[str] = ..., mark: _Optional[_Union[_common_pb2.ClearMark, _Mapping]] = ...) -> None: ...
 
 class FindBlocks(_message.Message):
-    __slots__ = ("move_id", "hashes")
+    __slots__ = ("move_id", "hashes", "seeks")
     MOVE_ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    SEEKS_FIELD_NUMBER: _ClassVar[int]
     move_id: int
     hashes: bytes
-    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    seeks: bool
+    def __init__(self, move_id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., seeks: _Optional[bool] = ...) -> None: ...
 
 class FetchBlocks(_message.Message):
     __slots__ = ("move_id", "hashes", "cpu_blocks", "source")

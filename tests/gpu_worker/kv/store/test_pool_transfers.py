@@ -73,8 +73,8 @@ class Moves:
         self.queue = PoolTransfers(self.threads)
         self.queue.bind(pools)
 
-    def find(self, move_id: int, keys: Sequence[bytes]) -> None:
-        self.queue.begin(StoreMoves(finds=[Find(move_id, keys)]))
+    def find(self, move_id: int, keys: Sequence[bytes], *, seeks: bool = False) -> None:
+        self.queue.begin(StoreMoves(finds=[Find(move_id, keys, seeks)]))
 
     def fetch(self, move_id: int, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
         self.queue.begin(StoreMoves(fetches=[Fetch(move_id, keys, blocks)]))
@@ -127,6 +127,16 @@ def test_a_find_counts_the_leading_keys_that_are_there() -> None:
         (result,) = moves.await_ended()
     assert (result.move_id, result.num_blocks, result.num_bytes) == (7, 2, 0)
     assert not result.failed
+
+
+@pytest.mark.parametrize(("keys", "num_lacking"), [((5, 3, 2, 6, 1), 2), ((1, 3), 0), ((5, 3), 2)])
+def test_a_find_that_seeks_counts_the_keys_before_the_first_that_is_there(
+    keys: tuple[int, ...], num_lacking: int
+) -> None:
+    with moving(make_store(1, 2, 4)) as moves:
+        moves.find(7, keys_of(*keys), seeks=True)
+        (result,) = moves.await_ended()
+    assert (result.num_blocks, result.num_bytes, result.failed) == (num_lacking, 0, "")
 
 
 def test_a_fetch_brings_each_block_to_its_place_in_the_pool() -> None:

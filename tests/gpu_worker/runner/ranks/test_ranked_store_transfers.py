@@ -62,6 +62,13 @@ class Ranks(ThreadRanks):
             for index, number in enumerate(numbers)
         )
 
+    def num_before_found(self, *numbers: int) -> int:
+        """Seeks the first of some blocks that are there."""
+        self._num_moves += 1
+        find = Find(self._num_moves, keys_of(*numbers), seeks=True)
+        self.moves.begin(StoreMoves(finds=[find]))
+        return self.end(find.move_id).num_blocks
+
     def begin(self, kind: type[Find | Fetch | Store], *numbers: int) -> int:
         self._num_moves += 1
         move_id, keys, blocks = self._num_moves, keys_of(*numbers), range(len(numbers))
@@ -174,6 +181,8 @@ def test_a_block_that_one_rank_lacks_is_removed_on_all(
         ranks.await_open()
         assert ranks.done(Store, 1, 2, 3) == 3
         ranks.tiers[lacking].remove(key_of(2))  # as it does to make room
+        assert ranks.num_before_found(7, 2, 8, 1) == 3
+        assert found_on_each(ranks, 2) == [lacking, 1 - lacking]
         assert ranks.done(Find, 1, 2, 3) == 1
         wait_until(lambda: found_on_each(ranks, 2) == [0, 0])
         assert found_on_each(ranks, 1) == found_on_each(ranks, 3) == [1, 1]

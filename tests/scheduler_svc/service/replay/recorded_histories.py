@@ -102,10 +102,10 @@ SCENARIOS = {
         kinds=("plain", "forks", "beams"),
     ),
     "states": Scenario(
-        seed=18,
-        capacity=ALONE | {"num_gpu_blocks": 30, "groups": STATES},
+        seed=20,
+        capacity=ALONE | STORE | {"num_gpu_blocks": 30, "groups": STATES},
         kinds=("turns", "named", "forks", "beams"),
-        weights={"fail": 0.3},
+        weights={"fail": 0.3, "lose": 1.0, "lose_stored_blocks": 0.5},
     ),
     "prefixes": Scenario(
         seed=3, capacity=ALONE | {"copy_bytes_per_s": 1e6}, kinds=("turns", "turns", "plain")
