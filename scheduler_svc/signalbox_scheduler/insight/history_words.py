@@ -33,13 +33,18 @@ class HistoryLine(NamedTuple):
 
 
 def summary_of(
-    known: Explanation, *, block_size: int, held: Sequence[tuple[CacheGroup, int]] = ()
+    known: Explanation,
+    *,
+    block_size: int,
+    held: Sequence[tuple[CacheGroup, int]] = (),
+    has_states: bool = False,
 ) -> Iterator[str]:
     """Yields sentences on the whole.
 
     Args:
         block_size: tokens of a block of its worker; 0 if that has left.
         held: the groups of layers of its worker, each with the blocks that the request holds.
+        has_states: whether layers of its worker are recurrent.
     """
     cached = f" ({known.num_cached_tokens} cached)" if known.num_cached_tokens else ""
     branches = f" in {known.num_sequences} sequences" if known.num_sequences > 1 else ""
@@ -50,7 +55,9 @@ def summary_of(
         f" {times.get(known.num_preemptions, f'{known.num_preemptions} times')}."
     )
     if any(event.kind is EventKind.PREFILL for event in known.events):
-        yield _prefix(known.num_prompt_tokens, known.num_cached_tokens, block_size)
+        yield _prefix(
+            known.num_prompt_tokens, known.num_cached_tokens, block_size, has_states=has_states
+        )
     if held and not is_one_full_group([group for group, _ in held]):
         yield _held(held)
     if known.waits:
@@ -63,7 +70,9 @@ def summary_of(
         yield f"{events} between the first and the last are not kept."
 
 
-def _prefix(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> str:
+def _prefix(
+    num_prompt_tokens: int, num_cached_tokens: int, block_size: int, *, has_states: bool
+) -> str:
     """Says how much of the prompt was found, and why not more."""
     if block_size and num_cached_tokens >= (num_prompt_tokens - 1) // block_size * block_size:
         if not num_cached_tokens:
@@ -73,18 +82,21 @@ def _prefix(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> 
             )
         rest = counted(num_prompt_tokens - num_cached_tokens, "token")
         return (
-            f"Nothing broke its prefix: only the last {rest}, which fill no block of {block_size}"
-            " before the last token, were not cached."
+            f"Nothing broke its prefix: all its blocks of {block_size} before the last token were"
+            f" cached, which left {rest} to compute."
+        )
+    broke = f"Its prefix broke after {counted(num_cached_tokens, 'token')}."
+    stranger = "no request of its tenant had these tokens behind the same beginning"
+    if has_states:
+        return (
+            f"{broke} No snapshot of the states of its recurrent layers was found further on:"
+            f" {stranger}, none left a snapshot there, or it was evicted."
         )
     missing = f"What follows token {num_cached_tokens}"
     if block_size:
         first, last = num_cached_tokens + 1, num_cached_tokens + block_size
         missing = f"The block with tokens {first} to {last}"
-    return (
-        f"Its prefix broke after {counted(num_cached_tokens, 'token')}. {missing} was not in the"
-        " cache: no request of its tenant had these tokens behind the same beginning, or they were"
-        " evicted."
-    )
+    return f"{broke} {missing} was not in the cache: {stranger}, or they were evicted."
 
 
 def _held(held: Sequence[tuple[CacheGroup, int]]) -> str:

@@ -103,8 +103,8 @@ def test_the_summary_has_counts_and_what_parts_have_counted() -> None:
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "num_cached_tokens", "block_size", "words"),
     [
-        (100, 96, 16, "Nothing broke its prefix: only the last 4 tokens"),
-        (96, 80, 16, "Nothing broke its prefix: only the last 16 tokens"),
+        (100, 96, 16, "Nothing broke its prefix: all its blocks of 16 before the last token"),
+        (96, 80, 16, "Nothing broke its prefix: all its blocks of 16 before the last token"),
         (16, 0, 16, "Its prompt fills no block of 16"),
         (100, 32, 16, "Its prefix broke after 32 tokens. The block with tokens 33 to 48 "),
         (100, 32, 0, "Its prefix broke after 32 tokens. What follows token 32 "),
@@ -116,6 +116,23 @@ def test_the_cause_of_a_broken_prefix_is_told_from_a_prompt_cached_as_far_as_can
     tokens = {"num_prompt_tokens": num_prompt_tokens, "num_cached_tokens": num_cached_tokens}
     assert said_of(block_size, events=BEGINNING, **tokens)[1].startswith(words)
     assert len(said_of(block_size, events=BEGINNING[:1], **tokens)) == 1
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "left"), [(97, "1 token"), (112, "16 tokens")])
+def test_tokens_behind_the_last_whole_block_are_told_as_computed(
+    num_prompt_tokens: int, left: str
+) -> None:
+    tokens = {"num_prompt_tokens": num_prompt_tokens, "num_cached_tokens": 96}
+    assert said_of(16, events=BEGINNING, **tokens)[1].endswith(f"which left {left} to compute.")
+
+
+def test_a_prefix_of_recurrent_layers_is_told_to_end_at_a_snapshot() -> None:
+    """Blocks of what follows may be cached, and are of no use without a state."""
+    tokens = {"num_prompt_tokens": 100, "num_cached_tokens": 32}
+    known = make_explanation(events=BEGINNING, **tokens)
+    _, words = summary_of(known, block_size=16, has_states=True)
+    assert words.startswith("Its prefix broke after 32 tokens. No snapshot of the states of its ")
+    assert "none left a snapshot there" in words
 
 
 def test_the_chunks_of_a_prefill_are_one_line() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from signalbox_contract.cache_groups import CacheGroup, decode_group, encode_group
+from signalbox_contract.cache_groups import CacheGroup, decode_group, encode_group, state_group
 from signalbox_contract.errors import NotFound
 from signalbox_contract.model import encode_rank
 from signalbox_contract.step_result import encode_stages
@@ -53,18 +53,30 @@ def explain(
         )
     message = explanation(known, cluster)
     held = [(decode_group(one.group), one.num_blocks) for one in message.held_blocks]
-    message.text.CopyFrom(_text(known, block_size=message.block_size, held=held))
+    blocks = _blocks_of(known.worker, cluster)
+    message.text.CopyFrom(
+        _text(
+            known,
+            block_size=message.block_size,
+            held=held,
+            has_states=blocks is not None and state_group(blocks.groups) is not None,
+        )
+    )
     return message
 
 
 def _text(
-    known: Explanation, *, block_size: int, held: list[tuple[CacheGroup, int]]
+    known: Explanation,
+    *,
+    block_size: int,
+    held: list[tuple[CacheGroup, int]],
+    has_states: bool,
 ) -> explain_pb2.HistoryText:
     def since_arrival(at: float) -> int:
         return nanoseconds(at - known.arrival)
 
     return explain_pb2.HistoryText(
-        summary=summary_of(known, block_size=block_size, held=held),
+        summary=summary_of(known, block_size=block_size, held=held, has_states=has_states),
         lines=[
             explain_pb2.HistoryLine(at_ns=since_arrival(at), event=event, details=details)
             for at, event, details in lines_of(known.events)

@@ -57,3 +57,10 @@ def test_nothing_is_said_of_one_group_or_of_what_has_ended(groups: tuple[CacheGr
     assert told.state == pb.REQUEST_STATE_ENDED
     assert not told.held_blocks
     assert not any("groups of layers" in line for line in told.text.summary)
+
+
+def test_a_prefix_that_states_end_is_told_as_one() -> None:
+    cluster, _ = begin((FULL_GROUP, CacheGroup(kind="state", state_blocks=3)))
+    assert any("No snapshot of the states" in line for line in explained(cluster).text.summary)
+    cluster, _ = begin((FULL_GROUP,))
+    assert not any("snapshot" in line for line in explained(cluster).text.summary)
