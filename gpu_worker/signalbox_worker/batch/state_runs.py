@@ -72,14 +72,15 @@ def first_states(num_new: Int64Array, *, state_blocks: int) -> StateArrays:
     )
 
 
-def part_of(
+def state_part(
     states: StateArrays, query_start: Int64Array, start: int, stop: int, seqs: slice
 ) -> StateArrays:
-    """Returns the runs of tokens [start, stop), which are of some sequences; what is cut goes on in
-    the state that it leaves.
+    """Returns the runs of tokens [start, stop) of a batch; of a run that is cut, the rest reads the
+    state that it writes.
 
     Args:
-        query_start: of all sequences.
+        query_start: of all sequences of the batch.
+        seqs: those of these tokens.
     """
     first = int(np.searchsorted(states.run_start, start, side="right")) - 1
     last = int(np.searchsorted(states.run_start, stop, side="left"))

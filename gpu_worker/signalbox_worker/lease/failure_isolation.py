@@ -22,7 +22,7 @@ from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows
 from signalbox_worker.batch.sequence_failures import STATE_LOST
-from signalbox_worker.batch.state_runs import part_of
+from signalbox_worker.batch.state_runs import state_part
 from signalbox_worker.device.device_errors import DeviceLost, device_loss
 from signalbox_worker.lease.token_limit import TokenLimit
 from signalbox_worker.runner.runner import Runner
@@ -172,7 +172,7 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
         pooling=_pooling_part(batch, first, last, stop=stop),
         states=None
         if batch.states is None
-        else part_of(batch.states, bounds, start, stop, slice(first, last)),
+        else state_part(batch.states, bounds, start, stop, slice(first, last)),
     )
 
 
