@@ -23,6 +23,7 @@ _ROTATION = "the rotation is that of the model's files"
 _ONE_DEVICE = "a model is on one device as a whole, which --device chooses"
 _DIVIDED = "--tensor-parallel-size and --pipeline-parallel-size divide a model over GPUs"
 _SHARED = "requests share the blocks of one KV cache"
+_SNAPSHOTS = "snapshots of states are left as the KV cache has room"
 _SAMPLERS = "sampling is defined by a request's parameters"
 _NO_VECTORS = "control vectors are not applied; --lora NAME=PATH adds an adapter"
 _NO_TOOLS = "tools are called by the client"
@@ -144,8 +145,8 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         otherwise=_SHARED,
     ),
     "kv_unified_per_slot": NoEffect(why=_SHARED),
-    "ctx_checkpoints": NoEffect(why=_SHARED, also=("-ctxcp", "--swa-checkpoints")),
-    "checkpoint_min_step": NoEffect(why=_SHARED, also=("-cms",)),
+    "ctx_checkpoints": NoEffect(why=_SNAPSHOTS, also=("-ctxcp", "--swa-checkpoints")),
+    "checkpoint_min_step": NoEffect(why=_SNAPSHOTS, also=("-cms",)),
     "slot_prompt_similarity": NoEffect(why=_SHARED, also=("-sps",)),
     "slot_save_path": Refused(remedy="--kv-disk keeps KV blocks on a disk"),
     "defrag_thold": NoEffect(why=_SHARED, also=("-dt",)),
