@@ -299,8 +299,9 @@ class Planner:
     def _start(self, seq: Sequence, prefix: list[FoundBlock]) -> None:
         seq.num_computed_tokens = self._blocks.num_tokens(len(prefix))
         self._blocks.start(seq, prefix)
-        num_fetched = sum(not found.is_on_gpu for found in prefix)
-        self.num_cpu_prefix_hits += self._blocks.num_tokens(num_fetched)
+        width = self._blocks.num_groups
+        rows = {index // width for index, found in enumerate(prefix) if not found.is_on_gpu}
+        self.num_cpu_prefix_hits += len(rows) * self._blocks.block_size
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens

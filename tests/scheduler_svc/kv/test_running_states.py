@@ -303,3 +303,14 @@ def test_nothing_is_known_of_a_state_from_what_its_blocks_held_before() -> None:
     again.output_token_ids += [1] * 60
     (same,) = make_request([2] * 9 + [1] * 60).sequences
     assert blocks.prefix_hashes(again, 0, 34) == blocks.prefix_hashes(same, 0, 34)
+
+
+def test_tokens_found_in_the_cpu_pool_are_counted_whole() -> None:
+    """Rows before the last one of a prefix have no state, and count as much as it."""
+    scheduler = make_scheduler(num_gpu_blocks=17, num_cpu_blocks=60, groups=GROUPS)
+    loop = make_loop(scheduler)
+    for arrival, token in enumerate([1, 2, 2, 1]):  # what evicts the first, and it again
+        scheduler.admission.add(make_request([token] * 41, max_tokens=2, arrival=arrival))
+        loop.run()
+    found = scheduler.planner.num_prefix_hits
+    assert found == scheduler.planner.num_cpu_prefix_hits + 40 == 80
