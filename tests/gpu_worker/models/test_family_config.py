@@ -461,13 +461,6 @@ def test_decoder_that_sees_both_ways_pools_and_does_not_generate(folder: Path) -
         open_with_config(ModelConfig(model=str(folder), runner="generate"), lambda _: None)
 
 
-def test_recurrent_layers_that_no_program_computes_are_refused_at_start(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config_of("Qwen3NextForCausalLM", {})))
-    started = ModelConfig(model=str(tmp_path), load_format="dummy")
-    with pytest.raises(ModelError, match=r"which keep .* KiB of each sequence"):
-        open_with_config(started, lambda _: None)
-
-
 def test_hybrid_family_whose_layers_all_attend_is_refused_by_that_reason() -> None:
     config = config_of("GraniteMoeHybridForCausalLM", {"layer_types": ["attention"] * 3})
     with pytest.raises(ModelError, match="whose layer_types all attend is not supported natively"):

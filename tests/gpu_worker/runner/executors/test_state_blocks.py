@@ -17,6 +17,7 @@ from signalbox_contract.model import WorkerCapacity
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import NewSequence, Step, TablePatch
+from signalbox_worker.batch.sequence_failures import STATE_LOST
 from signalbox_worker.lease.lease import execute_batch
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.lease.token_limit import TokenLimit
@@ -294,7 +295,7 @@ def test_states_that_are_not_known_are_refused_and_nothing_changes(path: Path) -
 def test_a_step_that_has_no_memory_to_draw_is_not_computed_again(
     path: Path, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its states have changed, so that the lease ends."""
+    """Its states have changed, so that its sequences are computed from their last snapshots."""
     loop, sampler = Loop(path), Mock(side_effect=MemoryError("no memory to draw from logits"))
     sampler.logprobs = sampler
     monkeypatch.setattr(loop.runner.executor, "sampler", sampler)
@@ -302,6 +303,6 @@ def test_a_step_that_has_no_memory_to_draw_is_not_computed_again(
     loop.extend(one, 90)
     new = replace(_new(one, 90), params=SamplingParams(**params))
     step = Step(epoch=1, step_id=1, new=[new], states=[loop.state_of(one)])
-    with pytest.raises(RuntimeError, match="once states have changed: no memory to draw"):
-        execute_batch(loop.runner, loop.table.apply(step), TokenLimit(256))
+    samples = execute_batch(loop.runner, loop.table.apply(step), TokenLimit(256))
+    assert samples.failed_seqs == {0: STATE_LOST}
     assert sampler.call_count == 1
