@@ -9,7 +9,7 @@ import hashlib
 import logging
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +26,16 @@ from signalbox_worker.files.adapters.adapter_config import (
 )
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
+from signalbox_worker.files.checkpoints.text_part import TEXT_PREFIXES
 
 logger = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_BODY = "model."
+_OTHER_BODIES = (*TEXT_PREFIXES, "backbone.")
+"""Beginnings that modules have in place of `_BODY` where an adapter was trained on a model of more
+than text, or on Nemotron-H with its own code."""
 
 Shapes = Mapping[str, tuple[int, int]]
 """Rows and columns of the matrix of each module that adapters may change, by its name."""
@@ -43,22 +48,25 @@ class PeftAdapter:
     info: Adapter
     config: AdapterConfig
     _tensors: Mapping[tuple[str, str], StoredTensor]
-    _shapes: Shapes
+    _names: Mapping[str, str]
+    """Its own names of the model's modules."""
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Names of the modules that it changes."""
-        return tuple(module for module in self._shapes if (module, "A") in self._tensors)
+        return tuple(module for module, own in self._names.items() if (own, "A") in self._tensors)
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of its matrices in a module; 0 if it does not change it."""
-        return self.config.rank_of(module) if (module, "A") in self._tensors else 0
+        own = self._names[module]
+        return self.config.rank_of(own) if (own, "A") in self._tensors else 0
 
     def pair(self, module: str) -> LoraPair:
         """Reads its matrices of a module. Raises ModelError if they are not finite."""
-        a, b = (to_float32(self._tensors[module, part].read()) for part in "AB")
+        own = self._names[module]
+        a, b = (to_float32(self._tensors[own, part].read()) for part in "AB")
         with np.errstate(over="ignore"):
-            b = b * np.float32(self.config.scale(module))
+            b = b * np.float32(self.config.scale(own))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise ModelError(
                 f"the adapter {self.info.name} is not finite in {module}; train it again"
@@ -101,18 +109,32 @@ def open_adapter(
     Raises ModelError with what is wrong and the remedy.
     """
     check_adapter(name, folder)
+    read_adapter_config(folder / CONFIG)  # what is not served is told before what weights lack
+    tensors = dict(_tensors(folder / WEIGHTS, max_header_bytes=max_bytes(shapes)))
+    names = _own_names(shapes, tensors)
+    shapes = {own: shapes[module] for module, own in names.items()}
     config = read_adapter_config(folder / CONFIG, shapes)
     if max_rank is not None and config.max_rank > max_rank:
         raise ModelError(
             f"the adapter {name} has rank {config.max_rank}, more than max_lora_rank, which is"
             f" {max_rank}; raise --max-lora-rank"
         )
-    tensors = dict(_tensors(folder / WEIGHTS, max_header_bytes=max_bytes(shapes)))
     _check_modules(name, config, tensors, shapes)
     for module in (module for module in shapes if config.targets(module)):
         _check_shapes(name, module, config.rank_of(module), tensors, shapes[module])
     info = describe_adapter(name, folder)  # last, because it reads all of the files
-    return PeftAdapter(info, config, tensors, shapes)
+    return PeftAdapter(info, config, tensors, names)
+
+
+def _own_names(
+    modules: Iterable[str], tensors: Mapping[tuple[str, str], StoredTensor]
+) -> dict[str, str]:
+    """Returns the adapter's own name of each module of the model."""
+    first = min((module for module, _ in tensors), default="")
+    body = next((one for one in _OTHER_BODIES if first.startswith(one)), _BODY)
+    return {
+        one: body + one.removeprefix(_BODY) if one.startswith(_BODY) else one for one in modules
+    }
 
 
 def _missing(name: str, file: Path, error: OSError) -> ModelError:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from signalbox_kernels.structs import Element
+from signalbox_worker.files.checkpoints.text_part import TEXT_PREFIXES
 from signalbox_worker.files.quantised.activations import ActivationScheme
 from signalbox_worker.files.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_worker.files.quantised.fields import Described, arguments, not_served, refuse_others
@@ -21,8 +22,6 @@ NAME = "modelopt"
 _READ = ("quant_algo", "config_groups", "kv_cache_scheme", "group_size", "quantized_layers")
 _HOW_MADE = ("producer", "ignore", "exclude_modules", "quant_library")
 _MIXED = "MIXED_PRECISION"
-_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
-"""Beginnings of names of a text part's modules, of which files and configurations have either."""
 
 
 class _Algorithm(NamedTuple):
@@ -110,9 +109,9 @@ def _layers(layers: Any) -> Mapping[str, _Algorithm]:
 def _within(layers: Mapping[str, _Algorithm], module: str) -> _Algorithm | None:
     """Returns the algorithm of a module, or that of the nearest one which it is a part of."""
     names = {module}
-    for prefix in _TEXT_PREFIXES:
+    for prefix in TEXT_PREFIXES:
         if module.startswith(prefix):
-            names |= {other + module.removeprefix(prefix) for other in _TEXT_PREFIXES}
+            names |= {other + module.removeprefix(prefix) for other in TEXT_PREFIXES}
     while names != {""}:
         if found := next((layers[name] for name in names if name in layers), None):
             return found

@@ -1,18 +1,21 @@
 """Adapters of models with recurrent layers give the tokens of PEFT, also of those layers."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from signalbox import LLM, SamplingParams
 from signalbox.llm.in_process.wiring import CoreConfig
 from signalbox.lora.request import LoRARequest
 from signalbox_worker.config import ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
-from tests.gpu_worker.files.adapters.peft_adapters import make_adapters, peft_tokens
+from tests.gpu_worker.files.adapters.peft_adapters import make_adapter, make_adapters, peft_tokens
 from tests.gpu_worker.model_runners import make_prompts, make_runner
+from tests.gpu_worker.models.multimodal_models import make_multimodal
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
@@ -80,3 +83,32 @@ def test_what_no_program_adapts_is_refused_by_name(
     lora = make_adapters(model, tmp_path / "adapters", [kind])
     with pytest.raises(ModelError, match=rf"changes model\.layers\.0\.{module}, which"):
         make_runner(tmp_path, lora=lora)
+
+
+def tokens_with_adapter(model: Path, adapter: Path, prompt: list[int]) -> list[list[int]]:
+    with closing(LLM(str(model), dtype="float32", enable_lora=True)) as llm:
+        request = LoRARequest("a", 1, str(adapter))
+        given = [{"prompt_token_ids": prompt}]
+        return tokens_of(llm.generate(given, PARAMS, use_tqdm=False, lora_request=request))
+
+
+def test_an_adapter_of_a_model_that_also_sees_runs_with_its_text_part(tmp_path: Path) -> None:
+    """PEFT names modules by their places in the whole model."""
+    model, adapter = make_multimodal(tmp_path, "Qwen3_5", 0), tmp_path / "adapter"
+    targets = r".*\.language_model\..*\.(q_proj|down_proj|in_proj_qkv)"
+    make_adapter(model, adapter, r=4, target_modules=targets)
+    [prompt] = make_prompts(36)
+    expected = peft_tokens(model, adapter, [prompt], NUM_TOKENS)
+    assert expected != [reference_tokens(model, prompt, NUM_TOKENS)]
+    assert tokens_with_adapter(tmp_path, adapter, prompt) == expected
+
+
+def test_an_adapter_has_the_names_of_nemotrons_own_code(tmp_path: Path) -> None:
+    model, adapter = make_model(tmp_path, "nemotron-h"), tmp_path / "adapter"
+    make_adapter(model, adapter, r=4, target_modules=("q_proj", "mixer.in_proj"))
+    [prompt] = make_prompts(36)
+    expected = peft_tokens(model, adapter, [prompt], NUM_TOKENS)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file).items()
+    save_file({key.replace(".model.model.", ".model.backbone."): one for key, one in tensors}, file)
+    assert tokens_with_adapter(tmp_path, adapter, prompt) == expected
