@@ -26,7 +26,7 @@ from signalbox_worker.files.adapters.adapter_config import (
 )
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
-from signalbox_worker.files.checkpoints.text_part import TEXT_PREFIXES
+from signalbox_worker.files.quantised.modelopt import TEXT_PREFIXES
 
 logger = logging.getLogger(__name__)
 

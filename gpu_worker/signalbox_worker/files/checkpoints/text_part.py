@@ -61,8 +61,6 @@ _OF_CODE: Mapping[str, Mapping[str, Any]] = {
 }
 """Fields that these types have in their code alone, whatever config.json says."""
 _EMBEDDINGS, _HEAD = "embed_tokens.weight", "lm_head.weight"
-TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
-"""Beginnings of names of a text part's modules, of which files and configurations have either."""
 _OF_ALL_PARTS = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
     *("dtype", "torch_dtype", "quantization_config"),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from signalbox_kernels.structs import Element
-from signalbox_worker.files.checkpoints.text_part import TEXT_PREFIXES
 from signalbox_worker.files.quantised.activations import ActivationScheme
 from signalbox_worker.files.quantised.checkpoint import QuantisedCheckpoint
 from signalbox_worker.files.quantised.fields import Described, arguments, not_served, refuse_others
@@ -22,6 +21,8 @@ NAME = "modelopt"
 _READ = ("quant_algo", "config_groups", "kv_cache_scheme", "group_size", "quantized_layers")
 _HOW_MADE = ("producer", "ignore", "exclude_modules", "quant_library")
 _MIXED = "MIXED_PRECISION"
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+"""Beginnings of names of a text part's modules, of which files and configurations have either."""
 
 
 class _Algorithm(NamedTuple):
