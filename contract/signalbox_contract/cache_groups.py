@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from signalbox_contract.wording import counted
 from signalbox_protos.common.v1 import common_pb2 as pb
 
 NO_BLOCK = -1
@@ -38,8 +39,8 @@ class CacheGroup:
     def __str__(self) -> str:
         kind = f"window of {self.window}" if self.window else self.kind
         if self.state_blocks:
-            kind = f"states of {self.state_blocks} blocks"
-        return f"{kind} ({len(self.layers)} layers)" if self.layers else kind
+            kind = f"states of {counted(self.state_blocks, 'block')}"
+        return f"{kind} ({counted(len(self.layers), 'layer')})" if self.layers else kind
 
     def first_block(self, num_tokens: int, *, block_size: int) -> int:
         """Returns the first block that the token behind so many sees, as an index of blocks; of
