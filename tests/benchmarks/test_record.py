@@ -27,7 +27,7 @@ def test_what_is_printed_is_kept_if_the_benchmark_succeeds(
 
 def test_every_figure_that_is_shown_has_its_file() -> None:
     readme = Path(__file__).parents[2] / "benchmarks/README.md"
-    linked = re.findall(r"\((results/[^)\s]+)\)", readme.read_text(encoding="utf-8"))
+    linked = re.findall(r"\((results/[^)#\s]+)", readme.read_text(encoding="utf-8"))
     assert linked
     assert [path for path in linked if not (readme.parent / path).is_file()] == []
 
