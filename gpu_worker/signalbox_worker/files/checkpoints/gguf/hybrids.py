@@ -61,15 +61,20 @@ def _lfm2_moe(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, A
     }
 
 
-def _mamba_columns(fields: GGUFFields) -> tuple[int, int]:
-    """Returns the columns of all heads of Mamba-2, and the number of heads."""
-    return fields.size_of_model("ssm.inner_size"), fields.size_of_model("ssm.time_step_rank")
+def _heads(fields: GGUFFields) -> tuple[int, int]:
+    """Returns the number of value heads, and the columns of one. Raises ModelError if their columns
+    are not divided by them."""
+    columns = fields.size_of_model("ssm.inner_size")
+    heads = fields.size_of_model("ssm.time_step_rank")
+    if columns % heads:
+        raise ModelError(f"its ssm.inner_size {columns} is no multiple of its {heads} value heads")
+    return heads, columns // heads
 
 
 def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
     """Returns the configuration of Granite 4 H, which calls a feed-forward without experts the
     shared one."""
-    inner, num_heads = _mamba_columns(fields)
+    num_heads, head_size = _heads(fields)
     num_experts = fields.whole_of_model("expert_count", 0)
     shared = fields.whole_of_model("expert_shared_feed_forward_length", 0)
     return {
@@ -82,8 +87,8 @@ def _granite_hybrid(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[
         "num_experts_per_tok": fields.whole_of_model("expert_used_count", 0),
         "shared_intermediate_size": shared or (not num_experts) * shapes["intermediate_size"],
         "mamba_n_heads": num_heads,
-        "mamba_d_head": inner // num_heads,
-        "mamba_expand": inner // shapes["hidden_size"],
+        "mamba_d_head": head_size,
+        "mamba_expand": num_heads * head_size // shapes["hidden_size"],
         "mamba_n_groups": fields.whole_of_model("ssm.group_count"),
         "mamba_d_state": fields.whole_of_model("ssm.state_size"),
         "mamba_d_conv": fields.whole_of_model("ssm.conv_kernel"),
@@ -97,7 +102,7 @@ def _nemotron_h(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str,
     num_layers, mixed = shapes["num_hidden_layers"], fields.kind == "nemotron_h_moe"
     widths = of_each_layer(fields, "feed_forward_length", num_layers)
     kinds = _layer_types(fields, shapes, "linear_attention")
-    inner, num_heads = _mamba_columns(fields)
+    num_heads, head_size = _heads(fields)
     fields.of_model("attention.layer_norm_epsilon", None)  # llama.cpp takes the other one
     return {
         **(_nemotron_experts(fields) if mixed else {}),
@@ -111,7 +116,7 @@ def _nemotron_h(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str,
         "use_bias": _has_bias(tensors, "ssm_in"),
         "use_conv_bias": _has_bias(tensors, "ssm_conv1d"),
         "mamba_num_heads": num_heads,
-        "mamba_head_dim": inner // num_heads,
+        "mamba_head_dim": head_size,
         "n_groups": fields.whole_of_model("ssm.group_count"),
         "ssm_state_size": fields.whole_of_model("ssm.state_size"),
         "conv_kernel": fields.whole_of_model("ssm.conv_kernel"),
@@ -129,18 +134,16 @@ def _nemotron_experts(fields: GGUFFields) -> dict[str, Any]:
 
 
 def _gated_delta(fields: GGUFFields, shapes: Shapes, tensors: Names) -> dict[str, Any]:
-    """The gated delta rule, whose value heads stand in turn in files of Qwen3.5 alone."""
-    columns = fields.size_of_model("ssm.inner_size")
-    heads = fields.size_of_model("ssm.time_step_rank")
-    if columns % heads:
-        raise ModelError(f"its ssm.inner_size {columns} is no multiple of its {heads} value heads")
+    """Returns the configuration of the gated delta rule, whose value heads stand in turn in files
+    of Qwen3.5 alone."""
+    num_heads, head_size = _heads(fields)
     return {
         "full_attention_interval": fields.whole_of_model("full_attention_interval", _PERIOD),
         "linear_conv_kernel_dim": fields.whole_of_model("ssm.conv_kernel"),
         "linear_key_head_dim": fields.whole_of_model("ssm.state_size"),
         "linear_num_key_heads": fields.whole_of_model("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_value_head_dim": columns // heads,
+        "linear_num_value_heads": num_heads,
+        "linear_value_head_dim": head_size,
         IN_TURN: fields.kind != "qwen3next",
         "rope_parameters": {"partial_rotary_factor": 1.0, **shapes["rope_parameters"]},
     }
