@@ -20,6 +20,9 @@ _BYTES_PER_GIB = 1 << 30
 _OURS_ALONE = "there is one implementation"
 _NO_GRAPH_SIZES = "the sizes are chosen; --max-cudagraph-capture-size bounds them"
 _STATES = "states of recurrent layers are kept in float32"
+_STATE_DTYPE = NoEffect(
+    why=_STATES, values=("auto", "float32"), otherwise=f"{_STATES}; leave it out"
+)
 _SNAPSHOTS = "prefixes of recurrent layers are found by snapshots at boundaries of blocks"
 NO_MEDIA = "requests with images, audio or video are refused"
 _LORA_DTYPE = "adapters are computed in the type of activations"
@@ -110,12 +113,8 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "kv_sharing_fast_prefill": NoEffect(why=_OURS_ALONE, takes=SWITCH),
     "disable_hybrid_kv_cache_manager": NoEffect(why=_OURS_ALONE, takes=SWITCH),
     "use_v2_block_manager": NoEffect(why=_OURS_ALONE, takes=SWITCH),
-    "mamba_cache_dtype": NoEffect(
-        why=_STATES, values=("auto", "float32"), otherwise=f"{_STATES}; leave it out"
-    ),
-    "mamba_ssm_cache_dtype": NoEffect(
-        why=_STATES, values=("auto", "float32"), otherwise=f"{_STATES}; leave it out"
-    ),
+    "mamba_cache_dtype": _STATE_DTYPE,
+    "mamba_ssm_cache_dtype": _STATE_DTYPE,
     "mamba_block_size": NoEffect(why=_SNAPSHOTS),
     "mamba_cache_mode": NoEffect(why=_SNAPSHOTS),
     "mamba_config": NoEffect(why=_SNAPSHOTS),
