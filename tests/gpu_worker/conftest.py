@@ -1,5 +1,6 @@
-"""Models that tests of the worker share, and do not change."""
+"""Models that tests of the worker share, and do not change; and a disk with room."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,15 @@ def native_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("native_tiny")
     make_llama(path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _disk_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which little is free, as any machine's may be, decides no test."""
+    usage_of = shutil.disk_usage
+
+    def empty(path: Path) -> object:
+        usage = usage_of(path)
+        return usage._replace(free=usage.total)
+
+    monkeypatch.setattr(shutil, "disk_usage", empty)
