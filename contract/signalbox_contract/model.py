@@ -15,6 +15,7 @@ from signalbox_contract.cache_groups import (
 )
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
 from signalbox_contract.sections.store_moves import ClearMark, decode_mark, encode_mark
 from signalbox_protos.common.v1 import common_pb2 as pb
 
@@ -174,6 +175,8 @@ class WorkerCapacity:
     """Format of a block's bytes; workers of one format may read each other's. Empty if none may."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     """Groups of layers, each of which has a block for the same tokens of a sequence."""
+    max_draft_tokens: int = 0
+    """Most drafts that a sequence computes in one step; 0 if it computes none."""
 
     @property
     def num_stages(self) -> int:
@@ -192,6 +195,9 @@ class WorkerCapacity:
         for name, most in _MOST.items():
             if not 1 <= (value := getattr(self, name)) <= most:
                 raise ValueError(f"{name} is {value}; it must be from 1 to {most}")
+        if not 0 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            most = MAX_DRAFT_TOKENS
+            raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; it is at most {most}")
         check_groups(self.groups)
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")

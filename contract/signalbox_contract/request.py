@@ -93,6 +93,10 @@ class Request:
     """Parameters of pooling; None if the prompt is continued."""
     snapshot_positions: tuple[int, ...] = ()
     """Lengths of prefixes from which later requests are likely to go on; ascending."""
+    no_speculation: bool = False
+    """True if the request computes no drafts."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the output to be, as tokens; empty if it expects nothing."""
 
 
 _FIELDS = pb.Request.DESCRIPTOR.fields_by_name
@@ -145,6 +149,7 @@ def decode(message: pb.Request) -> Request:
         "delivered": tuple(_decode_delivered(sequence) for sequence in message.delivered),
         "pooling": pooling.decode(message.pooling) if message.HasField("pooling") else None,
         "snapshot_positions": _decode_positions(message) if message.snapshot_positions else (),
+        "prediction": tuple(message.prediction),
     }
     return Request(**{name: getattr(message, name) for name in _SAME} | own)
 

@@ -29,6 +29,11 @@ from signalbox_contract.sections.block_moves import (
     decode_block_moves,
     encode_block_moves,
 )
+from signalbox_contract.sections.drafts import (
+    DraftLimits,
+    decode_draft_limits,
+    encode_draft_limits,
+)
 from signalbox_contract.sections.forks import Fork, decode_forks, encode_forks
 from signalbox_contract.sections.pooling import Pooling, decode_pooling, encode_pooling
 from signalbox_contract.sections.store_moves import (
@@ -60,6 +65,8 @@ class NewSequence:
     request_id: str = ""
     adapter: str = ""
     """SHA-256 of the adapter that computes the sequence; empty is the base model."""
+    prediction: Sequence[int] = ()
+    """What the client expects the output to be; empty if it expects nothing."""
 
 
 class TablePatch(NamedTuple):
@@ -93,6 +100,8 @@ class Step:
     states: Sequence[Sequence[int]] = ()
     """Blocks, the head first, of each state of recurrent layers that a table names for the first
     time since they were handed out."""
+    draft_limits: DraftLimits | None = None
+    """Sequences of `running_seq_ids` that may compute drafts; None if there are none."""
 
     @property
     def changes_sequences(self) -> bool:
@@ -137,6 +146,8 @@ def encode_step(step: Step) -> pb.ExecuteModelRequest:
         message.store_moves.CopyFrom(encode_store_moves(step.store_moves))
     if step.states:
         message.states.extend(pb.State(blocks=blocks) for blocks in step.states)
+    if step.draft_limits is not None:
+        message.draft_limits.CopyFrom(encode_draft_limits(step.draft_limits))
     return message
 
 
@@ -167,6 +178,9 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
         if message.HasField("store_moves")
         else None,
         states=tuple(tuple(one.blocks) for one in message.states) if message.states else (),
+        draft_limits=decode_draft_limits(message.draft_limits)
+        if message.HasField("draft_limits")
+        else None,
     )
 
 
@@ -182,6 +196,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
             sampling_params=sampling_codec.encode(members[0].params),
             num_prompt_tokens=members[0].num_prompt_tokens,
             adapter=members[0].adapter,
+            prediction=pack_int32(members[0].prediction),
             sequences=[
                 pb.SequenceMetadata(
                     seq_id=new.seq_id,
@@ -199,6 +214,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
 
 def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
     params = sampling_codec.decode(group.sampling_params)
+    prediction = tuple(int32_list(group.prediction, "new_groups.prediction"))
     for sequence in group.sequences:
         if sequence.seq_id > _MAX_SEQ_ID:
             field = "new_groups.sequences.seq_id"
@@ -215,6 +231,7 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             params=params,
             request_id=group.request_id,
             adapter=group.adapter,
+            prediction=prediction,
         )
 
 

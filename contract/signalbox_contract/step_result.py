@@ -17,6 +17,11 @@ from signalbox_contract.columns import (
 from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import Vector
+from signalbox_contract.sections.drafts import (
+    DraftCounts,
+    decode_draft_counts,
+    encode_draft_counts,
+)
 from signalbox_contract.sections.pooling import decode_pooled, encode_pooled
 from signalbox_contract.sections.store_moves import (
     MoveResult,
@@ -122,6 +127,8 @@ class StepResult:
     """Costs of masks; None if no sequence of the step has one."""
     moves: Sequence[MoveResult] = ()
     """Moves to and from the worker's store that have ended since the result before."""
+    drafts: DraftCounts | None = None
+    """Drafts that were computed; None if none were."""
 
     def runs(
         self, own_branches: Mapping[int, int], *, start: int = 0
@@ -175,6 +182,8 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
     if result.masks is not None:
         message.masks.seq_ids = result.masks.seq_ids.pack()
         message.masks.cpu_ns = result.masks.cpu_ns.pack()
+    if result.drafts is not None:
+        message.drafts.CopyFrom(encode_draft_counts(result.drafts))
     if result.moves:
         message.moves.extend(map(encode_move_result, result.moves))
     for seq_id, failure in result.failures.items():
@@ -223,6 +232,8 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         result.failures = {error.seq_id: _decode_failure(error) for error in errors}
     if message.HasField("masks"):
         result.masks = _decode_masks(message.masks)
+    if message.HasField("drafts"):
+        result.drafts = decode_draft_counts(message.drafts)
     if moves := message.moves:
         result.moves = tuple(map(decode_move_result, moves))
     return result

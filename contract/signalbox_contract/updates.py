@@ -83,6 +83,16 @@ class FinishedSequence:
     """Score of a hypothesis of a beam search."""
 
 
+class SpeculationUse(NamedTuple):
+    """What became of a request's drafts, of all its sequences; see scheduler.proto."""
+
+    num_runs: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_predicted: int = 0
+    num_predicted_accepted: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
     """A request that ended; nothing follows for its handle."""
@@ -91,6 +101,8 @@ class FinishedRequest:
     failure: RequestFailure | None
     usage: Usage
     timings: Timings
+    speculation: SpeculationUse | None = None
+    """None if no draft was computed."""
 
 
 class AdmittedRequest(NamedTuple):
@@ -251,6 +263,8 @@ def _encode_request(finished: FinishedRequest) -> pb.FinishedRequest:
         usage=pb.Usage(**finished.usage._asdict()),
         timings=pb.Timings(**finished.timings._asdict()),
     )
+    if finished.speculation is not None:
+        message.speculation.CopyFrom(pb.SpeculationUse(**finished.speculation._asdict()))
     if (failure := finished.failure) is not None:
         message.code = failure.code
         message.message = failure.message
@@ -270,7 +284,14 @@ def _decode_request(message: pb.FinishedRequest) -> FinishedRequest:
         timings=Timings(
             timings.queued_ns, timings.prefill_ns, timings.decode_ns, timings.preempted_ns
         ),
+        speculation=_decode_speculation(message.speculation)
+        if message.HasField("speculation")
+        else None,
     )
+
+
+def _decode_speculation(message: pb.SpeculationUse) -> SpeculationUse:
+    return SpeculationUse(*(getattr(message, name) for name in SpeculationUse._fields))
 
 
 def _decode_failure(message: pb.FinishedRequest) -> RequestFailure:

@@ -62,6 +62,7 @@ CAPACITY = WorkerCapacity(
         ),
     ),
     block_format="simulated, 16",
+    max_draft_tokens=4,
     groups=(
         CacheGroup(layers=(0, 2)),
         CacheGroup(layers=(1, 3)),

@@ -41,6 +41,8 @@ FULL = Request(
     ),
     num_delivered_prompt_logprobs=1,
     snapshot_positions=(1, 2),
+    no_speculation=True,
+    prediction=(6, 5),
 )
 
 

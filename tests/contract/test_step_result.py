@@ -9,6 +9,7 @@ import pytest
 from signalbox_contract.columns import int32s, int64s, pack_int32, pack_int64
 from signalbox_contract.errors import Code, InvalidArgument
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
+from signalbox_contract.sections.drafts import DraftCounts, DraftSource
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.step_result import (
     StageTimings,
@@ -38,6 +39,7 @@ WHOLE = StepResult(
     timings=StepTimings(1, 2, 3, 4, (StageTimings(1, 2, 3, 4, 5, 6), StageTimings(queue_ns=7))),
     max_num_batched_tokens=64,
     moves=(MoveResult(1, 7), MoveResult(2, 3, 4096, 1 << 40, "cancelled")),
+    drafts=DraftCounts(int64s([5]), int32s([3]), int32s([DraftSource.TEXT])),
 )
 
 

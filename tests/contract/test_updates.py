@@ -15,6 +15,7 @@ from signalbox_contract.updates import (
     PromptRun,
     RequestFailure,
     RequestUpdates,
+    SpeculationUse,
     Timings,
     Usage,
 )
@@ -57,7 +58,11 @@ def test_updates_come_as_they_were_sent(
         ],
         finished_requests=[
             FinishedRequest(
-                handle=1, failure=failure, usage=Usage(1, 2, 3), timings=Timings(4, 5, 6, 7)
+                handle=1,
+                failure=failure,
+                usage=Usage(1, 2, 3),
+                timings=Timings(4, 5, 6, 7),
+                speculation=SpeculationUse(1, 5, 4, 3, 2),
             )
         ],
         admitted=[AdmittedRequest(5, 17)],

@@ -72,7 +72,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ..., heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions", "no_speculation", "prediction")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class Request(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    NO_SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +119,9 @@ class Request(_message.Message):
     adapter: str
     pooling: _common_pb2.PoolingParams
     snapshot_positions: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ...) -> None: ...
+    no_speculation: bool
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ..., no_speculation: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -220,7 +224,7 @@ class FinishedSequence(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class FinishedRequest(_message.Message):
-    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window")
+    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window", "speculation")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +232,7 @@ class FinishedRequest(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     EXCEEDED_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
@@ -235,7 +240,22 @@ class FinishedRequest(_message.Message):
     usage: Usage
     timings: Timings
     exceeded_window: int
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., exceeded_window: _Optional[int] = ...) -> None: ...
+    speculation: SpeculationUse
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., exceeded_window: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationUse, _Mapping]] = ...) -> None: ...
+
+class SpeculationUse(_message.Message):
+    __slots__ = ("num_runs", "num_drafts", "num_accepted", "num_predicted", "num_predicted_accepted")
+    NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREDICTED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    num_runs: int
+    num_drafts: int
+    num_accepted: int
+    num_predicted: int
+    num_predicted_accepted: int
+    def __init__(self, num_runs: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_predicted: _Optional[int] = ..., num_predicted_accepted: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")

@@ -1,11 +1,29 @@
 from signalbox_protos.common.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_SOURCE_UNSPECIFIED: _ClassVar[DraftSource]
+    DRAFT_SOURCE_GRAMMAR: _ClassVar[DraftSource]
+    DRAFT_SOURCE_TEXT: _ClassVar[DraftSource]
+    DRAFT_SOURCE_PREDICTION: _ClassVar[DraftSource]
+    DRAFT_SOURCE_RECENT: _ClassVar[DraftSource]
+    DRAFT_SOURCE_MODEL: _ClassVar[DraftSource]
+    DRAFT_SOURCE_MTP: _ClassVar[DraftSource]
+DRAFT_SOURCE_UNSPECIFIED: DraftSource
+DRAFT_SOURCE_GRAMMAR: DraftSource
+DRAFT_SOURCE_TEXT: DraftSource
+DRAFT_SOURCE_PREDICTION: DraftSource
+DRAFT_SOURCE_RECENT: DraftSource
+DRAFT_SOURCE_MODEL: DraftSource
+DRAFT_SOURCE_MTP: DraftSource
 
 class GetWorkerInfoRequest(_message.Message):
     __slots__ = ()
@@ -195,18 +213,20 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SequenceGroupMetadata(_message.Message):
-    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter")
+    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     sampling_params: _common_pb2.SamplingParams
     num_prompt_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceMetadata]
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    prediction: bytes
+    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ..., prediction: _Optional[bytes] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
     __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")
@@ -265,7 +285,7 @@ class State(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExecuteModelRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling", "store_moves", "states")
+    __slots__ = ("epoch", "step_id", "finished_seq_ids", "new_groups", "running", "block_table_patches", "trace_context", "forks", "block_moves", "pooling", "store_moves", "states", "draft_limits")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     FINISHED_SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +298,7 @@ class ExecuteModelRequest(_message.Message):
     POOLING_FIELD_NUMBER: _ClassVar[int]
     STORE_MOVES_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     finished_seq_ids: bytes
@@ -290,7 +311,26 @@ class ExecuteModelRequest(_message.Message):
     pooling: Pooling
     store_moves: StoreMoves
     states: _containers.RepeatedCompositeFieldContainer[State]
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ...) -> None: ...
+    draft_limits: DraftLimits
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_seq_ids: _Optional[bytes] = ..., new_groups: _Optional[_Iterable[_Union[SequenceGroupMetadata, _Mapping]]] = ..., running: _Optional[_Union[RunningSequences, _Mapping]] = ..., block_table_patches: _Optional[_Union[BlockTablePatches, _Mapping]] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., forks: _Optional[_Union[Forks, _Mapping]] = ..., block_moves: _Optional[_Union[_common_pb2.BlockMoves, _Mapping]] = ..., pooling: _Optional[_Union[Pooling, _Mapping]] = ..., store_moves: _Optional[_Union[StoreMoves, _Mapping]] = ..., states: _Optional[_Iterable[_Union[State, _Mapping]]] = ..., draft_limits: _Optional[_Union[DraftLimits, _Mapping]] = ...) -> None: ...
+
+class DraftLimits(_message.Message):
+    __slots__ = ("seq_ids", "most")
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    seq_ids: bytes
+    most: bytes
+    def __init__(self, seq_ids: _Optional[bytes] = ..., most: _Optional[bytes] = ...) -> None: ...
+
+class DraftCounts(_message.Message):
+    __slots__ = ("seq_ids", "num_drafts", "sources")
+    SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    seq_ids: bytes
+    num_drafts: bytes
+    sources: bytes
+    def __init__(self, seq_ids: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., sources: _Optional[bytes] = ...) -> None: ...
 
 class StoreMoves(_message.Message):
     __slots__ = ("cancelled_move_ids", "clears", "finds", "fetches", "stores", "exports")
@@ -415,7 +455,7 @@ class Pooled(_message.Message):
     def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ..., num_values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks")
+    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks", "drafts")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +470,7 @@ class ExecuteModelResponse(_message.Message):
     POOLED_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -444,7 +485,8 @@ class ExecuteModelResponse(_message.Message):
     pooled: Pooled
     moves: _containers.RepeatedCompositeFieldContainer[MoveResult]
     masks: MaskTimes
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ...) -> None: ...
+    drafts: DraftCounts
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ..., drafts: _Optional[_Union[DraftCounts, _Mapping]] = ...) -> None: ...
 
 class MaskTimes(_message.Message):
     __slots__ = ("seq_ids", "cpu_ns")
