@@ -107,6 +107,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "layers",
         "attention",
         "sampling",
+        "drafts",
         "kv",
         "runner",
         "lease",

@@ -1,11 +1,13 @@
 """Settings of a worker that a runner needs: model, KV cache and device."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS, DraftSource
 from signalbox_rpc.settings.quantities import renamed, texts, window
 from signalbox_rpc.settings.service_settings import LimitSettings, NameSettings, SettingsGroup
 from signalbox_worker.adapter_option import AdapterOption, name_and_path
@@ -314,3 +316,36 @@ class DeviceConfig(SettingsGroup):
         description="folder for kernels that are compiled for a GPU, which only this user may write"
         " (default: TRITON_CACHE_DIR, or signalbox in the user's cache)",
     )
+
+
+_DRAFT_SOURCES = (DraftSource.GRAMMAR, DraftSource.PREDICTION, DraftSource.TEXT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How many drafts a worker computes, and where they come from."""
+
+    num_tokens: int = 0
+    """Most drafts of a sequence in one step; 0 computes none."""
+    sources: tuple[DraftSource, ...] = _DRAFT_SOURCES
+    """Of drafts that have as much to be said for them, those of the first are taken."""
+    min_match: int = 3
+    """Newest tokens of a sequence that a place in a text has to end with, so that what follows
+    there is a draft."""
+    max_match: int = 64
+    """Tokens before such a place that are compared at most; the place where most are equal is the
+    best one."""
+    matcher_bytes: int = 64 << 20
+    """Memory of the indices of all texts, of which a token takes 16 to 40 bytes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:
+            most = MAX_DRAFT_TOKENS
+            raise ValueError(f"{self.num_tokens} drafts in a step; there are from 0 to {most}")
+        if not 1 <= self.min_match <= self.max_match:
+            raise ValueError(
+                f"a match has from {self.min_match} to {self.max_match} tokens; the least must be"
+                " from 1 to the most"
+            )
+        if other := [source.name for source in self.sources if source not in _DRAFT_SOURCES]:
+            raise ValueError(f"drafts do not come from {other[0]} yet")

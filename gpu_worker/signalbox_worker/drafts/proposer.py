@@ -1,0 +1,59 @@
+"""What the worker asks of a source of drafts, and what it gets.
+
+Drafts change no output: each is kept only if it equals the token that is drawn at its position. A
+source may therefore guess, and one that guesses badly costs time alone.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from signalbox_contract.sections.drafts import DraftSource
+from signalbox_worker.batch.arrays import Int32Array
+from signalbox_worker.sampling.compiled_grammar import Grammar
+
+
+class DraftAsk(NamedTuple):
+    """A sequence that may compute drafts."""
+
+    seq_id: int
+    token_ids: Int32Array
+    """Known tokens, the newest last; C-contiguous, and not to be kept."""
+    num_prompt: int
+    most: int
+    """Number of drafts at most, at least 1."""
+    prediction: Sequence[int]
+    """What the client expects the output to be; empty if it expects nothing."""
+    grammar: Grammar | None
+    """State of the sequence in its constraint, which has read no more than the known tokens."""
+
+
+class Drafts(NamedTuple):
+    """Tokens that are expected to follow."""
+
+    token_ids: Sequence[int]
+    source: DraftSource
+    num_matched: int = 0
+    """Number of known tokens that speak for the drafts; compares sources."""
+
+
+NO_DRAFTS = Drafts((), DraftSource.TEXT)
+
+
+class Proposer(Protocol):
+    """A source of drafts. Used on the execution thread alone."""
+
+    def propose(self, ask: DraftAsk) -> Drafts:
+        """Returns at most `ask.most` drafts, or none."""
+
+    def forget(self, seq_id: int) -> None:
+        """Drops what is kept of a sequence, if anything."""
+
+
+class NoProposer:
+    """Proposes nothing."""
+
+    def propose(self, ask: DraftAsk) -> Drafts:
+        return NO_DRAFTS
+
+    def forget(self, seq_id: int) -> None:
+        pass
