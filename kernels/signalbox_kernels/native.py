@@ -65,6 +65,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "sb_sampler_free": (None, (c_void_p,)),
     "sb_sampler_run": (c_int32, (c_void_p, POINTER(SbDraws))),
     "sb_program_buffer": (c_void_p, (c_void_p, c_int32, c_int32)),
+    "sb_match": (
+        c_int32,
+        (c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p, c_void_p),
+    ),
 }
 
 

@@ -9,15 +9,16 @@ import pytest
 import signalbox_kernels
 from signalbox_kernels import structs
 from signalbox_kernels.filters import DTYPES
+from signalbox_kernels.matching import SbMatcher
 
 SOURCES = Path(signalbox_kernels.__file__).parent / "csrc"
 HEADERS = "\n".join(
     (SOURCES / name).read_text(encoding="utf-8")
-    for name in ("program/api.h", "sampling/sampling_api.h")
+    for name in ("program/api.h", "sampling/sampling_api.h", "matching/matcher.h")
 )
 STRUCTS = {
     name: one
-    for name, one in vars(structs).items()
+    for name, one in {**vars(structs), "SbMatcher": SbMatcher}.items()
     if isinstance(one, type) and issubclass(one, ctypes.Structure)
 }
 C_TYPES = {"int32_t": ctypes.c_int32, "float": ctypes.c_float, **STRUCTS}
