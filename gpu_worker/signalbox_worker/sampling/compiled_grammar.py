@@ -30,6 +30,8 @@ COMPILE_LIMIT_S = 30.0
 MAX_MASK_CPU_S = 0.1
 """CPU time of one mask; a sequence whose mask takes more ends. llguidance's own limits stop most
 masks after 20 to 80 ms, and a mask of a usual schema takes a tenth of a millisecond."""
+_MAX_FORCED_NS = 2_000_000
+"""CPU time of a mask after which nothing is asked beyond it."""
 _TOO_MANY_STATES = "too many states"
 
 
@@ -121,6 +123,26 @@ class Grammar:
                 f"{STRUCTURED_OUTPUT} takes more than {MAX_MASK_CPU_S * 1e3:g} ms for a token"
             )
         return mask
+
+    def forced(self, output: Int32Array) -> list[int]:
+        """Returns tokens of which each is the only one that may follow there; not all there are.
+
+        Nothing is said of an output that does not conform: its mask will be refused.
+        """
+        if self.mask_ns > _MAX_FORCED_NS:
+            return []
+        try:
+            self._catch_up(output)
+        except GrammarError:
+            self.begin_again()
+            return []
+        if self._is_free:
+            ends = self._is_reasoning and self._is_spent
+            return [*self._scope.closing_token_ids[:1]] if ends else []
+        if not self._num_consumed and self._scope.opening_token_ids:
+            return []
+        matcher = self._begun()
+        return [] if matcher.is_stopped() else matcher.compute_ff_tokens()
 
     @property
     def _is_spent(self) -> bool:
