@@ -1,0 +1,55 @@
+"""The sources of a worker's drafts, and the choice between what they propose."""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from signalbox_contract.sections.drafts import DraftSource
+from signalbox_kernels.native import NativeUnavailable
+from signalbox_worker.config import SpeculationConfig
+from signalbox_worker.drafts.grammar import GrammarProposer
+from signalbox_worker.drafts.matcher_pool import MatcherPool
+from signalbox_worker.drafts.prediction import PredictionProposer
+from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts, NoProposer, Proposer
+from signalbox_worker.drafts.text import TextProposer
+
+logger = logging.getLogger(__name__)
+
+
+class ProposerChain:
+    """Takes the drafts for which most known tokens speak, or others that go on from those."""
+
+    def __init__(self, proposers: Iterable[Proposer]) -> None:
+        self._proposers = tuple(proposers)
+
+    def propose(self, ask: DraftAsk) -> Drafts:
+        best = NO_DRAFTS
+        for proposer in self._proposers:
+            found = proposer.propose(ask)
+            if found.num_matched > best.num_matched or _goes_on(found, best):
+                best = found
+        return best
+
+    def forget(self, seq_id: int) -> None:
+        for proposer in self._proposers:
+            proposer.forget(seq_id)
+
+
+def _goes_on(found: Drafts, best: Drafts) -> bool:
+    num_best = len(best.token_ids)
+    return len(found.token_ids) > num_best and [*found.token_ids[:num_best]] == [*best.token_ids]
+
+
+def make_proposer(config: SpeculationConfig, *, vocab_size: int) -> Proposer:
+    """Returns what proposes a worker's drafts. Texts are left out, with a warning, where there are
+    no native kernels."""
+    if not config.num_tokens:
+        return NoProposer()
+    makers: dict[DraftSource, Callable[[], Proposer]] = {DraftSource.GRAMMAR: GrammarProposer}
+    try:
+        matchers = MatcherPool(config)
+        makers[DraftSource.PREDICTION] = partial(PredictionProposer, matchers, vocab_size)
+        makers[DraftSource.TEXT] = partial(TextProposer, matchers)
+    except NativeUnavailable as error:
+        logger.warning("no drafts from texts and predictions: %s", error)
+    return ProposerChain(makers[source]() for source in config.sources if source in makers)
