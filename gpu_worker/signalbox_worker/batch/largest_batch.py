@@ -1,11 +1,22 @@
 """Makes the batch that takes the most memory and time, to measure what a device can hold."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutral_filters
 from signalbox_worker.batch.state_runs import first_states
+
+_MOST_DRAWS = 256
+"""Most draws of a step, unless it may have more sequences; each takes the memory of its logits."""
+
+
+def most_draws(*, max_num_seqs: int, max_draft_tokens: int) -> int:
+    """Returns the most tokens of a step that are drawn behind, drafts included."""
+    return max(max_num_seqs, min(max_num_seqs * (1 + max_draft_tokens), _MOST_DRAWS))
 
 
 def largest_batch(
@@ -14,19 +25,22 @@ def largest_batch(
     num_seqs: int,
     max_model_len: int,
     block_size: int,
-    num_groups: int = 1,
-    state_blocks: int = 0,
+    groups: Sequence[CacheGroup] = (FULL_GROUP,),
+    num_draws: int = 0,
     top_p: float = 1.0,
 ) -> Batch:
     """The most sequences and tokens in one step, all drawn at random.
 
-    Args: state_blocks: those of a state of recurrent layers.
+    Args: num_draws: more than sequences if tokens before their last ones are drawn behind, too.
     """
     query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
-    rows = _random_rows(query_lens.cumsum() - 1, top_p=top_p)
-    batch = made_up_batch(query_lens, query_lens, block_size, rows, num_groups=num_groups)
-    if state_blocks:
-        batch.states = first_states(query_lens, state_blocks=state_blocks)
+    last = query_lens.cumsum() - 1
+    others = np.setdiff1d(np.arange(last[-1]), last)
+    drawing = np.union1d(last, others[: max(0, num_draws - num_seqs)])
+    rows = _random_rows(drawing, top_p=top_p)
+    batch = made_up_batch(query_lens, query_lens, block_size, rows, num_groups=len(groups))
+    if (group := state_group(groups)) is not None:
+        batch.states = first_states(query_lens, state_blocks=group.state_blocks)
     return batch
 
 

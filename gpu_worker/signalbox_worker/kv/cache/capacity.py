@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, num_token_groups, state_group
 from signalbox_contract.model import StoreCapacity, WorkerCapacity
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.batch.largest_batch import largest_batch
+from signalbox_worker.batch.largest_batch import largest_batch, most_draws
 from signalbox_worker.config import GIB, CacheConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.ram import available_ram
@@ -99,15 +99,19 @@ def measure_capacity(
     *,
     share: RankShare = WHOLE,
     store: StoreCapacity | None = None,
+    max_draft_tokens: int = 0,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
+        max_draft_tokens: most drafts of a sequence in a step.
         share: of RAM, and of what is asked for.
         store: that of the rank, whose blocks pass through swap space.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
-    activations, tokens_per_s = _measure_step(cache_config, model, device, execute)
+    activations, tokens_per_s = _measure_step(
+        cache_config, model, device, execute, max_draft_tokens=max_draft_tokens
+    )
     budget = _budget(
         cache_config,
         device,
@@ -133,6 +137,7 @@ def measure_capacity(
         pipeline_parallel_size=share.pipeline_parallel_size,
         store=store,
         groups=model.groups,
+        max_draft_tokens=max_draft_tokens,
     )
     if store is not None and not capacity.num_cpu_blocks:
         raise MemoryError(
@@ -167,6 +172,8 @@ def _measure_step(
     model: Footprint,
     device: MeasuredDevice,
     execute: Callable[[Batch], None],
+    *,
+    max_draft_tokens: int,
 ) -> tuple[int, float]:
     """Returns the bytes that the largest step takes, and its tokens per second. Raises
     MemoryError."""
@@ -175,14 +182,17 @@ def _measure_step(
         # On a CPU, whose memory is shared, it would delay the start for little.
         num_tokens = max(num_tokens, model.max_model_len)
     num_seqs = -(-cache_config.max_num_seqs // divisor)
+    num_draws = most_draws(
+        max_num_seqs=cache_config.max_num_seqs, max_draft_tokens=max_draft_tokens
+    )
     num_run = max(num_seqs, -(-num_tokens // divisor))
     batch = largest_batch(
         num_tokens=num_run,
         num_seqs=num_seqs,
         max_model_len=model.max_model_len,
         block_size=model.block_size,
-        num_groups=len(model.groups),
-        state_blocks=model.groups[-1].state_blocks,
+        groups=model.groups,
+        num_draws=-(-num_draws // divisor),
         # A wide nucleus takes the most memory; on a CPU without native kernels it takes seconds.
         top_p=1.0 if device.type == "cpu" else 0.9,
     )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
@@ -50,6 +51,7 @@ def measure(
     share: RankShare = WHOLE,
     swap_space: float | None = None,
     kv_cache_memory: float | None = None,
+    max_draft_tokens: int = 0,
     **model: Any,
 ) -> WorkerCapacity:
     return measure_capacity(
@@ -63,6 +65,7 @@ def measure(
         device,
         device.execute,
         share=share,
+        max_draft_tokens=max_draft_tokens,
     )
 
 
@@ -76,6 +79,17 @@ def test_a_part_of_the_largest_step_says_what_the_whole_takes(divisor: int) -> N
     assert capacity.activations_bytes == 512 * BYTES_PER_TOKEN
     assert capacity.prefill_tokens_per_s == 1 / SECONDS_PER_TOKEN
     assert (capacity.max_num_batched_tokens, capacity.max_num_seqs) == (512, 16)
+
+
+@pytest.mark.parametrize(("max_draft_tokens", "num_draws"), [(0, 16), (3, 64), (64, 256)])
+def test_the_largest_step_draws_behind_drafts(max_draft_tokens: int, num_draws: int) -> None:
+    device = MeasuredHost()
+    capacity = measure(device, step_divisor=8, max_draft_tokens=max_draft_tokens)
+    assert capacity.max_draft_tokens == max_draft_tokens
+    (step,) = device.steps
+    assert len(step.rows) == num_draws // 8
+    assert (np.diff(step.rows.token_index) > 0).all()
+    assert set(step.query_start[1:] - 1) <= set(step.rows.token_index)
 
 
 def test_swap_space_that_cannot_be_pinned_becomes_smaller(
