@@ -10,8 +10,9 @@ free text around a constraint there is no matcher, and a token costs a look-up.
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 
 import numpy as np
 from llguidance import LLMatcher
@@ -105,6 +106,39 @@ class Grammar:
         """True if a part has conformed that opens no reasoning."""
         self._num_reasoned = 0
         """Tokens of all reasoning so far."""
+        self._left: LLMatcher | None = None
+        """Matcher of the state that `ahead` returns to."""
+        self._num_ahead = 0
+        """Tokens that it has read since."""
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Lets drafts be read in the block, behind which the state is as it was before."""
+        left = self._left = self._matcher
+        self._num_ahead = 0
+        before = vars(self).copy()
+        try:
+            yield
+        finally:
+            num_ahead, is_renewed = self._num_ahead, self._left is not left
+            vars(self).update(before)
+            self._left = None
+            if is_renewed or not (left is None or _roll_back(left, num_ahead)):
+                self.begin_again()
+
+    def num_admitted(self, output: Int32Array, num_drafts: int) -> int:
+        """Returns how many of the drafts, which are the last of the output, may follow there."""
+        first = len(output) - num_drafts
+        try:
+            self._catch_up(output[:first])
+            with self.ahead():
+                for end in range(first, len(output)):
+                    if not self._admits(int(output[end])):
+                        return end - first
+                    self._catch_up(output[: end + 1])
+        except GrammarError:  # its mask will be refused
+            return 0
+        return num_drafts
 
     def mask(self, output: Int32Array) -> Mask | None:
         """Returns what may follow the output, as AllowedTokens holds it; None if anything may.
@@ -226,11 +260,21 @@ class Grammar:
 
     def _match(self, token_id: int) -> None:
         matcher = self._begun()
-        if not matcher.is_stopped() and not matcher.consume_token(token_id):
+        is_read = not matcher.is_stopped()
+        self._num_ahead += is_read and matcher is self._left
+        if is_read and not matcher.consume_token(token_id):
             if _TOO_MANY_STATES not in matcher.get_error():  # otherwise `_filled` sees it, too
                 raise GrammarError(f"token {token_id} does not conform to {STRUCTURED_OUTPUT}")
         elif self._scope.is_repeated and matcher.is_accepting():
             self._is_free, self._matcher = True, None
+
+    def _admits(self, token_id: int) -> bool:
+        if self._is_free or (not self._num_consumed and token_id in self._scope.opening_token_ids):
+            return True
+        matcher = self._begun()
+        if matcher.is_stopped():
+            return token_id in self._eos_token_ids
+        return matcher.validate_tokens([token_id]) == 1
 
     def _wait(self) -> CompiledGrammar:
         assert self._compiled is not None
@@ -240,6 +284,11 @@ class Grammar:
         if (fault := fault_of(self._compiled)) is not None:
             raise GrammarError(f"{STRUCTURED_OUTPUT} cannot be compiled: {fault}")
         return self._compiled.result()
+
+
+def _roll_back(matcher: LLMatcher, num_tokens: int) -> bool:
+    """Returns false if a matcher cannot be put back; it is of no use then."""
+    return not num_tokens or (matcher.rollback(num_tokens) and not matcher.is_error())
 
 
 def fault_of(compiled: "Future[CompiledGrammar]") -> str | None:

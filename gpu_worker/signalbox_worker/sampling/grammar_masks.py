@@ -7,11 +7,14 @@ from signalbox_contract.structured_output.grammar import GrammarError
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.sequence_failures import STRUCTURED_OUTPUT
 from signalbox_worker.sampling.compiled_grammar import Grammar
-from signalbox_worker.sampling.token_constraints import Mask
+from signalbox_worker.sampling.token_constraints import Mask, is_allowed
 
 MAX_STEP_CPU_S = 0.2
 """CPU time of a step's masks; those that are left then, which took longest in the step before, end.
 256 sequences of usual schemas take 30 ms."""
+
+MAX_DRAFT_CPU_S = 0.05
+"""CPU time of the masks behind a step's drafts; runs end before those that are left then."""
 
 
 class Masks(NamedTuple):
@@ -45,3 +48,49 @@ def step_masks(asked: Mapping[int, tuple[Grammar, Int32Array]]) -> Masks:
             masks.cpu_ns[owner] = grammar.mask_ns
             cpu_ns += grammar.mask_ns
     return masks
+
+
+class DraftedOutput(NamedTuple):
+    """Output of a sequence with drafts behind it."""
+
+    grammar: Grammar
+    token_ids: Int32Array
+    """The output so far, then the drafts."""
+    num_drafts: int
+
+
+def draft_masks(asked: Mapping[int, DraftedOutput], known: Masks) -> dict[int, list[Mask | None]]:
+    """Computes the masks behind drafts of sequences, whose masks before them are known.
+
+    A sequence has masks for fewer drafts if one is not admitted, or no mask can be computed behind
+    it: if that ends the sequence, the first mask of a later step says so. Costs are added to those
+    that are known.
+    """
+    found: dict[int, list[Mask | None]] = {}
+    left_ns = int(MAX_DRAFT_CPU_S * 1e9)
+    for owner, one in asked.items():
+        found[owner], cpu_ns = _masks_ahead(one, known.found.get(owner), left_ns)
+        left_ns -= cpu_ns
+        if cpu_ns:
+            known.cpu_ns[owner] = known.cpu_ns.get(owner, 0) + cpu_ns
+    return found
+
+
+def _masks_ahead(
+    one: DraftedOutput, mask: Mask | None, left_ns: int
+) -> tuple[list[Mask | None], int]:
+    """Returns masks of one sequence, and the CPU time that they took."""
+    token_ids, masks, cpu_ns = one.token_ids, list[Mask | None](), 0
+    with one.grammar.ahead():
+        for end in range(len(token_ids) - one.num_drafts, len(token_ids)):
+            is_admitted = mask is None or is_allowed(mask, int(token_ids[end]))
+            if cpu_ns > left_ns or not is_admitted:
+                break
+            try:
+                mask = one.grammar.mask(token_ids[: end + 1])
+            except GrammarError:
+                break
+            finally:
+                cpu_ns += one.grammar.mask_ns
+            masks.append(mask)
+    return masks, cpu_ns

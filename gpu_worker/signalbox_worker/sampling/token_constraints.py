@@ -74,6 +74,10 @@ def make_mask(token_ids: Sequence[int] | Int32Array, *, vocab_size: int) -> Mask
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
 
+def is_allowed(mask: Mask, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
+
+
 def _bad_words(runs: Sequence[Sequence[int]]) -> BadWords:
     return BadWords(
         last=np.array([run[-1] for run in runs], dtype=np.int32),

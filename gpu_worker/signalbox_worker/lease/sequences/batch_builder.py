@@ -15,11 +15,12 @@ from signalbox_contract.updates import RequestFailure
 from signalbox_kernels.filters import Filters
 from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
-from signalbox_worker.batch.batch import NO_ADAPTER, Batch
+from signalbox_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows, SampleRows
 from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.lease.sequences import draw_options, pooled_prompts, prompt_logprobs
+from signalbox_worker.lease.sequences.draft_runs import DraftRuns
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
 from signalbox_worker.lease.sequences.step_validation import Limits
 
@@ -48,10 +49,23 @@ class PlannedBatch:
     """The sequences of a worker that pools, which draw nothing."""
     states: StateArrays | None = None
     """States that recurrent layers read and leave; None of a model without."""
+    drafts: DraftRuns | None = None
+    """Drafts, which `num_new` and `drawers` count; None if there are none."""
     refused: dict[int, str] = field(default_factory=dict)
     """Reason by draw, for those to which no token is allowed."""
     mask_ns: dict[int, int] = field(default_factory=dict)
     """CPU time of the mask of each sequence with a structured output, by its first draw."""
+
+    @property
+    def num_known(self) -> Int64Array:
+        """[num sequences], tokens to compute without the drafts."""
+        return self.num_new if self.drafts is None else self.num_new - self.drafts.num_drafts
+
+    def counted_draws(self, samples: BatchOutput) -> NDArray[np.bool_]:
+        """[num draws], whether each counts, which is not so behind a draft that is not kept."""
+        if self.drafts is None:
+            return np.ones(len(self.drawers), dtype=np.bool_)
+        return self.drafts.counts(samples.token_ids, samples.failed | self.refused)
 
 
 def plan(
@@ -232,6 +246,16 @@ def _tokens(found: Int64Array) -> tuple[Int64Array, Int64Array | None]:
     return np.where(is_unknown, 0, found), np.where(is_unknown, unknown_tokens(found), -1)
 
 
+def _draw_places(planned: PlannedBatch, query_start: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Returns the token that each draw is made from, and the position of what it draws."""
+    drawers, drafts = planned.drawers, planned.drafts
+    last = query_start[drawers + 1] - 1
+    position = np.ascontiguousarray(planned.state["num_tokens"][drawers])
+    if drafts is None:
+        return last, position
+    return last - (drafts.num_drafts[drawers] - drafts.ahead), position + drafts.ahead
+
+
 def _sample_rows(
     planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
 ) -> tuple[SampleRows, Callable[[], None] | None]:
@@ -241,12 +265,12 @@ def _sample_rows(
     """
     drawers = planned.drawers
     owners, state = planned.rows[drawers], planned.state[drawers]
-    branches = planned.branches
+    branches, (token_index, position) = planned.branches, _draw_places(planned, query_start)
     draws = SampleRows(
         seq_ids=planned.seq_ids[drawers],
-        token_index=query_start[drawers + 1] - 1,
+        token_index=token_index,
         branch=np.ascontiguousarray(state["branch"]) if branches is None else branches,
-        position=np.ascontiguousarray(state["num_tokens"]),
+        position=position,
         temperature=np.ascontiguousarray(state["temperature"]),
         filters=Filters._make([np.ascontiguousarray(state[name]) for name in Filters._fields]),
         seed=np.ascontiguousarray(state["seed"]),
@@ -256,10 +280,9 @@ def _sample_rows(
         draws.penalties = draw_options.penalties(state, owners, rows)
     if state["has_logprob_tokens"].any():
         draws.logprob_tokens = draw_options.logprob_tokens(owners, rows)
-    is_starved = state["min_tokens"] > state["num_tokens"] - state["num_prompt"]
-    add_rules = partial(
-        draw_options.add_rules, draws, is_starved, owners, rows, planned.refused, planned.mask_ns
-    )
+    is_starved = state["min_tokens"] > position - state["num_prompt"]
+    masking = draw_options.Masking(planned.refused, planned.mask_ns, planned.drafts)
+    add_rules = partial(draw_options.add_rules, draws, is_starved, owners, rows, masking)
     is_unknown = rows.tokens[owners, state["num_tokens"] - 1] < 0
     if (is_unknown & (state["has_penalties"] | state["has_rules"])).any():
         return draws, add_rules

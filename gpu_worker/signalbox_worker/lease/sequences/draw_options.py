@@ -1,16 +1,29 @@
 """Columns of a batch's draws that few sequences need: penalties, rules, grammars, named tokens."""
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns
+from signalbox_worker.lease.sequences.draft_runs import DraftRuns
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
 from signalbox_worker.sampling import token_constraints
-from signalbox_worker.sampling.grammar_masks import step_masks
+from signalbox_worker.sampling.grammar_masks import DraftedOutput, draft_masks, step_masks
 from signalbox_worker.sampling.token_constraints import Mask, RuledRows
+
+
+class Masking(NamedTuple):
+    """What the masks of a batch add to it."""
+
+    refused: dict[int, str]
+    """Reason by draw, for those to which their grammar leaves no token."""
+    mask_ns: dict[int, int]
+    """CPU time of the masks of each sequence, by its first draw."""
+    drafts: DraftRuns | None
+    """Drafts, of which runs are ended that their grammar does not admit."""
 
 
 def logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
@@ -36,14 +49,9 @@ def add_rules(
     is_starved: NDArray[np.bool_],
     owners: Int64Array,
     rows: SequenceRows,
-    refused: dict[int, str],
-    mask_ns: dict[int, int],
+    masking: Masking,
 ) -> None:
-    """Restricts the draws of sequences with rules, or with fewer tokens than min_tokens.
-
-    Adds to `refused` the draws to which their grammar leaves no token, and to `mask_ns` what the
-    mask of each sequence took, by its first draw.
-    """
+    """Restricts the draws of sequences with rules, or with fewer tokens than min_tokens."""
     candidates = np.flatnonzero(is_starved | rows.state["has_rules"][owners])
     found = [rows.rules[owner] for owner in owners[candidates].tolist()]
     has_rules = np.array([one is not None for one in found], dtype=np.bool_)
@@ -57,13 +65,11 @@ def add_rules(
     )
     draws.suppressed = token_constraints.suppressed(ruled, tokens=rows.tokens, num_rows=len(draws))
     draws.biases = token_constraints.biases(ruled, num_rows=len(draws))
-    masks = _grammar_masks(ruled, rows, refused, mask_ns)
+    masks = _grammar_masks(ruled, rows, masking)
     draws.allowed = token_constraints.allowed(ruled, grammar_masks=masks, num_rows=len(draws))
 
 
-def _grammar_masks(
-    ruled: RuledRows, rows: SequenceRows, refused: dict[int, str], mask_ns: dict[int, int]
-) -> list[Mask | None]:
+def _grammar_masks(ruled: RuledRows, rows: SequenceRows, masking: Masking) -> list[Mask | None]:
     """Returns the mask of each row; records costs, and sequences that their grammar has failed."""
     owners: list[int] = ruled.owners.tolist()
     first_rows: dict[int, int] = {}
@@ -75,7 +81,27 @@ def _grammar_masks(
     masks = step_masks({owner: (one, rows.output(owner)) for owner, one in grammars.items()})
     nothing = token_constraints.make_mask((), vocab_size=rows.vocab_size)
     for owner, reason in masks.refused.items():
-        refused[first_rows[owner]] = reason
-    mask_ns |= {first_rows[owner]: cpu_ns for owner, cpu_ns in masks.cpu_ns.items()}
+        masking.refused[first_rows[owner]] = reason
     found = {**masks.found, **dict.fromkeys(masks.refused, nothing)}
-    return [found.get(owner) for owner in owners]
+    of_rows = [found.get(owner) for owner in owners]
+    if masking.drafts is not None:
+        asked = _drafted(masking.drafts, ruled, rows, refused=masks.refused)
+        for owner, behind in draft_masks(asked, masks).items():
+            start = int(np.searchsorted(ruled.rows, first_rows[owner])) + 1
+            of_rows[start : start + len(behind)] = behind
+            masking.drafts.end_run(first_rows[owner] + len(behind))
+    masking.mask_ns.update((first_rows[owner], cpu_ns) for owner, cpu_ns in masks.cpu_ns.items())
+    return of_rows
+
+
+def _drafted(
+    drafts: DraftRuns, ruled: RuledRows, rows: SequenceRows, *, refused: Container[int]
+) -> dict[int, DraftedOutput]:
+    """Returns the outputs with drafts of sequences with grammars, which have not refused them."""
+    owners, ahead = ruled.owners.tolist(), drafts.ahead[ruled.rows].tolist()
+    most = dict(zip(owners, ahead, strict=True))  # of each, that of its last draw
+    return {
+        owner: DraftedOutput(grammar, rows.output(owner, num_drafts=count), count)
+        for owner, count in most.items()
+        if count and owner not in refused and (grammar := rows.grammars[owner]) is not None
+    }

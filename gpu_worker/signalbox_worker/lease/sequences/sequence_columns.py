@@ -5,7 +5,7 @@ Pages of the wide arrays that no sequence has reached are never touched, so that
 longest sequence costs address space and no memory.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ class SequenceRows:
         self.grammars: list[Grammar | None] = [None] * num_rows
         self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
+        self.predictions: list[Sequence[int]] = [()] * num_rows
+        """What clients expect outputs to be; empty if they expect nothing."""
         self.state_blocks = state_blocks
         """[num_gpu_blocks, blocks of a state], those of the state that begins with each block, or
         NO_BLOCK; None of a model without recurrent layers."""
@@ -100,6 +102,7 @@ class SequenceRows:
         self.rules += [None] * (num_rows - len(self))
         self.grammars += [None] * (num_rows - len(self))
         self.logprob_tokens += [()] * (num_rows - len(self))
+        self.predictions += [()] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence, pooling: PoolingParams = NOT_POOLED) -> None:
@@ -130,6 +133,7 @@ class SequenceRows:
             pooling.is_per_token,
         )
         self.logprob_tokens[row] = params.logprob_token_ids
+        self.predictions[row] = new.prediction
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
         self.block_tables[row, :num_blocks] = new.block_table
@@ -144,6 +148,7 @@ class SequenceRows:
         child["branch"] = fork.branch
         self.rules[target] = self.rules[source]
         self.logprob_tokens[target] = self.logprob_tokens[source]
+        self.predictions[target] = self.predictions[source]
         grammar = self.grammars[source]
         self.grammars[target] = None if grammar is None else grammar.fork()
         self.tokens[target, :num_computed] = self.tokens[source, :num_computed]
@@ -154,12 +159,13 @@ class SequenceRows:
         """Drops the objects of rows without a sequence, which may be large."""
         for row in rows:
             self.rules[row] = self.grammars[row] = None
-            self.logprob_tokens[row] = ()
+            self.logprob_tokens[row] = self.predictions[row] = ()
 
-    def output(self, row: int) -> Int32Array:
-        """Returns the tokens that a sequence has drawn; not a copy."""
+    def output(self, row: int, *, num_drafts: int = 0) -> Int32Array:
+        """Returns the tokens that a sequence has drawn, and drafts behind them; not a copy."""
         state = self.state[row]
-        drawn: Int32Array = self.tokens[row, state["num_prompt"] : state["num_tokens"]]
+        end = state["num_tokens"] + num_drafts
+        drawn: Int32Array = self.tokens[row, state["num_prompt"] : end]
         return drawn
 
     def _rules(self, new: NewSequence) -> TokenRules | None:

@@ -23,8 +23,11 @@ from signalbox_worker.batch.adapter_slots import AdapterSlots
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
+from signalbox_worker.drafts.proposer import NoProposer, Proposer
 from signalbox_worker.lease.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
+from signalbox_worker.lease.sequences.draft_runs import DraftRuns
+from signalbox_worker.lease.sequences.drafting import Drafting
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
 from signalbox_worker.lease.sequences.state_tables import naming_states, no_states, states_of
 from signalbox_worker.lease.sequences.step_staging import StagedStep
@@ -53,8 +56,12 @@ class SequenceTable:
         num_gpu_blocks: int,
         grammars: Grammars,
         adapter_slots: Mapping[str, int] | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """`adapter_slots` changes with what is loaded; None is what the model has now."""
+        """Args:
+        adapter_slots: changes with what is loaded; None is what the model has now.
+        proposer: where drafts come from; None proposes none.
+        """
         slots = AdapterSlots(model.adapters).of if adapter_slots is None else adapter_slots
         self._limits = Limits(
             model=model,
@@ -78,6 +85,7 @@ class SequenceTable:
         self._free = list(range(num_rows))
         self._failed: dict[int, str] = {}
         self._planned: PlannedBatch | None = None
+        self._drafting = Drafting(proposer or NoProposer(), self._limits)
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -118,10 +126,14 @@ class SequenceTable:
                 failed=failed,
                 num_blocks=num_blocks,
             )
+            asked = self._drafting.check(step, planned)
             if rows.state_blocks is not None:
                 planned.states = states_of(planned, rows, staged, limits=limits)
         if staged is not None:
             self._commit(staged)
+            self._drafting.forget(step)
+        if asked:
+            self._drafting.add(asked, planned, rows)
         batch = batch_builder.build(planned, rows, limits=limits)
         planned.prompt_rows = batch.prompt_rows
         self._planned = planned
@@ -182,16 +194,14 @@ class SequenceTable:
         Returns the step's result, without its times. Booked batches are taken in order.
         """
         planned = self._end_batch() if booked is None else booked.planned
-        prompt_rows = planned.prompt_rows
-        keep = np.ones(len(planned.drawers), dtype=np.bool_)
-        reasons = self._failure_reasons(planned, samples)
-        if reasons:
-            for index, reason in reasons.items():
-                self._fail(planned, index, reason)
-            keep = ~np.isin(planned.drawers, list(reasons))
-        drawers, token_ids = planned.drawers[keep], samples.token_ids[keep]
-        if booked is None:
-            self._append(planned, drawers, token_ids)
+        prompt_rows, drafts = planned.prompt_rows, planned.drafts
+        keep, reasons = self._kept(planned, samples)
+        token_ids, starts = samples.token_ids[keep], keep
+        if drafts is not None:
+            self._append_runs(planned, drafts, keep, token_ids)
+            starts = keep & (drafts.ahead == 0)
+        elif booked is None:
+            self._append(planned, planned.drawers[keep], token_ids)
         else:  # no token is left unknown, not even one of a sequence that has failed
             known_ids = np.maximum(samples.token_ids[booked.first], 0)
             self._rows.tokens[booked.rows, booked.positions] = known_ids
@@ -199,8 +209,9 @@ class SequenceTable:
         return StepResult(
             epoch=planned.epoch,
             step_id=planned.step_id,
-            seq_ids=int64s(planned.seq_ids[drawers]),
-            branches=None if branches is None else int32s(branches[keep].astype(np.int32)),
+            seq_ids=int64s(planned.seq_ids[planned.drawers[starts]]),
+            branches=None if branches is None else int32s(branches[starts].astype(np.int32)),
+            num_tokens=None if drafts is None else drafts.run_lengths(keep),
             token_ids=int32s(token_ids),
             logprobs=_by_row(samples.logprobs, keep),
             prompt_logprobs=[]
@@ -213,13 +224,32 @@ class SequenceTable:
             if samples.pooled
             else {},
             masks=_mask_times(planned) if planned.mask_ns else None,
+            drafts=None if drafts is None else drafts.report(planned.seq_ids, failed=reasons),
         )
 
-    def _failure_reasons(self, planned: PlannedBatch, samples: BatchOutput) -> dict[int, str]:
-        """Returns why sequences of a batch have failed, by index into the batch."""
+    def _kept(
+        self, planned: PlannedBatch, samples: BatchOutput
+    ) -> tuple[NDArray[np.bool_], dict[int, str]]:
+        """Returns which draws are kept, and why sequences have failed, by index in the batch."""
+        keep = planned.counted_draws(samples)
+        reasons = self._failure_reasons(planned, samples, keep)
+        if reasons:
+            for index, reason in reasons.items():
+                self._fail(planned, index, reason)
+            keep &= ~np.isin(planned.drawers, list(reasons))
+        return keep, reasons
+
+    def _failure_reasons(
+        self, planned: PlannedBatch, samples: BatchOutput, counts: NDArray[np.bool_]
+    ) -> dict[int, str]:
+        """Returns why sequences of a batch have failed, by index into the batch.
+
+        Args: counts: whether each draw does.
+        """
         reasons = dict[int, str]()
         for row, reason in (samples.failed | planned.refused).items():
-            reasons[int(planned.drawers[row])] = reason
+            if counts[row]:
+                reasons[int(planned.drawers[row])] = reason
         if planned.prompt_rows is not None:
             reasons |= prompt_logprobs.failures(planned.prompt_rows, samples.prompt_logprobs)
         reasons |= samples.failed_seqs
@@ -231,7 +261,7 @@ class SequenceTable:
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
         assert planned is not None, "no batch was planned"
-        self._rows.state["num_computed"][planned.rows] += planned.num_new
+        self._rows.state["num_computed"][planned.rows] += planned.num_known
         return planned
 
     def _fail(self, planned: PlannedBatch, index: int, reason: str) -> None:
@@ -246,6 +276,23 @@ class SequenceTable:
         num_tokens = self._rows.state["num_tokens"]
         self._rows.tokens[own, num_tokens[own]] = token_ids[first]
         num_tokens[own] += 1
+
+    def _append_runs(
+        self,
+        planned: PlannedBatch,
+        drafts: DraftRuns,
+        keep: NDArray[np.bool_],
+        token_ids: Int32Array,
+    ) -> None:
+        """Does so with all draws of its run; the drafts among them are computed."""
+        drawers, ahead = planned.drawers[keep], drafts.ahead[keep]
+        is_own = (np.diff(drawers, prepend=-1) != 0) | (ahead > 0)
+        drawers, ahead = drawers[is_own], ahead[is_own]
+        own, state = planned.rows[drawers], self._rows.state
+        self._rows.tokens[own, state["num_tokens"][own] + ahead] = token_ids[is_own]
+        lengths = np.bincount(drawers, minlength=len(planned.rows))
+        state["num_tokens"][planned.rows] += lengths
+        state["num_computed"][planned.rows] += np.maximum(lengths - 1, 0)
 
 
 def _mask_times(planned: PlannedBatch) -> MaskTimes:

@@ -1,0 +1,163 @@
+"""Adds drafts to the batch of a step: which sequences may have some, and what proposers expect.
+
+Drafts lie in a sequence's row behind its known tokens. There every rule of a draw finds them, since
+none looks beyond the draw's position; a draft that is not kept is overwritten or never read.
+"""
+
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from signalbox_contract.cache_groups import keep_all, num_token_groups
+from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.sections.drafts import DraftLimits, DraftSource
+from signalbox_contract.step import Step
+from signalbox_worker.batch.arrays import Int64Array, offsets
+from signalbox_worker.batch.largest_batch import most_draws
+from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer, Proposer
+from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
+from signalbox_worker.lease.sequences.draft_runs import NO_DRAFT, DraftRuns
+from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
+from signalbox_worker.lease.sequences.step_validation import Limits
+
+logger = logging.getLogger(__name__)
+
+Asked = dict[int, int]
+"""Most drafts of sequences, by their index in a batch."""
+
+
+class Drafting:
+    """The proposer of a lease."""
+
+    def __init__(self, proposer: Proposer, limits: Limits) -> None:
+        self._proposer = proposer
+        self._limits = limits
+
+    def forget(self, step: Step) -> None:
+        """Forgets the sequences that a step ends, or lets begin again with other tokens."""
+        for seq_id in step.finished.tolist():
+            self._proposer.forget(seq_id)
+        for fork in step.forks:
+            self._proposer.forget(fork.child)
+
+    def check(self, step: Step, planned: PlannedBatch) -> Asked:
+        """Returns what a step allows. Raises InvalidArgument if it may not."""
+        limits = step.draft_limits
+        if limits is None:
+            return {}
+        _check_limits(limits, most=self._limits.capacity.max_draft_tokens)
+        running, state = set(step.running_seq_ids.tolist()), planned.state
+        is_last = (planned.num_new == 1) & (state["num_computed"] + 1 == state["num_tokens"])
+        draws_once = (state["num_tokens"] > state["num_prompt"]) | (state["num_samples"] == 1)
+        index = {seq_id: i for i, seq_id in enumerate(planned.seq_ids.tolist())}
+        asked = Asked()
+        for seq_id, most in zip(limits.seq_ids.tolist(), limits.most.tolist(), strict=True):
+            i = index.get(seq_id)
+            if seq_id not in running or (i is not None and not (is_last & draws_once)[i]):
+                allowed = "a sequence of `running` that computes its last token and draws once"
+                raise InvalidArgument("draft_limits.seq_ids", seq_id, allowed)
+            if i is not None:  # it has not failed
+                asked[i] = most
+        return asked
+
+    def add(self, asked: Asked, planned: PlannedBatch, rows: SequenceRows) -> None:
+        """Adds the drafts that are proposed, as far as there is room for them."""
+        num_drafts = np.zeros(len(planned.seq_ids), dtype=np.int64)
+        sources: dict[int, DraftSource] = {}
+        left = self._room_in_step(planned)
+        for i, most in asked.items():
+            row = int(planned.rows[i])
+            most = min(most, left, _room(row, rows, self._limits))
+            if most < 1:
+                continue
+            found = self._ask(int(planned.seq_ids[i]), row, rows, most=most)
+            if count := _write(found.token_ids, row, rows):
+                num_drafts[i], sources[i] = count, found.source
+                left -= count
+        if sources:
+            _extend(planned, rows, num_drafts, sources)
+
+    def _room_in_step(self, planned: PlannedBatch) -> int:
+        limits, capacity = self._limits, self._limits.capacity
+        tokens = limits.most_tokens(len(planned.seq_ids)) - int(planned.num_new.sum())
+        draws = most_draws(
+            max_num_seqs=capacity.max_num_seqs, max_draft_tokens=capacity.max_draft_tokens
+        )
+        return min(tokens, draws - len(planned.drawers))
+
+    def _ask(self, seq_id: int, row: int, rows: SequenceRows, *, most: int) -> Drafts:
+        ask = DraftAsk(
+            seq_id=seq_id,
+            token_ids=rows.tokens[row, : rows.state["num_tokens"][row]],
+            num_prompt=int(rows.state["num_prompt"][row]),
+            most=most,
+            prediction=rows.predictions[row],
+            grammar=rows.grammars[row],
+        )
+        try:
+            found = self._proposer.propose(ask)
+            return Drafts([*map(int, found.token_ids[:most])], DraftSource(found.source))
+        except Exception:  # it may be of a package, and requests need no drafts
+            logger.exception("a proposer has failed; this lease computes no more drafts")
+            self._proposer = NoProposer()
+            return self._proposer.propose(ask)
+
+
+def _check_limits(limits: DraftLimits, *, most: int) -> None:
+    seq_ids, field = limits.seq_ids.tolist(), "draft_limits"
+    if not most:
+        allowed = "none, since this worker computes no drafts"
+        raise InvalidArgument(field, f"limits of {len(seq_ids)} sequences", allowed)
+    if len(set(seq_ids)) != len(seq_ids):
+        raise InvalidArgument(f"{field}.seq_ids", "a repeated sequence", "distinct sequences")
+    highest = max(limits.most.tolist(), default=1)
+    if highest > most:
+        raise InvalidArgument(f"{field}.most", highest, f"at most {most}")
+
+
+def _room(row: int, rows: SequenceRows, limits: Limits) -> int:
+    """Returns how many tokens behind the known ones a sequence has blocks for."""
+    groups, size = limits.capacity.groups, limits.capacity.block_size
+    state = rows.state[row]
+    num_tokens, num_blocks = int(state["num_tokens"]), int(state["num_blocks"])
+    num_rows, first = num_blocks // len(groups), num_tokens // size
+    if not keep_all(groups):
+        table = rows.block_tables[row, :num_blocks].reshape(num_rows, len(groups))
+        gaps = (table[first:, : num_token_groups(groups)] < 0).any(axis=1)
+        num_rows = min(num_rows, first + int(np.argmax(gaps))) if gaps.any() else num_rows
+    return min(num_rows * size, limits.model.max_model_len) - num_tokens
+
+
+def _write(token_ids: Sequence[int], row: int, rows: SequenceRows) -> int:
+    """Writes drafts behind the known tokens; returns how many can be kept at all."""
+    start = int(rows.state["num_tokens"][row])
+    drafts = list(takewhile(lambda token_id: 0 <= token_id < rows.vocab_size, token_ids))
+    rows.tokens[row, start : start + len(drafts)] = drafts
+    grammar = rows.grammars[row]
+    if grammar is None:
+        return len(drafts)
+    output = rows.output(row, num_drafts=len(drafts))
+    return grammar.num_admitted(output, num_drafts=len(drafts))
+
+
+def _extend(
+    planned: PlannedBatch,
+    rows: SequenceRows,
+    num_drafts: Int64Array,
+    sources: dict[int, DraftSource],
+) -> None:
+    """Lets sequences compute their drafts, and draw behind each."""
+    num_draws = 1 + num_drafts[planned.drawers]
+    planned.num_new = planned.num_new + num_drafts
+    planned.drawers = np.repeat(planned.drawers, num_draws)
+    if planned.branches is not None:
+        planned.branches = np.repeat(planned.branches, num_draws)
+    drawers, ahead = planned.drawers, offsets(num_draws)
+    positions = planned.state["num_tokens"][drawers] + ahead
+    is_followed = ahead < num_drafts[drawers]
+    behind = np.where(is_followed, rows.tokens[planned.rows[drawers], positions], NO_DRAFT)
+    planned.drafts = DraftRuns(
+        num_drafts=num_drafts, sources=sources, ahead=ahead, behind=behind.astype(np.int32)
+    )
