@@ -39,6 +39,8 @@ class Case:
     num_seqs: int
     num_new: int
     context: int
+    draws: int = 1
+    """Tokens of each, its last ones, at which it draws."""
 
 
 CASES = (
@@ -77,11 +79,12 @@ def make_batch(case: Case, vocab_size: int) -> Batch:
     tables = rng.permutation(NUM_BLOCKS)[: case.num_seqs * width].reshape(case.num_seqs, width)
     new = np.arange(case.context - case.num_new, case.context)
     query_start = np.arange(case.num_seqs + 1) * case.num_new
+    num_draws = case.num_seqs * case.draws
     rows = largest_batch(
-        num_tokens=case.num_seqs, num_seqs=case.num_seqs, max_model_len=2, block_size=BLOCK_SIZE
+        num_tokens=num_draws, num_seqs=num_draws, max_model_len=2, block_size=BLOCK_SIZE
     ).rows
     rows.temperature[:] = 0.0
-    rows.token_index = query_start[1:] - 1
+    rows.token_index = (query_start[1:, None] - np.arange(case.draws, 0, -1)).ravel()
     return Batch(
         token_ids=rng.integers(0, vocab_size, case.num_seqs * case.num_new),
         positions=np.tile(new, case.num_seqs),

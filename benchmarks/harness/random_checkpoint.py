@@ -5,6 +5,8 @@
 TARGET becomes a directory of safetensors in bfloat16, or with --type a GGUF file of that type:
 Q4_K_M has the mix of llama-quantize, MXFP4 is that of feed-forward layers or experts beside Q8_0,
 and of any other type are all matrices. Without --layers the model has all of its layers.
+With --counting the file has a head of its own, and greedy answers count: each token id is one more
+than the one before it, at the cost of any model of its shape.
 """
 
 import argparse
@@ -118,10 +120,14 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--type", choices=FILE_TYPES)
+    parser.add_argument("--counting", action="store_true", help="with --type")
     options = parser.parse_args()
     config = config_of(options.name, options.layers)
+    if options.counting:
+        config["tie_word_embeddings"] = False
     if options.type:
-        save_gguf(options.target, config, shapes_of(config), options.type)
+        shapes = shapes_of(config)
+        save_gguf(options.target, config, shapes, options.type, is_counting=options.counting)
     else:
         save_directory(options.target, config)
 

@@ -5,6 +5,7 @@ No two rows of a matrix are alike, so that tokens of a mixture go to experts of 
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,23 @@ _PUBLISHED: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Parts of names as llama.cpp's table of names has them, where ours are others."""
+_TABLES = ("token_embd.weight", "output.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def save_gguf(
-    path: Path, config: Mapping[str, Any], shapes: Mapping[str, Shape], file_type: str
+    path: Path,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    file_type: str,
+    *,
+    is_counting: bool = False,
 ) -> Path:
-    """Writes a model whose tensors have these names and shapes in Hugging Face's layout."""
+    """Writes a model whose tensors have these names and shapes in Hugging Face's layout.
+
+    One that counts has a head of its own, in which the row of a token is the embedding of the token
+    before it; embeddings are so large that what the layers add does not matter.
+    """
     [architecture] = config["architectures"]
     kind = next(key for key, one in FAMILIES.items() if one.architecture == architecture)
     writer, num_layers = GGUFWriter(path, kind), config["num_hidden_layers"]
@@ -66,6 +77,8 @@ def save_gguf(
         name: block_type(name, shape, file_type, num_layers, is_tied="output.weight" not in tensors)
         for name, shape in tensors.items()
     }
+    if is_counting:
+        types["token_embd.weight"] = types["output.weight"]
     for name, shape in tensors.items():
         row = _bytes_of_row(shape, types[name])
         num_bytes = int(np.prod(shape[:-1])) * row
@@ -77,7 +90,9 @@ def save_gguf(
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(0)
     for name, shape in tensors.items():
-        writer.write_tensor_data(_values(rng, name, shape, types[name]))
+        is_table = is_counting and name in _TABLES
+        own = _counting_table if is_table else partial(_values, rng)
+        writer.write_tensor_data(own(name, shape, types[name]))
     writer.close()
     return path
 
@@ -181,10 +196,17 @@ def _bytes_of_row(shape: Shape, kind: BlockType) -> int:
     return shape[-1] // size * num_bytes
 
 
+def _counting_table(name: str, shape: Shape, kind: BlockType) -> NDArray[np.uint8]:
+    """Returns large embeddings, or a head in which each of them is a row later."""
+    values = _values(np.random.default_rng(1), name, shape, kind, is_large=True)
+    later = int(name == "output.weight")
+    return np.roll(values.reshape(shape[0], -1), later, axis=0).reshape(-1)
+
+
 def _values(
-    rng: np.random.Generator, name: str, shape: Shape, kind: BlockType
+    rng: np.random.Generator, name: str, shape: Shape, kind: BlockType, *, is_large: bool = False
 ) -> NDArray[np.uint8]:
-    """Returns a tensor's bytes."""
+    """Returns a tensor's bytes; those of large values are 256 times as large."""
     if kind is BlockType.F32:
         of_router = len(shape) == 2 and name.endswith(".weight")
         ones = np.full(shape, -1 if name.endswith("ssm_a") else "norm" in name, np.float32)
@@ -195,12 +217,13 @@ def _values(
     blocks = np.frombuffer(bytearray(rng.bytes(count * num_bytes)), np.uint8)
     blocks = blocks.reshape(count, num_bytes)
     if kind is BlockType.BF16:  # from 1/64 to 1/32, of either sign
-        blocks[:, 1] = blocks[:, 1] & 0x80 | 0x3C
+        blocks[:, 1] = blocks[:, 1] & 0x80 | (0x40 if is_large else 0x3C)
         blocks[:, 0] |= 0x80
     elif kind is BlockType.MXFP4:
         blocks[:, 0] = _MXFP4_EXPONENT
     else:
-        halves = np.array(_HALVES[kind.name], np.float16).view(np.uint8)
+        floats = np.array(_HALVES[kind.name]) * (256 if is_large else 1)
+        halves = floats.astype(np.float16).view(np.uint8)
         first = _OFFSETS.get(kind.name, 0)
         blocks[:, first : first + len(halves)] = halves
     return blocks.reshape(-1)

@@ -1,5 +1,6 @@
 """Files of made-up weights: of the model that they are named for, in llama-quantize's types."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 
+from benchmarks import cpu_step
 from benchmarks.comparison.bound import is_quantized, needs_of
 from benchmarks.harness.random_checkpoint import _MODELS, config_of, shapes_of
 from benchmarks.harness.random_gguf import FILE_TYPES, block_type, save_gguf
@@ -87,3 +89,17 @@ def test_types_of_q4_k_m_are_those_of_llama_quantize(
 ) -> None:
     found = block_type(name, shape, "Q4_K_M", 16, is_tied=is_tied)
     assert found is GGMLQuantizationType[kind]
+
+
+@pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0", "BF16"])
+def test_a_model_that_counts_draws_the_token_after_each(file_type: str, tmp_path: Path) -> None:
+    pytest.importorskip("tests.kernels.native.programs")  # skips without a C++ compiler
+    config = make_config("llama-3.2-1b") | {"tie_word_embeddings": False}
+    path = tmp_path / "model.gguf"
+    save_gguf(path, config, shapes_of(config), file_type, is_counting=True)
+    options = Namespace(dtype="bfloat16", threads=1)
+    runner = cpu_step.make_runner(options, str(path), "auto", "auto")
+    case = cpu_step.Case("", num_seqs=4, num_new=16, context=64, draws=16)
+    batch = cpu_step.make_batch(case, vocab_size=511)
+    output = runner.execute(batch)
+    assert output.token_ids.tolist() == (batch.token_ids + 1).tolist()
