@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_contract.model import Numerics, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
@@ -73,6 +73,8 @@ class StepLimits:
     cuts_prompts: bool = True
     """False if each prompt is computed whole, because attention sees both ways; one that exceeds
     max_num_batched_tokens has a step of its own, up to the model's window."""
+    max_draft_tokens: int = 0
+    """Most drafts of a sequence in a step; 0 if none are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +250,11 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
     )
 
     def step_limits(self, capacity: WorkerCapacity, *, cuts_prompts: bool = True) -> StepLimits:
-        """Returns the limits of a worker's steps, within those that it announces."""
+        """Returns the limits of a worker's steps, within those that it announces.
+
+        Steps that pass through stages, and sequences with a state, have no drafts.
+        """
+        has_drafts = capacity.num_stages == 1 and state_group(capacity.groups) is None
         most_tokens, most_steps = capacity.max_num_batched_tokens, capacity.max_steps_in_flight
         return StepLimits(
             max_num_seqs=min(self.max_num_seqs, capacity.max_num_seqs),
@@ -258,6 +264,7 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
             num_stages=capacity.num_stages,
             max_adapters=self.max_loras,
             cuts_prompts=cuts_prompts,
+            max_draft_tokens=capacity.max_draft_tokens if has_drafts else 0,
         )
 
 

@@ -22,6 +22,7 @@ from signalbox_contract.updates import RequestFailure
 from signalbox_scheduler.kv.block_allocator import BlockCopy
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
+from tests.scheduler_svc.fake_drafts import draft_counts, propose
 from tests.scheduler_svc.fake_store import Block, FakeStore
 
 VOCAB_SIZE = 97
@@ -115,6 +116,7 @@ class Drawn:
     seq_ids: list[int] = field(default_factory=list)
     branches: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     pooled: dict[int, Vector] = field(default_factory=dict)
@@ -140,6 +142,8 @@ class FakeWorker:
     failed: set[int] = field(default_factory=set)
     """Sequences that have lost their states, which fail until they are forgotten."""
     store: FakeStore | None = None
+    draft_kinds: str = ""
+    """Kinds of the drafts that it computes, in turns; see fake_drafts.py."""
     mask_costs: tuple[int, ...] = ()
     """Nanoseconds that it reports of masks of most sequences, in turns; none if it is empty."""
     num_swapped_in: int = 0
@@ -174,30 +178,38 @@ class FakeWorker:
         ]
         # What counts as computed must be there before the step, not by grace of a neighbour in it.
         contexts = {seq_id: self._read(self.sequences[seq_id]) for seq_id, _ in work}
+        drafts = {seq_id: self._propose(seq_id, plan) for seq_id, _ in work}
         if state_group(self.groups):
             self._check_states(work)
         for seq_id, num_new_tokens in work:
             if self.pooling is not None and self.pooling.is_bidirectional:
                 assert num_new_tokens == len(self.sequences[seq_id].token_ids), "a prompt is cut"
-            contexts[seq_id] += self._write(self.sequences[seq_id], num_new_tokens)
+            self.sequences[seq_id].token_ids += drafts[seq_id]
+            num_rows = num_new_tokens + len(drafts[seq_id])
+            contexts[seq_id] += self._write(self.sequences[seq_id], num_rows)
             self._report_prompt(seq_id, num_new_tokens, drawn)
         is_poisoned = any(self.poison in self.sequences[seq_id].token_ids for seq_id, _ in work)
         if work and (self.fails_next or is_poisoned):
             self._lose_states(work)
             work, drawn = [], Drawn()
         for seq_id, _ in work:
-            self._sample(seq_id, contexts[seq_id], drawn)
+            if drafts[seq_id]:
+                self._verify(seq_id, contexts[seq_id], drafts[seq_id], drawn)
+            else:
+                self._sample(seq_id, contexts[seq_id], drawn)
         own_branches = [self.sequences[seq_id].branch for seq_id in drawn.seq_ids]
         return StepResult(
             step_id=plan.step_id,
             seq_ids=int64s(drawn.seq_ids),
             branches=None if drawn.branches == own_branches else int32s(drawn.branches),
+            num_tokens=int32s(drawn.num_tokens) if max(drawn.num_tokens, default=1) > 1 else None,
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
             prompt_logprobs=drawn.prompt_logprobs,
             pooled=drawn.pooled,
             failures={one: STATE_LOST for one in plan.seq_ids if one in self.failed},
             moves=self.store.pop_ended() if self.store is not None else (),
+            drafts=draft_counts(drafts),
             masks=self._masks(plan),
             timings=StepTimings(forward_ns=10_000_000 if self.mask_costs else 0),
         )
@@ -351,6 +363,33 @@ class FakeWorker:
         drawn.seq_ids += [seq_id] * len(token_ids)
         drawn.branches += branches
         drawn.token_ids += token_ids
+        drawn.num_tokens += [1] * len(token_ids)
+
+    def _propose(self, seq_id: int, plan: "EncodedPlan") -> list[int]:
+        if seq_id not in plan.draft_limits:
+            return []
+        known, most = self.sequences[seq_id], plan.draft_limits[seq_id]
+        assert plan.num_new_tokens[plan.seq_ids.index(seq_id)] == known.num_samples == 1
+        right = expected(known.token_ids, num_tokens=most, branch=known.branch)
+        kind = self.draft_kinds[(seq_id + plan.step_id) % len(self.draft_kinds)]
+        return propose(right, kind, vocab_size=VOCAB_SIZE)
+
+    def _verify(self, seq_id: int, context: list[int], drafts: list[int], drawn: Drawn) -> None:
+        """Draws behind each row, and keeps drafts up to the first that is not what is drawn."""
+        known, first, num_kept = self.sequences[seq_id], len(drawn.token_ids), 0
+        for row in range(len(drafts) + 1):
+            seen = context[: len(context) - len(drafts) + row]
+            if known.num_logprobs is not None:
+                self._report(seen, known.num_logprobs, drawn)
+            drawn.token_ids.append(next_token(seen, branch=known.branch))
+            if drafts[row : row + 1] != drawn.token_ids[-1:]:
+                break
+            num_kept += 1
+        known.num_computed_tokens -= len(drafts) - num_kept
+        known.token_ids[-len(drafts) :] = drawn.token_ids[first:]
+        drawn.seq_ids.append(seq_id)
+        drawn.branches.append(known.branch)
+        drawn.num_tokens.append(num_kept + 1)
 
     def _report_prompt(self, seq_id: int, num_new_tokens: int, drawn: Drawn) -> None:
         """Reports the tokens of the prompt that follow those that the step computes."""
@@ -382,6 +421,7 @@ class EncodedPlan:
         self.store_moves = plan.store_moves
         self.seq_ids = [seq.seq_id for seq in plan.seqs]
         self.num_new_tokens = list(plan.num_new_tokens)
+        self.draft_limits = {plan.seq_ids[i]: most for i, most in plan.num_drafts.items()}
         self.new = [
             (
                 seq.seq_id,

@@ -82,6 +82,7 @@ def make_scheduler(
     num_stages: int = 1,
     max_adapters: int | None = None,
     cuts_prompts: bool = True,
+    max_draft_tokens: int = 0,
     max_model_len: int = 128,
     watermark: float = 0.0,
     admission: AdmissionQueue | None = None,
@@ -107,6 +108,7 @@ def make_scheduler(
             num_stages=num_stages,
             max_adapters=max_adapters,
             cuts_prompts=cuts_prompts,
+            max_draft_tokens=max_draft_tokens,
         ),
         cache=CacheShape(
             block_size=block_size,
@@ -183,6 +185,8 @@ def make_request(
     grammar_cost: GrammarCost = UNMEASURED,
     pooling: PoolingParams | None = None,
     snapshot_positions: tuple[int, ...] = (),
+    no_speculation: bool = False,
+    prediction: tuple[int, ...] = (),
 ) -> SequenceGroup:
     group = make_arrival(
         prompt,
@@ -205,6 +209,8 @@ def make_request(
         adapter=adapter,
         pooling=pooling,
         snapshot_positions=snapshot_positions,
+        no_speculation=no_speculation,
+        prediction=prediction,
     )
     group.begin()
     return group
@@ -244,7 +250,8 @@ class Loop:
         limits = self.scheduler.limits
         assert len(plan.seqs) <= limits.max_num_seqs
         if limits.cuts_prompts or len(plan.seqs) > 1:
-            assert plan.total_tokens <= limits.max_num_batched_tokens
+            num_rows = plan.total_tokens + sum(plan.num_drafts.values())
+            assert num_rows <= limits.max_num_batched_tokens
         adapters = {seq.group.request.adapter for seq in plan.seqs} - {""}
         assert len(adapters) <= (limits.max_adapters or len(adapters))
         self._check_suspects(plan)
@@ -352,10 +359,12 @@ def make_loop(
     pooling: PoolingModel | None = None,
     kept: dict[bytes, Block] | None = None,
     step_s: float = 1.0,
+    draft_kinds: str = "",
 ) -> Loop:
     """`kept` is what the worker's store has; None is no store."""
     size, groups = scheduler.blocks.block_size, scheduler.blocks.groups
     worker = FakeWorker(size, groups, pooling=pooling, loses_copies=loses_copies)
+    worker.draft_kinds = draft_kinds
     if kept is not None:
         worker.store = FakeStore(kept, worker.cpu)
     return Loop(scheduler, worker, depth, step_s=step_s)

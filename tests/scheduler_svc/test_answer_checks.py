@@ -14,6 +14,7 @@ from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import Vector
 from signalbox_contract.sampling_params import SamplingParams
+from signalbox_contract.sections.drafts import DraftCounts, DraftSource
 from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import FinishReason, RequestFailure
@@ -62,19 +63,55 @@ def test_a_row_names_as_many_tokens_as_were_asked_for(params: SamplingParams, al
     assert fault(allowed + 1) == f"{allowed + 1} log probabilities of row 0"
 
 
-def test_a_run_has_one_token_since_no_step_asks_for_drafts() -> None:
+@pytest.mark.parametrize(
+    ("most", "drafts", "num_tokens", "fault"),
+    [
+        (0, None, 1, None),
+        (0, None, 2, "2 tokens of sequence 1 with 0 drafts"),
+        (0, [(1, 1)], 2, "1 drafts of sequence 1, which may have 0"),
+        (3, None, 1, None),
+        (3, None, 2, "2 tokens of sequence 1 with 0 drafts"),
+        (3, [(1, 3)], 1, None),
+        (3, [(1, 3)], 4, None),
+        (3, [(1, 2)], 4, "4 tokens of sequence 1 with 2 drafts"),
+        (3, [(1, 4)], 5, "4 drafts of sequence 1, which may have 3"),
+        (3, [(2, 1)], 1, "1 drafts of sequence 2, which may have 0"),
+        (3, [(1, 1), (1, 1)], 1, "drafts of 2 sequences, of which 1 differ"),
+    ],
+)
+def test_a_run_has_as_many_tokens_as_drafts_that_were_allowed_and_one(
+    most: int, drafts: list[tuple[int, int]] | None, num_tokens: int, fault: str | None
+) -> None:
+    plan = make_plan(SamplingParams(num_logprobs=0))
+    plan.num_drafts = {0: most} if most else {}
+    answer = make_result(plan.seqs[0], logprobs={row: tops(0) for row in range(num_tokens)})
+    answer.token_ids = int32s([1] * num_tokens)
+    answer.num_tokens = int32s([num_tokens])
+    if drafts is not None:
+        seq_ids, counts = map(list, zip(*drafts, strict=True))
+        sources = int32s([int(DraftSource.TEXT)] * len(counts))
+        answer.drafts = DraftCounts(int64s(seq_ids), int32s(counts), sources)
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == fault
+    if fault is None:
+        del answer.logprobs[num_tokens - 1]
+        missing = f"no log probability of row {num_tokens - 1}"
+        assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == missing
+
+
+def test_drafts_come_from_a_source_that_is_known() -> None:
     plan = make_plan(SamplingParams())
-    seq_ids = int64s([seq.seq_id for seq in plan.seqs])
+    plan.num_drafts = {0: 1}
+    drafts = DraftCounts(int64s([1]), int32s([1]), int32s([99]))
+    answer = make_result(plan.seqs[0], drafts=drafts)
+    fault = find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+    assert fault == "drafts of source 99, which is none"
 
-    def fault(*token_ids: int) -> str | None:
-        lengths = int32s([len(token_ids)])
-        answer = StepResult(
-            step_id=1, seq_ids=seq_ids, num_tokens=lengths, token_ids=int32s(list(token_ids))
-        )
-        return find_fault(plan, answer, vocab_size=VOCAB_SIZE)
 
-    assert fault(1) is None
-    assert fault(1, 2) == "2 of 1 tokens"
+def test_a_column_of_runs_has_all_tokens() -> None:
+    plan = make_plan(SamplingParams())
+    answer = make_result(plan.seqs[0], num_tokens=int32s([1]))
+    answer.token_ids = int32s([1, 2])
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == "1 of 2 tokens"
 
 
 RUNS = st.tuples(st.integers(1, 8), st.integers(0, 2))

@@ -91,6 +91,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         step_s=st.sampled_from([0.01, 0.001, 1.0]),
         groups=st.sampled_from([(FULL_GROUP,), (FULL_GROUP,), *OF_SEVERAL_KINDS]),
         mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
+        max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
+        draft_kinds=st.sampled_from(["g", "b", "gm", "gmobn", "ngb"]),
     )
     def start(
         self, num_workers: int, depth: int, policy: str, costs: str, step_s: float, **options: Any
@@ -101,8 +103,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.admission.adapters = frozenset("xyz")
         self.endings, self.heeds_cancels = options.pop("endings"), options.pop("heeds_cancels")
         self.mask_costs = options.pop("mask_costs")
+        self.draft_kinds = options.pop("draft_kinds")
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.groups_of_layers = options["groups"]
+        if depth > 2 or state_group(self.groups_of_layers):  # see SchedulingSettings.step_limits
+            self.options["max_draft_tokens"] = 0
         self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
         self.kept: dict[bytes, Block] = {}
         """What the workers' stores have, which is one, as a shared one is."""
@@ -130,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kept = None if scheduler.config.store is None else self.kept
         loop = make_loop(scheduler, depth=self.depth, kept=kept, step_s=self.step_s)
         loop.worker.mask_costs = self.mask_costs
+        loop.worker.draft_kinds = self.draft_kinds
         loop.queues_again = True
         if loop.worker.store is not None:
             loop.worker.store.endings = itertools.cycle(self.endings)
@@ -155,6 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-2, 2),
         grammar=st.sampled_from([None, None, *"abcdefgh"]),
         positions=st.sampled_from([(), (), (4,), (5, 12), (1, 8, 9)]),
+        no_speculation=st.sampled_from([False, False, False, True]),
     )
     def submit(self, kind: int, prompt_len: int, positions: tuple[int, ...], **fields: Any) -> None:
         named = tuple(one for one in positions if one <= prompt_len)

@@ -86,6 +86,7 @@ class DecodeBatch:
             and seq.is_on_worker
             and seq.num_remaining_tokens == 1
             and seq.num_inflight_tokens == seq.num_inflight_samples  # no prefill is on its way
+            and not seq.num_inflight_drafts
             for seq in group.unfinished
         )
 

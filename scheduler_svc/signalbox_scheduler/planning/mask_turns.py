@@ -166,8 +166,11 @@ class MaskTurns:
         of_group: dict[SequenceGroup, list[int]] = {}
         if masks is not None and (self._known or plan.dear or max(costs, default=0) > _USUAL_NS):
             seqs = dict(zip(plan.seq_ids, plan.seqs, strict=True))
+            num_masks = _num_masks(result)
             for seq_id, cost in zip(masks.seq_ids.tolist(), costs, strict=True):
-                of_group.setdefault(seqs[seq_id].group, []).append(min(cost, MAX_CHARGE_NS))
+                number = num_masks.get(seq_id, 1)
+                of_mask = min(cost // number, MAX_CHARGE_NS)
+                of_group.setdefault(seqs[seq_id].group, []).extend([of_mask] * number)
         for group, booked_ns in plan.dear.items():
             if booked_ns is not None:
                 self._charge(group, sum(of_group.get(group, ())) - booked_ns)
@@ -227,6 +230,14 @@ def _use(group: SequenceGroup) -> MaskUse:
     if group.masks is None:
         group.masks = MaskUse()
     return group.masks
+
+
+def _num_masks(result: StepResult) -> dict[int, int]:
+    """Returns the masks of each sequence that computed drafts, one for each and one more."""
+    if (drafts := result.drafts) is None:
+        return {}
+    counts = zip(drafts.seq_ids.tolist(), drafts.num_drafts.tolist(), strict=True)
+    return {seq_id: 1 + num_drafts for seq_id, num_drafts in counts}
 
 
 def _groups(plan: StepPlan) -> set[SequenceGroup]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from signalbox_contract.columns import Column, int32s, int64s, pack_int32
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMoves
+from signalbox_contract.sections.drafts import DraftLimits
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.sections.pooling import Pooling
 from signalbox_contract.sections.store_moves import StoreMoves
@@ -40,6 +41,8 @@ class StepPlan:
     """Sum of `num_new_tokens`."""
     num_samples: list[int] = field(default_factory=list)
     """Tokens that each sequence draws: 0 in the middle of a prefill, n at the end of a prompt."""
+    num_drafts: dict[int, int] = field(default_factory=dict)
+    """Most drafts of each sequence that may compute some beside its token, by index in `seqs`."""
     reached: list[Sequence] = field(default_factory=list)
     """Sequences of the decode batch that fill a block, or compute the last that they ever do."""
     new: list[int] = field(default_factory=list)
@@ -139,6 +142,7 @@ class StepPlan:
             pooling=self._pooling() if self.new else None,
             store_moves=self.store_moves,
             states=self.states,
+            draft_limits=self._draft_limits() if self.num_drafts else None,
         )
 
     def _running(self) -> tuple[Column, Column]:
@@ -150,6 +154,10 @@ class StepPlan:
         for i in reversed(self.new):
             del seq_ids[i], num_new_tokens[i]
         return int64s(seq_ids), int32s(num_new_tokens)
+
+    def _draft_limits(self) -> DraftLimits:
+        seq_ids = [self.seq_ids[i] for i in self.num_drafts]
+        return DraftLimits(int64s(seq_ids), int32s(list(self.num_drafts.values())))
 
     def _pooling(self) -> Pooling | None:
         """Returns how the new sequences are pooled; None on a worker that generates."""
@@ -178,6 +186,7 @@ class StepPlan:
                     params=params[group],
                     request_id=group.request_id,
                     adapter=group.request.adapter,
+                    prediction=group.request.prediction if group.max_drafts else (),
                 )
             )
         return tuple(found)

@@ -44,6 +44,7 @@ class Planner:
         self._blocks = state.blocks
         self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
+        self._drafts = state.drafts
         self._suspects = state.suspects
         self._preemption = preemption
         self._swapping = swapping
@@ -93,6 +94,8 @@ class Planner:
         batch, queues, admission = self._decode_batch, self._queues, self._queues.admission
         self._has_turns, token_budget = self._adapter_turns.begin(plan), plan.token_budget
         self.mask_turns.begin(plan)
+        if self._limits.max_draft_tokens:
+            self._drafts.begin(plan)
         if self._has_turns or not batch.plan(plan):
             batch.release_all()
         all_in_batch = len(batch.seqs) == queues.num_sequence_slots
@@ -170,7 +173,9 @@ class Planner:
         self._decode_batch.join(
             group
             for group in decoding
-            if group not in plan.dear and self._decode_batch.can_join(group)
+            if group not in plan.dear
+            and not self._drafts.speculates(group)
+            and self._decode_batch.can_join(group)
         )
 
     # Running groups
@@ -184,7 +189,8 @@ class Planner:
                 return
             for seq in group.sequences if plan.takes(group) else ():
                 if self._can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
-                    self._worker_state.add(plan, seq, 1)
+                    num_drafts = self._drafts.book(plan, seq) if group.max_drafts else 0
+                    self._worker_state.add(plan, seq, 1, num_drafts=num_drafts)
                     left = min(left - 1, plan.token_budget)
                     if left <= 0:
                         return
@@ -314,6 +320,7 @@ class Planner:
         """Takes in groups of other workers, whose last blocks come with this step."""
         for group in self._state.connector.admit_ready(now) if plan.has_incoming else ():
             group.max_length = self._blocks.sizes.longest(group)
+            self._drafts.take(group)
             if self._admits(plan, group):
                 for seq in group.unfinished:
                     self._continue_swapped(plan, seq)
@@ -398,6 +405,7 @@ class Planner:
 
     def _resume(self, group: SequenceGroup, now: float) -> None:
         group.max_length = self._blocks.sizes.longest(group)
+        self._drafts.take(group)
         self._queues.run(group)
         group.times.resume(now)
 

@@ -8,6 +8,7 @@ from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.planning.connector import KVConnector
 from signalbox_scheduler.planning.decode_batch import DecodeBatch
+from signalbox_scheduler.planning.draft_planner import DraftPlanner
 from signalbox_scheduler.planning.group_selection import GroupSelection
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.sequence_release import SequenceRelease
@@ -36,6 +37,7 @@ class SchedulerState:
     sequence_release: SequenceRelease
     """Sequences that have ended and still hold blocks."""
     grammars: WorkerGrammars
+    drafts: DraftPlanner
     suspects: SuspectSchedule
     selection: GroupSelection
     stages: StageAccount
@@ -53,6 +55,12 @@ class SchedulerState:
         """
         blocks = BlockSpaceManager(config.cache, costs=cost)
         queues, worker_state = GroupQueues(admission), WorkerState(blocks)
+        drafts = DraftPlanner(
+            most=config.limits.max_draft_tokens,
+            queues=queues,
+            blocks=blocks,
+            worker_state=worker_state,
+        )
         release = SequenceRelease(queues=queues, blocks=blocks, worker_state=worker_state)
         in_flight = StepsInFlight(cost)
         grammars = WorkerGrammars(queues, release, memory_bytes=config.grammar_bytes)
@@ -67,6 +75,7 @@ class SchedulerState:
             worker_state=worker_state,
             sequence_release=release,
             grammars=grammars,
+            drafts=drafts,
             suspects=suspects,
             selection=GroupSelection(
                 queues,

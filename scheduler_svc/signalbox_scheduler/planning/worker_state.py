@@ -23,23 +23,27 @@ class WorkerState:
         self.forget_seq_ids: list[int] = []
         """Sequences that the worker forgets with the next plan."""
 
-    def add(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
-        """Adds a sequence that has the blocks of its new tokens to a plan."""
+    def add(
+        self, plan: StepPlan, seq: Sequence, num_new_tokens: int, *, num_drafts: int = 0
+    ) -> None:
+        """Adds a sequence that has the blocks of its new tokens, and drafts, to a plan."""
         draws = num_new_tokens == seq.num_remaining_tokens
         if not seq.is_on_worker:
             plan.new.append(len(plan.seqs))
+        if num_drafts:
+            plan.num_drafts[len(plan.seqs)] = num_drafts
         plan.seqs.append(seq)
         plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)
         plan.total_tokens += num_new_tokens
         plan.num_samples.append(seq.group.num_draws if draws else 0)
-        plan.token_budget = max(0, plan.token_budget - num_new_tokens)
+        plan.token_budget = max(0, plan.token_budget - num_new_tokens - num_drafts)
         first = seq.num_sent_blocks
         if seq.is_on_worker and len(seq.block_table) > first:
             plan.patches.append(TablePatch(seq.seq_id, first, tuple(seq.block_table[first:])))
         seq.is_on_worker = True
         seq.num_sent_blocks = len(seq.block_table)
-        seq.book(num_new_tokens, draws=draws)
+        seq.book(num_new_tokens, draws=draws, num_drafts=num_drafts)
 
     def append_slots(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""

@@ -30,6 +30,8 @@ def find_fault(request: Request, model: ModelInfo) -> str | None:
         )
     if max(request.prompt_token_ids) >= model.vocab_size:
         return f"token ids must be below the vocabulary's size, {model.vocab_size}"
+    if max(request.prediction, default=0) >= model.vocab_size:
+        return f"token ids of prediction must be below the vocabulary's size, {model.vocab_size}"
     if not PRIORITY.holds(request.priority):
         return f"priority is {request.priority}, must be in {PRIORITY}"
     if fault_in_params := sampling_params.find_fault(request.params, vocab_size=model.vocab_size):
@@ -85,6 +87,7 @@ def _pooling_faults(request: Request, params: PoolingParams, model: PoolingModel
             yield f"{name} is {value}, must be 1 with pooling"
     for name, is_set in (
         ("beam_search", request.beam_search is not None),
+        ("prediction", bool(request.prediction)),
         ("delivered", bool(request.delivered)),
         ("structured_output", request.params.structured_output is not None),
         ("num_logprobs", request.params.num_logprobs is not None),

@@ -15,9 +15,15 @@ from typing import NamedTuple, Protocol
 from signalbox_contract.model import Numerics
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
-from signalbox_contract.updates import FinishReason, RequestFailure, RequestUpdates
+from signalbox_contract.updates import (
+    FinishReason,
+    RequestFailure,
+    RequestUpdates,
+    SpeculationUse,
+)
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
+from signalbox_scheduler.requests.draft_use import draft_samples
 from signalbox_scheduler.requests.mask_use import MaskUse
 from signalbox_scheduler.requests.open_spans import RequestTrace
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
@@ -56,9 +62,11 @@ class Sequence:
     num_computed_tokens: int = 0
     """Tokens whose K and V exist, by steps that are answered."""
     num_inflight_tokens: int = 0
-    """Tokens computed by steps that are planned and not answered."""
+    """Tokens computed by steps that are planned and not answered. With drafts, the most of them."""
     num_inflight_samples: int = 0
-    """Number of those steps that draw a token."""
+    """Most tokens that those steps draw: one each, and their drafts."""
+    num_inflight_drafts: int = 0
+    """Most drafts of those steps, which count as tokens and as samples until their answers."""
     block_table: list[int] = field(default_factory=list)
     """Rows of a block of each group of layers, for block_size tokens each. Written by
     BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
@@ -95,12 +103,12 @@ class Sequence:
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens computed once every planned step is answered."""
+        """Tokens computed once every planned step is answered, if all its drafts are accepted."""
         return self.num_computed_tokens + self.num_inflight_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens left to plan; tokens to be drawn by steps in flight count as known."""
+        """Tokens left to plan; tokens that steps in flight may draw count as known."""
         return self.num_tokens + self.num_inflight_samples - self.num_planned_tokens
 
     @property
@@ -119,16 +127,20 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.status is SequenceStatus.FINISHED
 
-    def book(self, num_new_tokens: int, *, draws: bool) -> None:
-        """Records that a planned step computes tokens."""
-        self.num_inflight_tokens += num_new_tokens
-        self.num_inflight_samples += draws
+    def book(self, num_new_tokens: int, *, draws: bool, num_drafts: int = 0) -> None:
+        """Records that a planned step computes tokens, and so many drafts at most."""
+        self.num_inflight_tokens += num_new_tokens + num_drafts
+        self.num_inflight_samples += draws + num_drafts
+        self.num_inflight_drafts += num_drafts
 
-    def apply_result(self, num_new_tokens: int, *, draws: bool) -> None:
-        """Counts what `book` has recorded as computed."""
-        self.num_inflight_tokens -= num_new_tokens
-        self.num_inflight_samples -= draws
-        self.num_computed_tokens += num_new_tokens
+    def apply_result(
+        self, num_new_tokens: int, *, draws: bool, num_drafts: int = 0, num_accepted: int = 0
+    ) -> None:
+        """Counts what `book` has recorded as computed, of the drafts those that were accepted."""
+        self.num_inflight_tokens -= num_new_tokens + num_drafts
+        self.num_inflight_samples -= draws + num_drafts
+        self.num_inflight_drafts -= num_drafts
+        self.num_computed_tokens += num_new_tokens + num_accepted
 
     def truncate(self, num_output_tokens: int) -> None:
         """Removes the output behind its first tokens."""
@@ -142,6 +154,7 @@ class Sequence:
     def forget_progress(self) -> None:
         """Drops everything that lives on a worker, so that the sequence can be recomputed."""
         self.num_computed_tokens = self.num_inflight_tokens = self.num_inflight_samples = 0
+        self.num_inflight_drafts = 0
         self.num_sent_blocks = self.num_cached_blocks = 0
         self.is_on_worker = False
 
@@ -188,6 +201,8 @@ class SequenceGroup:
     """Sequences in order of branch. Until the prompt is computed there is branch 0 alone."""
     max_length: int = 0
     """Tokens of a sequence that has its last; set by the scheduler of the worker."""
+    max_drafts: int = 0
+    """Most drafts of a sequence in a step; set by the scheduler of the worker."""
     is_in_decode_batch: bool = False
     """True while the group is in its scheduler's decode batch."""
     is_paused: bool = False
@@ -196,6 +211,8 @@ class SequenceGroup:
     """Set if the request ended without a result of its own making."""
     numerics: Numerics | None = None
     """Numerics of the worker that took the group last; None before, or if it did not say."""
+    speculation: SpeculationUse | None = None
+    """What became of its drafts; None if none were computed."""
     masks: MaskUse | None = None
     """Set once a mask was dear, or the group sat a step out."""
     num_preemptions: int = 0
@@ -302,6 +319,8 @@ class SequenceGroup:
         """Yields what parts have counted of this request alone."""
         if self.masks is not None:
             yield from self.masks.samples()
+        if self.speculation is not None:
+            yield from draft_samples(self.speculation)
         if self.num_migrations:
             yield counter(
                 "num_migrations",

@@ -42,6 +42,22 @@ class DrawnTokens:
         keys = ((seq.seq_id, seq.branch + draw) for draw in range(num_samples))
         return [self.runs[key].start for key in keys if key in self.runs]
 
+    def run(self, i: int) -> range:
+        """Returns the indices of all tokens that sequence i of the plan, of one branch, has got."""
+        if i < self.num_leading:
+            return range(i, i + 1)
+        seq = self.plan.seqs[i]
+        return self.runs.get((seq.seq_id, seq.branch), range(0))
+
+    @cached_property
+    def drafts(self) -> dict[int, tuple[int, int]]:
+        """Drafts that each sequence has computed, and their `DraftSource`, by sequence id."""
+        if (drafts := self.result.drafts) is None:
+            return {}
+        columns = (drafts.seq_ids, drafts.num_drafts, drafts.sources)
+        seq_ids, num_drafts, sources = (column.tolist() for column in columns)
+        return dict(zip(seq_ids, zip(num_drafts, sources, strict=True), strict=True))
+
     def token_ids(self, rows: list[int] | range) -> list[int]:
         token_ids = self.result.token_ids.tolist()
         if isinstance(rows, range):
@@ -50,14 +66,17 @@ class DrawnTokens:
 
 
 def _num_leading(plan: StepPlan, result: StepResult) -> int:
-    """Returns how many sequences come before the first that does not draw one token; 0 if the
-    result has no token of one of them, or has them in another order."""
-    if result.failures or result.num_tokens is not None:
+    """Returns how many sequences come before the first that does not draw one token, or has
+    got several; 0 if the result has no token of one of them, or has them in another order."""
+    if result.failures:
         return 0
     num = num_decodes = len(plan.decode_ids)
     if num < len(plan.seqs):
         after = plan.num_samples[num:]
         num += next((i for i, num_samples in enumerate(after) if num_samples != 1), len(after))
+    if result.num_tokens is not None:
+        lengths = result.num_tokens.tolist()[:num]
+        num = next((i for i, length in enumerate(lengths) if length != 1), len(lengths))
     if num == num_decodes == len(result.seq_ids):
         is_same = result.seq_ids == plan.decode_ids
     else:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 
 from signalbox_contract.errors import Code
+from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.step_result import StepResult
-from signalbox_contract.updates import FinishReason, RequestFailure
+from signalbox_contract.updates import FinishReason, RequestFailure, SpeculationUse
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
+from signalbox_scheduler.requests.draft_use import add_run, draft_samples
 from signalbox_scheduler.requests.sequence_group import (
     BeamGroup,
     Sequence,
@@ -28,6 +30,9 @@ class OutputProcessor:
     def __init__(self, state: SchedulerState) -> None:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        self.speculation = SpeculationUse()
+        """What became of all drafts; counts those that clients got."""
+        self._has_drafts = state.config.limits.max_draft_tokens > 0
         self._blocks = state.blocks
         self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
@@ -44,6 +49,8 @@ class OutputProcessor:
             "prompt_tokens", "Prompt tokens of requests with a first token.", self.num_prompt_tokens
         )
         yield counter("generation_tokens", "Tokens that were drawn.", self.num_generated_tokens)
+        if self._has_drafts:
+            yield from draft_samples(self.speculation)
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of a plan; results come in the order of the plans."""
@@ -123,6 +130,9 @@ class OutputProcessor:
         plan, result = drawn.plan, drawn.result
         for i in indices:
             seq, num_samples = plan.seqs[i], plan.num_samples[i]
+            if i in plan.num_drafts:
+                self._accept_run(i, drawn, outcome, now)
+                continue
             seq.apply_result(plan.num_new_tokens[i], draws=num_samples > 0)
             if seq.is_finished:  # its extra tokens are trimmed
                 self._sequence_release.release_answered(seq)
@@ -135,6 +145,51 @@ class OutputProcessor:
                 self._accept_vector(seq, result, outcome, now)
             elif num_samples:
                 self._accept_draws(seq, drawn.rows(i), num_samples, result, outcome, now)
+
+    def _accept_run(self, i: int, drawn: DrawnTokens, outcome: StepOutcome, now: float) -> None:
+        """Takes the drafts of a sequence that were accepted, and the token behind them.
+
+        What follows a token that ends the sequence is dropped. A failure leaves none of them.
+        """
+        plan, result = drawn.plan, drawn.result
+        seq, run, most = plan.seqs[i], drawn.run(i), plan.num_drafts[i]
+        token_ids = [] if seq.is_finished else drawn.token_ids(run)
+        reason, num_known = None, len(seq.output_token_ids)
+        for row, token_id in zip(run, token_ids, strict=False):
+            outcome.add_token(seq, token_id, result.logprobs.get(row))
+            seq.output_token_ids.append(token_id)
+            if reason := end_reason(seq, eos_token_ids=self._eos_token_ids):
+                break
+        num_new = len(seq.output_token_ids) - num_known
+        seq.apply_result(1, draws=True, num_drafts=most, num_accepted=max(0, num_new - 1))
+        if seq.is_finished:
+            self._sequence_release.release_answered(seq)
+            return
+        if seq.seq_id in result.failures:
+            self._fail(seq, result.failures[seq.seq_id], outcome, now)
+            return
+        outcome.has_runs |= num_new > 1
+        if num_drafts := drawn.drafts.get(seq.seq_id):
+            self._count_drafts(seq, *num_drafts, num_accepted=min(num_new, len(run) - 1))
+        self._record_first_token(seq.group, now)
+        self.num_generated_tokens += num_new
+        self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=num_new)
+        self._blocks.cache_blocks(seq)  # what was refused is never found
+        if reason:
+            self._finish(seq, reason, outcome, now)
+
+    def _count_drafts(
+        self, seq: Sequence, num_drafts: int, source: int, *, num_accepted: int
+    ) -> None:
+        seq.group.speculation, self.speculation = (
+            add_run(
+                use or SpeculationUse(),
+                num_drafts=num_drafts,
+                num_accepted=num_accepted,
+                is_predicted=source == DraftSource.PREDICTION,
+            )
+            for use in (seq.group.speculation, self.speculation)
+        )
 
     def _accept_draws(
         self,

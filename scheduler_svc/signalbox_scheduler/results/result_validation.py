@@ -1,7 +1,8 @@
 """Says what is wrong with a worker's result, before anything of it reaches requests.
 
-A result belongs to a plan: each branch that draws has a run of one token, or a vector if it pools,
-or its sequence has an error, and no other sequence is in it. The rules are those of
+A result belongs to a plan: each branch that draws has a run of one token, or of as many drafts as
+were accepted and one, or a vector if it pools, or its sequence has an error, and no other sequence
+is in it. The rules are those of
 ExecuteModelResponse in worker.proto.
 """
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs
+from signalbox_contract.sections.drafts import DraftCounts, DraftSource
 from signalbox_contract.sections.store_moves import MAX_FAULT_CHARS, MoveResult
 from signalbox_contract.step_result import MaskTimes, StepResult
 from signalbox_scheduler.planning.plan import StepPlan
@@ -46,6 +48,7 @@ def find_fault(
     return (
         _fault_of_tokens(result, vocab_size)
         or _fault_of_runs(plan, result)
+        or (_fault_of_drafts(plan, result.drafts) if result.drafts is not None else None)
         or (
             _fault_of_vectors(plan, result, num_outputs, num_token_outputs)
             if num_outputs or result.pooled
@@ -90,7 +93,7 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
     """Compares runs and errors with the draws that were asked for."""
     drawn = DrawnTokens(plan, result)
     first = drawn.num_leading
-    if first == len(plan.seqs) == len(result.seq_ids):
+    if first == len(plan.seqs) == len(result.seq_ids) == len(result.token_ids):
         return None
     named = {*result.seq_ids.tolist()[first:], *result.failures}
     if named and (strangers := named.difference(plan.seq_ids)):
@@ -104,8 +107,26 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
         seq_id, branch = min(drawn.runs.keys() ^ wanted)
         what = "no token" if (seq_id, branch) in wanted else "a token that was not asked for"
         return f"{what} for branch {branch} of sequence {seq_id}"
-    if len(result.token_ids) != first + len(wanted):
-        return f"{len(result.token_ids)} of {first + len(wanted)} tokens"
+    for (seq_id, _), run in drawn.runs.items():
+        num_drafts = drawn.drafts[seq_id][0] if seq_id in drawn.drafts else 0
+        if len(run) > 1 + num_drafts:
+            return f"{len(run)} tokens of sequence {seq_id} with {num_drafts} drafts"
+    if (num_drawn := first + sum(map(len, drawn.runs.values()))) != len(result.token_ids):
+        return f"{num_drawn} of {len(result.token_ids)} tokens"
+    return None
+
+
+def _fault_of_drafts(plan: StepPlan, drafts: DraftCounts) -> str | None:
+    """Compares counts of drafts with the most that each sequence may have."""
+    seq_ids, sources = drafts.seq_ids.tolist(), drafts.sources.tolist()
+    if len(set(seq_ids)) < len(seq_ids):
+        return f"drafts of {len(seq_ids)} sequences, of which {len(set(seq_ids))} differ"
+    most = {plan.seq_ids[i]: num_drafts for i, num_drafts in plan.num_drafts.items()}
+    for seq_id, num_drafts in zip(seq_ids, drafts.num_drafts.tolist(), strict=True):
+        if num_drafts > most.get(seq_id, 0):
+            return f"{num_drafts} drafts of sequence {seq_id}, which may have {most.get(seq_id, 0)}"
+    if unknown := set(sources).difference(DraftSource):
+        return f"drafts of source {min(unknown)}, which is none"
     return None
 
 
@@ -145,7 +166,11 @@ def _fault_of_logprobs(plan: StepPlan, result: StepResult, vocab_size: int) -> s
     if not num_asked:
         return None
     num_named = {seq.seq_id: len(seq.group.params.logprob_token_ids) for seq in plan.seqs}
-    for row, seq_id in enumerate(result.seq_ids.tolist()):
+    seq_ids = result.seq_ids.tolist()
+    if result.num_tokens is not None:
+        pairs = zip(seq_ids, result.num_tokens.tolist(), strict=True)
+        seq_ids = [seq_id for seq_id, length in pairs for _ in range(length)]
+    for row, seq_id in enumerate(seq_ids):
         if seq_id not in num_asked:
             continue
         entry = result.logprobs.get(row)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.pooling import Vector
@@ -24,6 +25,8 @@ class StepOutcome:
     seqs: list[Sequence] = field(default_factory=list)
     """Sequence of each accepted token."""
     token_ids: list[int] = field(default_factory=list)
+    has_runs: bool = False
+    """True if some of these tokens, one after the other, may be of one sequence."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """Log probabilities of the tokens for which they were asked, by index."""
     prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(
@@ -79,10 +82,21 @@ def _token_updates(outcome: StepOutcome) -> dict[RouterSession, RequestUpdates]:
             indices=[seq.branch for seq in seqs],
             token_ids=token_ids,
         )
+        if outcome.has_runs:
+            _join_runs(updates[router])
         if outcome.logprobs:
             found = enumerate(map(outcome.logprobs.get, rows))
             updates[router].logprobs = [(i, logprobs) for i, logprobs in found if logprobs]
     return updates
+
+
+def _join_runs(updates: RequestUpdates) -> None:
+    """Makes a run of all tokens of a sequence that follow each other."""
+    rows = zip(updates.handles, updates.indices, strict=True)
+    runs = [(key, len(list(members))) for key, members in groupby(rows)]
+    updates.handles = [handle for (handle, _), _ in runs]
+    updates.indices = [index for (_, index), _ in runs]
+    updates.num_tokens = [length for _, length in runs]
 
 
 def _rows_by_router(seqs: list[Sequence]) -> Mapping[RouterSession, Collection[int]]:
@@ -101,6 +115,7 @@ def finished_request(group: SequenceGroup, *, now: float) -> FinishedRequest:
         failure=group.failure,
         usage=Usage(group.num_prompt_tokens, group.num_completion_tokens, group.num_cached_tokens),
         timings=group.times.timings(now),
+        speculation=group.speculation,
     )
 
 

@@ -45,6 +45,7 @@ def test_a_request_is_of_its_models_kind() -> None:
         ({"num_sequences": 2}, "num_sequences is 2, must be 1"),
         ({"max_tokens": 2}, "max_tokens is 2, must be 1"),
         ({"beam_search": BeamSearchParams(width=1)}, "beam_search is set"),
+        ({"prediction": (1,)}, "prediction is set"),
         ({"delivered": [DeliveredSequence([1], None)], "attempt": 1}, "delivered is set"),
         ({"params": SamplingParams(structured_output=("regex", "a"))}, "structured_output is set"),
         ({"params": SamplingParams(num_logprobs=0)}, "num_logprobs is set"),

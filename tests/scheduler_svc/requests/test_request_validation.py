@@ -25,3 +25,10 @@ def test_sampling_parameters_are_checked_for_the_model(
 
     assert fault(allowed) is None
     assert f"sampling_params.{name}" in (fault(refused) or "")
+
+
+@pytest.mark.parametrize(("token_id", "is_served"), [(96, True), (97, False)])
+def test_a_prediction_has_tokens_of_the_vocabulary(token_id: int, is_served: bool) -> None:
+    fault = find_fault(make_arrival([1], prediction=(3, token_id)).request, MODEL)
+    assert (fault is None) is is_served
+    assert is_served or "prediction" in str(fault)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from signalbox_contract.cache_groups import state_group
 from signalbox_contract.request import BeamSearchParams
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.transfers.worker_migrations import WorkerMigrations
@@ -30,7 +31,10 @@ class MigrationHistory(History):
     def _join(self) -> Loop:
         self.options |= {"max_num_seqs": 6, "num_gpu_blocks": self.rng.choice([20, 40])}
         self.options["num_cpu_blocks"] = self.rng.choice([12, 20, 40])
+        has_drafts = self.num_workers % 2 and not state_group(self.groups_of_layers)
+        self.options["max_draft_tokens"] = 4 if has_drafts else 0
         loop = super()._join()
+        loop.worker.draft_kinds = "gmobn"
         assert loop.worker.store is not None
         loop.worker.store.patience = 20
         self.watchers[loop.scheduler] = WorkerWatcher(loop.scheduler)

@@ -191,7 +191,8 @@ class RecordedCluster:
         sent = worker.sent.popleft()
         result = worker.fake.execute(sent)
         result.epoch = self._replayed.workers[worker.number].epoch
-        result.timings = _timings(sent, num_stages=worker.loop.scheduler.limits.num_stages)
+        num_stages = worker.loop.scheduler.limits.num_stages
+        result.timings = _timings(sent, result, num_stages=num_stages)
         result.max_num_batched_tokens = most_tokens
         message = encode_result(_with_failure(result) if fails else result)
         worker.recorder.received(message)
@@ -239,10 +240,11 @@ class RecordedCluster:
                 assert pool.num_free == pool.num_blocks
 
 
-def _timings(sent: EncodedPlan, *, num_stages: int) -> StepTimings:
-    """Returns times that grow with the tokens and copies of a step."""
+def _timings(sent: EncodedPlan, result: StepResult, *, num_stages: int) -> StepTimings:
+    """Returns times that grow with the tokens, drafts and copies of a step."""
+    num_drafts = sum(result.drafts.num_drafts.tolist()) if result.drafts is not None else 0
     num_copies = len(sent.block_moves.swap_in.src) + len(sent.block_moves.swap_out.src)
-    forward_ns = 10**6 + 10**5 * sum(sent.num_new_tokens)
+    forward_ns = 10**6 + 10**5 * (sum(sent.num_new_tokens) + num_drafts)
     stage = StageTimings(wait_ns=1000, forward_ns=forward_ns // num_stages, boundary_bytes=64)
     return StepTimings(
         wait_ns=1000,
@@ -259,12 +261,16 @@ def _with_failure(result: StepResult) -> StepResult:
     if not seq_ids or result.logprobs:
         return result
     failed = seq_ids[-1]
-    kept = [row for row, seq_id in enumerate(seq_ids) if seq_id != failed]
-    token_ids = result.token_ids.tolist()
-    result.seq_ids = int64s([seq_ids[row] for row in kept])
-    result.token_ids = int32s([token_ids[row] for row in kept])
+    num_kept = seq_ids.index(failed)  # runs of other sequences come before it
+    num_tokens = num_kept
+    if result.num_tokens is not None:
+        lengths = result.num_tokens.tolist()[:num_kept]
+        num_tokens = sum(lengths)
+        result.num_tokens = int32s(lengths) if lengths else None
+    result.seq_ids = int64s(seq_ids[:num_kept])
+    result.token_ids = int32s(result.token_ids.tolist()[:num_tokens])
     if result.branches is not None:
-        branches = result.branches.tolist()
-        result.branches = int32s([branches[row] for row in kept]) if kept else None
+        branches = result.branches.tolist()[:num_kept]
+        result.branches = int32s(branches) if branches else None
     result.failures = MappingProxyType({failed: NOT_FINITE})
     return result

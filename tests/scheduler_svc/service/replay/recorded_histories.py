@@ -64,6 +64,8 @@ class Scenario:
     pooling: PoolingModel | None = None
     mask_costs: tuple[int, ...] = ()
     """See FakeWorker."""
+    draft_kinds: str = ""
+    """See FakeWorker."""
     kinds: tuple[str, ...] = ("plain",)
     """Kinds of requests, beside those that all histories have."""
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -180,6 +182,14 @@ SCENARIOS = {
         },
         kinds=("plain", "forks", "resumed"),
     ),
+    "drafts": Scenario(
+        seed=21,
+        capacity={"num_gpu_blocks": 30, "max_num_batched_tokens": 48, "max_draft_tokens": 6},
+        kinds=("plain", "forks", "beams", "predicted", "grammars"),
+        draft_kinds="ggmobn",
+        mask_costs=(10**4, 10**5),
+        longest=60,
+    ),
     "vectors": Scenario(seed=13, pooling=MEAN, kinds=("vectors",)),
     "vectors of whole prompts": Scenario(seed=14, pooling=BOTH_WAYS, kinds=("vectors",)),
 }
@@ -220,6 +230,7 @@ class History:
             role=role,
             mask_costs=self.scenario.mask_costs,
         )
+        worker.fake.draft_kinds = self.scenario.draft_kinds
         assert worker.fake.store is not None
         worker.fake.store.endings = self._endings()
         worker.fake.store.heeds_cancels = rng.random() < 0.7
@@ -321,6 +332,9 @@ class History:
             "age_ns": 10**8,
             "delivered": tuple(delivered),
         }
+
+    def _predicted(self, handle: int) -> dict[str, Any]:
+        return {"prediction": (5, 6, 7), "no_speculation": self.rng.random() < 0.2}
 
     def _vectors(self, handle: int) -> dict[str, Any]:
         rng = self.rng

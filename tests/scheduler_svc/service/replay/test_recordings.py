@@ -20,7 +20,6 @@ from tests.scheduler_svc.service.replay.recorded_histories import SCENARIOS, rec
 
 ABSENT = {
     "ExecuteModelRequest.trace_context",  # decides nothing
-    "ExecuteModelResponse.num_tokens",  # no worker draws several tokens of a sequence
     "Pooled.num_values",  # of vectors of tokens, as is the next: planned as other embeddings
     "Pooling.per_token_seq_ids",
     "RecordHeader.signalbox_version",
