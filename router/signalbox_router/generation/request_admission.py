@@ -65,6 +65,8 @@ class EncodedPrompt(NamedTuple):
     """True if the conversation's template renders tools."""
     echo: Echo | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prediction: tuple[int, ...] = ()
+    """What the output is expected to be."""
     reasoning: Reasoning | None = None
     """Reasoning of a conversation's answer."""
     tool_format: ToolCallFormat | None = None
@@ -111,6 +113,9 @@ class Admission:
             self._check_pooled(api_request, api_request.pooled, model)
             return
         _check_sampling(api_request.sampling, model)
+        if text := api_request.sampling.get("prediction"):
+            field, most = "sampling_params.prediction", self.max_text_bytes
+            params_validation.check_text(text, field=field, max_bytes=most)
         values = {"stream_interval": api_request.delivery.stream_interval}
         params_validation.check_request_values(values)
         params_validation.check_truncation(api_request.truncate_prompt_tokens, model)
@@ -135,7 +140,18 @@ class Admission:
             if api_request.delivery.echo
             else None,
             bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
+            prediction=await self._prediction(api_request, model, payer),
         )
+
+    async def _prediction(
+        self, api_request: ApiRequest, model: ServedModel, payer: Payer
+    ) -> tuple[int, ...]:
+        """Returns the tokens of what the client expects the output to be."""
+        if not (text := api_request.sampling.get("prediction")):
+            return ()
+        token_ids = await model.tokenizer.encode(text, add_special_tokens=False, payer=payer)
+        params_validation.check_prediction(token_ids, model)
+        return tuple(token_ids)
 
     async def _constrain(
         self, encoded: EncodedPrompt, api_request: ApiRequest, model: ServedModel, payer: Payer
@@ -263,6 +279,7 @@ class Admission:
             max_default_tokens=api_request.max_default_tokens,
             cuts_max_tokens=api_request.cuts_max_tokens,
             bad_words=prompt.bad_words,
+            prediction=prompt.prediction,
         )
 
     @property

@@ -144,6 +144,9 @@ class RequestSpan:
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             }
         )
+        if (use := update.end.speculation) is not None:
+            counts = {f"signalbox.speculation.{name}": n for name, n in use._asdict().items()}
+            self._span.set_attributes(counts)
         if self._task == "embed" and update.request.vector is not None:
             size = update.request.vector.size
             self._span.set_attribute("gen_ai.embeddings.dimension.count", size)

@@ -12,6 +12,7 @@ _NOT_WITH_BEAMS: Mapping[str, object] = {
     "best_of": None,
     "stop": (),
     "logprobs": None,
+    "prediction": None,
     **{name: getattr(_NEUTRAL, name) for name in NOT_WITH_BEAMS},
 }
 """Fields that beam search cannot support, and their neutral values; no text ends a hypothesis."""

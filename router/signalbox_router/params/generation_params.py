@@ -36,6 +36,10 @@ class GenerationParams:
     """True if log probabilities only choose among sequences, and are not sent to the client."""
     beam_search: BeamSearchParams | None = None
     skip_special_tokens: bool = True
+    speculation: bool = True
+    """False computes no drafts."""
+    prediction: tuple[int, ...] = ()
+    """What the client expects the output to be, as tokens; empty if it expects nothing."""
 
     @property
     def num_sequences(self) -> int:

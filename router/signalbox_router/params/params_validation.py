@@ -6,7 +6,7 @@ InvalidArgument that names the field. The ranges of numbers are in
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from signalbox_contract.errors import InvalidArgument
@@ -80,8 +80,17 @@ def check_sampling_values(
             limits[name].check(f"sampling_params.{name}", value)
     check_sequences(fields)
     check_lists(fields)
+    if fields.get("prediction") and not fields.get("speculation", True):
+        raise InvalidArgument("sampling_params.prediction", "a text", "none without speculation")
     if (constraint := fields.get("structured_output")) is not None:
         check_structured_output(constraint)
+
+
+def check_prediction(token_ids: Sequence[int], model: ServedModel) -> None:
+    """Checks the length of what the output is expected to be."""
+    if len(token_ids) > model.max_model_len:
+        what, most = counted(len(token_ids), "token"), counted(model.max_model_len, "token")
+        raise InvalidArgument("sampling_params.prediction", f"a text of {what}", f"at most {most}")
 
 
 def check_request_values(fields: Mapping[str, float]) -> None:
@@ -133,6 +142,7 @@ def resolve_params(
     max_default_tokens: int | None = None,
     cuts_max_tokens: bool = False,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    prediction: tuple[int, ...] = (),
 ) -> GenerationParams:
     """Applies the defaults to checked fields, and checks limits that depend on the prompt's
     length.
@@ -143,6 +153,7 @@ def resolve_params(
         cuts_max_tokens: True if a max_tokens beyond the window is cut, by the scheduler for its
             own window, too.
         bad_words: the tokens of the fields' bad words.
+        prediction: the tokens of the fields' prediction.
     """
     caps = (max_default_tokens, defaults.fields().get("max_tokens"))
     may_cut = cuts_max_tokens or "max_tokens" not in fields
@@ -170,6 +181,8 @@ def resolve_params(
         hides_logprobs=hides_logprobs,
         beam_search=beam_search(fields),
         skip_special_tokens=fields.get("skip_special_tokens", True),
+        speculation=fields.get("speculation", True),
+        prediction=prediction,
     )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from signalbox_contract import updates
 from signalbox_contract.logprobs import TokenLogprobs
-from signalbox_contract.updates import FinishedSequence, Timings, Usage
+from signalbox_contract.updates import FinishedSequence, SpeculationUse, Timings, Usage
 
 
 class FinishReason(enum.Enum):
@@ -94,6 +94,19 @@ class End(NamedTuple):
     """Nanoseconds from arrival at the router until the first token was sent."""
     num_reasoning_tokens: int = 0
     """Completion tokens that are reasoning, without its markers."""
+    speculation: SpeculationUse | None = None
+    """What became of drafts; None if none was computed."""
+
+
+def acceptance_of(use: SpeculationUse) -> dict[str, float]:
+    """Returns what became of drafts, as vLLM's answers tell it."""
+    return {
+        "mean_acceptance_length": 1 + use.num_accepted / use.num_runs,
+        "draft_acceptance_rate": use.num_accepted / use.num_drafts,
+        "num_spec_steps": use.num_runs,
+        "num_accepted_draft_tokens": use.num_accepted,
+        "num_draft_tokens": use.num_drafts,
+    }
 
 
 def end_unmeasured(num_prompt_tokens: int) -> End:

@@ -276,7 +276,8 @@ class SchedulerConnection:
                 error = error_of(finished.failure, request)
                 self._listener.failed(request, error, self)
             else:
-                request.end(End(finished.usage, finished.timings))
+                end = End(finished.usage, finished.timings, speculation=finished.speculation)
+                request.end(end)
 
 
 async def _drain(

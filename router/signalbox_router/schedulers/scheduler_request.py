@@ -38,6 +38,8 @@ def request_of(active: ActiveRequest) -> Request:
         pooling=active.pooling,
         num_delivered_prompt_logprobs=active.num_prompt_logprobs if is_resumed else 0,
         snapshot_positions=active.snapshot_positions,
+        no_speculation=not params.speculation,
+        prediction=params.prediction,
     )
 
 

@@ -92,6 +92,7 @@ BAD: dict[str, Bad] = {
     _S + "bad_words": Bad(
         lists(st.sampled_from(["", " ", "\n\t"]) | too_long(128), "x") | st.just(["x"] * 65)
     ),
+    _S + "prediction": Bad(st.just("a " * 4096)),
     _S + "logit_bias.token_id": Bad(above(VOCAB_SIZE - 1)),
     _S + "logit_bias.bias": Bad(outside(-100, 100)),
     _S + "beam_search.width": Bad(st.just(0) | above(32)),
@@ -107,6 +108,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     _S + "include_stop_str_in_output": st.booleans(),
     _S + "ignore_eos": st.booleans(),
     _S + "skip_special_tokens": st.booleans(),
+    _S + "speculation": st.booleans(),
 }
 """Fields of which every value is legal."""
 

@@ -99,11 +99,18 @@ def test_length_penalties_have_bounds(value: float) -> None:
         {"logit_bias": [(1, 1.0)]},
         {"allowed_token_ids": [1]},
         {"bad_words": ["x"]},
+        {"prediction": "x"},
     ],
 )
 def test_what_beams_cannot_honour_is_refused_by_name(refused: dict[str, Any]) -> None:
     (name,) = refused
     assert refused_field(beam_search={"width": 2}, **refused) == f"sampling_params.{name}"
+
+
+def test_a_prediction_needs_speculation() -> None:
+    assert refused_field(prediction="x", speculation=False) == "sampling_params.prediction"
+    assert resolve(prediction="x", speculation=True).speculation
+    assert not resolve(prediction="", speculation=False).speculation
 
 
 def test_neutral_values_are_no_obstacle_to_beams() -> None:
@@ -308,7 +315,8 @@ def test_every_field_of_the_contract_is_served() -> None:
             "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "n",
             "skip_special_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty",
             "typical_p", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs",
-            "best_of", "beam_search", "structured_output", "logprob_token_ids",
+            "best_of", "beam_search", "structured_output", "logprob_token_ids", "speculation",
+            "prediction",
         )
     }  # fmt: skip
     requests = [pb.GenerateRequest.DESCRIPTOR, pb.ChatRequest.DESCRIPTOR]

@@ -130,6 +130,8 @@ def responses(kind: type[Response], update: Update) -> Iterable[Response]:
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.usage.reasoning_tokens = update.end.num_reasoning_tokens
+        if (use := update.end.speculation) is not None:
+            message.usage.speculation.CopyFrom(pb.SpeculationUse(**use._asdict()))
         message.timings.CopyFrom(_timings(update.end))
     if update.prompt_logprobs:
         return _after_prompt_logprobs(kind, update, message)

@@ -111,7 +111,7 @@ class ChatAnswer(EventStream):
                     choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
         answer["usage"] = self._usage.body()
-        return answer
+        return answer | self._usage.metrics()
 
     def events(self, update: Update) -> bytes:
         """Returns the bytes to send at once: an event for each sequence that has new output."""
@@ -132,7 +132,8 @@ class ChatAnswer(EventStream):
         """Returns the event with the usage, if it was asked for."""
         if not self._plan.at_the_end:
             return b""
-        return to_event({**self._top, "choices": [], "usage": self._usage.body()})
+        last = {"choices": [], "usage": self._usage.body(), **self._usage.metrics()}
+        return to_event({**self._top, **last})
 
     def _shown(self, delta: Delta) -> Delta:
         if not self._shows_reasoning:

@@ -101,6 +101,7 @@ class CompletionAnswer(EventStream):
             **NULLS_OF_ANSWER,
             "choices": [_NULLS | choices[index] for index in sorted(choices)],
             "usage": self._usage.body() | NULLS_OF_USAGE,
+            **self._usage.metrics(),
         }
 
     def events(self, update: Update) -> bytes:
@@ -114,7 +115,8 @@ class CompletionAnswer(EventStream):
         """Returns the event with the usage, if it was asked for."""
         if not self._plan.at_the_end:
             return b""
-        return to_event({**self._top, "choices": [], "usage": self._usage.body()})
+        last = {"choices": [], "usage": self._usage.body(), **self._usage.metrics()}
+        return to_event({**self._top, **last})
 
     def _event(self, update: Update, delta: Delta) -> bytes:
         choice = self._choice(update, delta)

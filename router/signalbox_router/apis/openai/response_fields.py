@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from signalbox_contract.errors import RpcError
-from signalbox_contract.updates import Usage
+from signalbox_contract.updates import SpeculationUse, Usage
 from signalbox_router.apis.openai.requests.errors import error_body
 from signalbox_router.apis.openai.requests.types import Body, GenerationBody
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.active_request import Update
-from signalbox_router.requests.request_output import Finish, FinishReason
+from signalbox_router.requests.request_output import Finish, FinishReason, acceptance_of
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _REASONS = {
@@ -131,6 +131,8 @@ class UsageCounter:
         """
         self._num_reasoning = 0 if is_chat else None
         self._of_prompts: dict[int, Usage] = {}
+        self._drafts = SpeculationUse()
+        self._has_prediction = False
         self._counts_tokens = plan.in_every_event
         """False if the usage is asked for only when it is in the requests' ends."""
         self._echoes = echoes
@@ -141,11 +143,14 @@ class UsageCounter:
         if update.position not in self._of_prompts:
             num_prompt_tokens = len(update.request.prompt_token_ids)
             self._of_prompts[update.position] = Usage(num_prompt_tokens, 0, 0)
+            self._has_prediction |= bool(update.request.params.prediction)
 
     def add(self, update: Update) -> None:
         self.open(update)
         if update.end is not None:
             self._of_prompts[update.position] = update.end.usage
+            if (use := update.end.speculation) is not None:
+                self._drafts = SpeculationUse(*map(sum, zip(self._drafts, use, strict=True)))
             if self._num_reasoning is not None:
                 self._num_reasoning += update.end.num_reasoning_tokens
         elif self._counts_tokens:
@@ -184,5 +189,16 @@ class UsageCounter:
         cached = sum(usage.cached_tokens for usage in self._of_prompts.values())
         body = {**self.so_far(), "prompt_tokens_details": {"cached_tokens": cached}}
         if self._num_reasoning is not None:
-            body["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning}
+            details = {"reasoning_tokens": self._num_reasoning}
+            if self._has_prediction:
+                num_accepted = self._drafts.num_predicted_accepted
+                details["accepted_prediction_tokens"] = num_accepted
+                details["rejected_prediction_tokens"] = self._drafts.num_predicted - num_accepted
+            body["completion_tokens_details"] = details
         return body
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns what became of drafts, as a field of an answer; nothing if none was computed."""
+        if not self._drafts.num_runs:
+            return {}
+        return {"metrics": {"speculative_decoding": acceptance_of(self._drafts)}}

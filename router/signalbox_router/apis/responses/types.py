@@ -13,6 +13,7 @@ from signalbox_router.apis.openai.requests.foreign_fields import (
     VLLM,
     Foreign,
     Table,
+    ignored,
     refused,
 )
 from signalbox_router.apis.openai.requests.types import (
@@ -44,6 +45,7 @@ _OTHERS: Table = {
         "parse_special_tokens", "previous_input_messages", "enable_response_messages",
         add_generation_prompt=True, include_reasoning=True,
     ),
+    **ignored(OPENAI, "prediction"),
     "enable_thinking": Foreign(foreign_fields.QWEN),
     "max_tokens": Foreign(OPENAI, None, _LIMIT),
     "max_completion_tokens": Foreign(OPENAI, None, _LIMIT),

@@ -7,7 +7,15 @@ from signalbox_protos.common.v1 import common_pb2
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from tests.grpc_errors import code_of
-from tests.router.fakes import BOS, MAX_MODEL_LEN, finished, ids_of, step, token
+from tests.router.fakes import (
+    BOS,
+    MAX_MODEL_LEN,
+    finished,
+    ids_of,
+    request_finished,
+    step,
+    token,
+)
 from tests.router.stack import Outputs, make_stack, saying, text_of
 
 
@@ -21,10 +29,12 @@ async def test_every_sampling_parameter_reaches_the_scheduler() -> None:
         allowed_token_ids=[4, 9, 10],
         bad_words=["Paris", " naïve"],
         prompt_logprobs=3,
+        prediction="Paris, Berlin",
     )
     async with make_stack(saying("x")) as stack:
         await stack.generate(sampling_params=asked)
         params = stack.scheduler.added[0].sampling_params
+        assert list(stack.scheduler.added[0].prediction) == ids_of("Paris, Berlin")
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1.5)
     assert (params.repetition_penalty, params.typical_p) == (1.25, 0.75)
     assert unpack_int32(params.logit_bias_token_ids).tolist() == [9, 4]
@@ -38,11 +48,37 @@ async def test_every_sampling_parameter_reaches_the_scheduler() -> None:
 async def test_what_is_not_asked_for_is_neutral() -> None:
     async with make_stack(saying("x")) as stack:
         await stack.generate()
-        params = stack.scheduler.added[0].sampling_params
+        request = stack.scheduler.added[0]
+        params = request.sampling_params
+        assert not request.prediction and not request.no_speculation
     assert (params.presence_penalty, params.frequency_penalty) == (0, 0)
     assert (params.repetition_penalty, params.typical_p) == (1, 1)
     assert not (params.logit_biases or params.allowed_token_ids or params.bad_words)
     assert not params.HasField("num_prompt_logprobs")
+
+
+async def test_a_request_may_refuse_drafts_and_is_told_what_became_of_them() -> None:
+    use = scheduler_pb2.SpeculationUse(num_runs=2, num_drafts=5, num_accepted=3)
+
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        ends = finished(add.handle)
+        if not add.no_speculation:
+            ends["requests"] = [request_finished(add.handle, speculation=use)]
+        yield step((add.handle, 0, ids_of("x")), **ends)
+
+    async with make_stack(script) as stack:
+        *_, last = await stack.generate()
+        told = last.usage.speculation
+        assert (told.num_runs, told.num_drafts, told.num_accepted) == (2, 5, 3)
+        *_, last = await stack.generate(sampling_params=pb.SamplingParams(speculation=False))
+        assert not last.usage.HasField("speculation")
+
+
+async def test_a_prediction_fits_the_window() -> None:
+    params = pb.SamplingParams(prediction="Die Hauptstadt " * MAX_MODEL_LEN)
+    async with make_stack(saying("x")) as stack:
+        assert await code_of(stack.generate(sampling_params=params)) is StatusCode.INVALID_ARGUMENT
+        assert not stack.scheduler.added
 
 
 async def test_a_prompt_is_truncated_to_its_last_tokens() -> None:

@@ -25,6 +25,7 @@ from tests.router.fakes import (
     ids_of,
     make_files,
     make_tokenizer,
+    request_finished,
     step,
     token,
 )
@@ -501,7 +502,7 @@ async def test_fields_reach_the_scheduler(http: Http) -> None:
         extra_body={
             "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "stop_token_ids": [8],
             "min_tokens": 2, "typical_p": 0.5, "allowed_token_ids": [token(EOS), 65],
-            "priority": 3, "cache_salt": "salt",
+            "priority": 3, "cache_salt": "salt", "speculation": False,
         },
     )  # fmt: skip
     (add,) = http.stack.scheduler.added
@@ -516,6 +517,7 @@ async def test_fields_reach_the_scheduler(http: Http) -> None:
     assert params.repetition_penalty == 1.5
     assert unpack_int32(params.allowed_token_ids).tolist() == [token(EOS), 65]
     assert (add.priority, add.cache_salt) == (3, "salt")
+    assert add.no_speculation
     await http.complete(extra_body={"top_k": -1, "truncate_prompt_tokens": 1})
     assert len(http.stack.scheduler.added[1].prompt_token_ids) == 1
     await http.complete(prompt=[65] * 3000, max_tokens=4, extra_body={"truncate_prompt_tokens": -1})
@@ -524,6 +526,51 @@ async def test_fields_reach_the_scheduler(http: Http) -> None:
     await http.complete(extra_body=beam)
     search = http.stack.scheduler.added[3].beam_search
     assert (search.width, search.length_penalty) == (3, 0.5)
+
+
+PREDICTIONS = ["one two", [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}]]
+
+
+@pytest.mark.parametrize("content", PREDICTIONS)
+async def test_a_prediction_reaches_the_scheduler_and_is_counted_alone(content: Any) -> None:
+    use = scheduler_pb2.SpeculationUse(
+        num_runs=4, num_drafts=10, num_accepted=6, num_predicted=5, num_predicted_accepted=3
+    )
+
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        ends = finished(add.handle) | {"requests": [request_finished(add.handle, speculation=use)]}
+        yield step((add.handle, 0, ids_of("one")), **ends)
+
+    async with make_http(script) as http:
+        predicted = {"prediction": {"type": "content", "content": content}}
+        answer = await http.chat(**predicted)
+        assert list(http.stack.scheduler.added[0].prediction) == ids_of("one two")
+        details = answer.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens == 3
+        assert details.rejected_prediction_tokens == 2
+        assert answer.metrics["speculative_decoding"] == {
+            "mean_acceptance_length": 2.5,
+            "draft_acceptance_rate": 0.6,
+            "num_spec_steps": 4,
+            "num_accepted_draft_tokens": 6,
+            "num_draft_tokens": 10,
+        }
+        *_, last = await http.chat_chunks(stream_options={"include_usage": True})
+        assert last.metrics == answer.metrics
+        assert last.usage.completion_tokens_details.accepted_prediction_tokens is None
+
+
+async def test_drafts_of_all_prompts_are_summed() -> None:
+    use = scheduler_pb2.SpeculationUse(num_runs=1, num_drafts=4, num_accepted=2)
+
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        ends = finished(add.handle) | {"requests": [request_finished(add.handle, speculation=use)]}
+        yield step((add.handle, 0, ids_of("one")), **ends)
+
+    async with make_http(script) as http:
+        answer = await http.complete(prompt=["a", "b", "c"])
+        counts = answer.metrics["speculative_decoding"]
+        assert (counts["num_draft_tokens"], counts["mean_acceptance_length"]) == (12, 3)
 
 
 async def test_stops_are_found_and_named() -> None:

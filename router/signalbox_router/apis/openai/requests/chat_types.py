@@ -294,6 +294,20 @@ class ConversationBody(Body):
         return f"{found[0]}.custom{rest}"
 
 
+class Prediction(Body):
+    """OpenAI's predicted output: text that the answer repeats in large part."""
+
+    type: Literal["content"]
+    """`content`."""
+    content: str | Items[TextPart]
+    """The text; parts are joined."""
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 class ChatBody(ConversationBody, GenerationBody):
     """Body of POST /v1/chat/completions."""
 
@@ -319,6 +333,10 @@ class ChatBody(ConversationBody, GenerationBody):
     include_reasoning: bool | None = None
     """vLLM: false leaves the reasoning out of the answer, and with it token ids and log
     probabilities, which would show it. Default true."""
+    prediction: Prediction | None = None
+    """Text that the answer repeats in large part, of at most as many tokens as the window; where
+    the server speculates, the answer comes sooner. Not with use_beam_search, nor with speculation
+    false."""
     modalities: Items[Literal["text"]] | None = None
     """Only text is supported."""
     echo: bool | None = None

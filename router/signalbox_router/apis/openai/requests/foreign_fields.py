@@ -205,7 +205,7 @@ GENERATION: Table = {
     **refused(OPENROUTER, "reasoning"),
     "thinking": Foreign(DEEPSEEK),
     **refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
-    **ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention"),
+    **ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention", "prediction"),
 }  # fmt: skip
 
 COMPLETION: Table = {
@@ -224,7 +224,9 @@ COMPLETION: Table = {
     **refused(OPENAI, "messages", "tools", "reasoning_effort", parallel_tool_calls=True),
 }
 
-_OF_CHATS = ("include_reasoning", "enable_thinking", "reasoning", "thinking_token_budget")
+_OF_CHATS = (
+    "include_reasoning", "enable_thinking", "reasoning", "thinking_token_budget", "prediction",
+)  # fmt: skip
 """Fields that only chats have; a chat's body declares them."""
 OLDER_NAMES = {"max_completion_tokens": "max_tokens"}
 """Fields of a chat, and the name of completions that each precedes."""
@@ -238,7 +240,7 @@ CHAT: Table = {
     },
     "json_schema": Foreign(LLAMA_CPP, None, "guided_json", ours=(({}, {"type": "object"}),)),
     **refused(
-        OPENAI, "audio", "functions", "moderation", "prediction", function_call="none",
+        OPENAI, "audio", "functions", "moderation", function_call="none",
         verbosity="medium",
     ),
     "thinking_budget": Foreign(QWEN, None, "thinking_token_budget"),

@@ -121,6 +121,8 @@ def chat_api_request(body: ChatBody, *, request_id: str, model: ServedModel) -> 
         set_field(params, "logprobs", body.top_logprobs or 0, param="top_logprobs")
     elif body.top_logprobs:
         raise BadRequest("top_logprobs: it needs logprobs to be true", "top_logprobs")
+    if body.prediction is not None:
+        set_field(params, "prediction", body.prediction.text)
     set_truncation(request, body, model)
     conversation = with_custom_tools(chat_codec.conversation(request), body)
     conversation = with_allowed_tools(conversation, body)

@@ -251,6 +251,9 @@ class GenerationBody(Labels, StreamableBody):
     """True if the answer has the token ids of the prompt and of each choice. Default false."""
     return_tokens_as_token_ids: bool | None = None
     """True if logprobs name a token by its id, as "token_id:7". Default false."""
+    speculation: bool | None = None
+    """False computes no drafts of what the text goes on with; the text is the same. Default: the
+    server's."""
 
     @property
     def forces_call(self) -> bool:
