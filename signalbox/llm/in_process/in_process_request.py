@@ -20,7 +20,7 @@ from signalbox_contract.updates import FinishedRequest, Usage
 from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.requests import best_of
 from signalbox_router.requests.active_request import ActiveRequest
-from signalbox_router.requests.request_output import Delta, Finish, FinishReason
+from signalbox_router.requests.request_output import Delta, Finish, FinishReason, acceptance_of
 from signalbox_scheduler.requests.sequence_group import BeamGroup, SequenceGroup
 
 
@@ -127,6 +127,7 @@ class InProcessRequest(ActiveRequest):
                 first_token_time=times.first_token,
                 last_token_time=times.last_token,
                 finished_time=self._ended_at,
+                speculative_decoding=_acceptance(ended),
                 preempted_s=(
                     times.preempted_s if ended is None else ended.timings.preempted_ns / 1e9
                 ),
@@ -210,3 +211,9 @@ class InProcessRequest(ActiveRequest):
             return self.ended.failure.message
         finishes = [completion.finish for completion in self._completions]
         return next((one.error_message for one in finishes if one and one.error_message), None)
+
+
+def _acceptance(ended: FinishedRequest | None) -> dict[str, float] | None:
+    if ended is None or ended.speculation is None:
+        return None
+    return acceptance_of(ended.speculation)

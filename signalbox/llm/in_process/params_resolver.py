@@ -47,7 +47,16 @@ class ParamsResolver:
                 model=self._model,
                 defaults=NO_DEFAULTS,  # parameters that are given are whole
                 bad_words=self._model.tokenizer.encode_words_blocking(fields["bad_words"]),
+                prediction=self._prediction(fields.get("prediction")),
             )
+
+    def _prediction(self, text: str | None) -> tuple[int, ...]:
+        """Returns the tokens of what the output is expected to be. Raises InvalidArgument."""
+        if not text:
+            return ()
+        token_ids = self._model.tokenizer.encode_blocking(text, add_special_tokens=False)
+        params_validation.check_prediction(token_ids, self._model)
+        return tuple(token_ids)
 
     def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
         """Replaces -1 by the vocabulary's size. Raises ValueError beyond the bounds."""

@@ -32,6 +32,8 @@ class RequestMetrics:
     finished_time: float | None = None
     preempted_s: float = 0.0
     """Time that the request spent preempted."""
+    speculative_decoding: dict[str, float] | None = None
+    """What became of drafts; None before the end, or if none was computed."""
 
     @property
     def time_in_queue(self) -> float | None:

@@ -74,6 +74,9 @@ class SamplingParams:
         logprob_token_ids: up to 128 tokens reported beside each token instead of the likeliest
             ones; `logprobs` is their number then, or None.
         structured_outputs: what the text must conform to.
+        speculation: False computes no drafts; the output is the same.
+        prediction: text that the output repeats in large part, from which an engine that
+            speculates drafts.
         truncate_prompt_tokens: keep so many of the prompt's last tokens; -1 as many as fit.
         output_kind: what the outputs of an engine hold; `LLM` returns everything at the end.
         skip_special_tokens: whether special tokens have no text.
@@ -113,6 +116,8 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool = False
     structured_outputs: StructuredOutputsParams | None = None
+    speculation: bool = True
+    prediction: str | None = None
     logits_processors: Any = field(default=None, repr=False)
     guided_decoding: Any = field(default=None, repr=False)
     detokenize: bool = field(default=True, repr=False)
@@ -166,6 +171,10 @@ class SamplingParams:
             del values["seed"]
         if self.structured_outputs is not None:
             values["structured_output"] = _constraint(self.structured_outputs)
+        if self.prediction is not None:
+            if not isinstance(self.prediction, str):
+                raise wrong_type("prediction", self.prediction, "a string")
+            values["prediction"] = self.prediction
         self._check_min_tokens()
         self._check_logprob_token_ids()
         if self.logprob_token_ids:

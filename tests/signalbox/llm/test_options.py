@@ -79,6 +79,7 @@ def test_neutral_values_are_accepted() -> None:
         ({"logprob_token_ids": [5], "logprobs": 2}, "logprobs is 2; with logprob_token_ids"),
         ({"logprob_token_ids": [5], "use_beam_search": True}, "logprob_token_ids: .*beam_search"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
+        ({"prediction": "x", "speculation": False}, "prediction: .*none without speculation"),
     ],
 )
 def test_a_value_out_of_range_is_refused(field: dict[str, Any], message: str) -> None:
@@ -103,6 +104,8 @@ def test_a_value_out_of_range_is_refused(field: dict[str, Any], message: str) ->
         {"allowed_token_ids": [1.5]},
         {"output_kind": "delta"},
         {"truncate_prompt_tokens": "all"},
+        {"prediction": ["x"]},
+        {"speculation": 1},
         {"no_such_field": 1},
     ],
 )

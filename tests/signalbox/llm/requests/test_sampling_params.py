@@ -160,6 +160,18 @@ def test_requests_of_different_salts_share_no_cached_prefix(llm: LLM) -> None:
         cached(5)  # type: ignore[arg-type]
 
 
+def test_drafts_may_be_refused_or_come_from_a_prediction() -> None:
+    engine = make_engine()
+    for params in (greedy(), greedy(speculation=False), greedy(prediction="ab")):
+        engine.add_request(str(engine.get_num_unfinished_requests()), "x", params)
+    asked = [group.request for group in engine.scheduler.waiting]
+    assert [one.no_speculation for one in asked] == [False, True, False]
+    ids = engine._core.model.tokenizer.encode_blocking("ab", add_special_tokens=False)
+    assert [one.prediction for one in asked] == [(), (), tuple(ids)]
+    with pytest.raises(ValueError, match="prediction: .*at most"):
+        engine.add_request("long", "x", greedy(prediction="ab" * 5000))
+
+
 def test_special_tokens_are_added_unless_the_prompt_says_no(llm: LLM, monkeypatch: Any) -> None:
     tokenizer = llm._controlled.model.tokenizer
     asked: list[bool] = []
