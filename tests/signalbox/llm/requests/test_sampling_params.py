@@ -168,7 +168,7 @@ def test_drafts_may_be_refused_or_come_from_a_prediction() -> None:
     assert [one.no_speculation for one in asked] == [False, True, False]
     ids = engine._core.model.tokenizer.encode_blocking("ab", add_special_tokens=False)
     assert [one.prediction for one in asked] == [(), (), tuple(ids)]
-    with pytest.raises(ValueError, match="prediction: .*at most"):
+    with pytest.raises(ValueError, match=r"prediction: .*at most"):
         engine.add_request("long", "x", greedy(prediction="ab" * 5000))
 
 
