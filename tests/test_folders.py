@@ -99,6 +99,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "adapter_option",
         "generation_fields",
         "config",
+        "speculation_settings",
         "missing_packages",
         "device",
         "batch",

@@ -125,6 +125,8 @@ class EngineArgs(VllmOptions):
     max_lora_rank: int | None = option("max_lora_rank")
     max_cpu_loras: int | None = option("max_cpu_loras")
     grammar_memory: int = option("grammar_memory")
+    speculation: bool | None = option("speculation")
+    speculative_config: Mapping[str, Any] | None = option("speculative_config")
     stream_interval: int = 1
     disable_additional_properties: bool = option("disable_additional_properties")
     kv_cache_memory_bytes: int | None = None
@@ -183,7 +185,10 @@ class EngineArgs(VllmOptions):
 
     def make_runner(self) -> Callable[[], Runner]:
         """Returns a function that loads the model; invalid values are refused before."""
-        config = self.settings().runner_config
+        settings = self.settings()
+        config = settings.runner_config
+        for notice in settings.speculation_notices:
+            logger.info("%s", notice)
 
         def make() -> Runner:
             from signalbox_worker.service.runner_factory import (

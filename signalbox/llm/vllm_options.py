@@ -86,7 +86,6 @@ class VllmOptions:
     disable_cascade_attn: object = _taken(False, ANY)
     disable_sliding_window: object = _taken(False)
     prefix_caching_hash_algo: object = _taken(None, ANY)
-    speculative_config: object = _taken(None)
     speculative_model: object = _taken(None)
     num_speculative_tokens: object = _taken(None)
     # Computation and metrics.

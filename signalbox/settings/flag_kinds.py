@@ -30,7 +30,9 @@ class Alias(_Spelled):
 
     setting: str
     member: str = ""
-    """The member that the flag sets of a setting that is a JSON object, in which numbers are."""
+    """The member that the flag sets of a setting that is a JSON object: a number."""
+    is_text: bool = False
+    """True if the member is a text."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The setting's value for each of the flag's; any other is taken as it is."""
     convert: Callable[[str], Any] | None = None

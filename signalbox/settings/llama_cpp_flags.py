@@ -14,7 +14,15 @@ from signalbox.settings.flag_kinds import (
     NoEffect,
     Refused,
 )
-from signalbox.settings.vllm_flags import CORS, NO_DRAFTS, NO_MEDIA, NO_RANKS, POOLS_AS_SAVED
+from signalbox.settings.vllm_flags import (
+    CORS,
+    DRAFTS_FOLLOW,
+    NO_DRAFT_MODEL,
+    NO_MEDIA,
+    NO_RANKS,
+    OWN_TEXT,
+    POOLS_AS_SAVED,
+)
 from signalbox_contract.sampling_params import LIMITS
 
 _AFFINITY = "start it under taskset, numactl or nice"
@@ -33,6 +41,8 @@ _MEASURED = "free memory is measured; --gpu-memory-utilization is the share of i
 _STOPS = "the model stays loaded while the server runs"
 _LEVELS = {"0": "error", "1": "error", "2": "warning", "3": "info", "4": "debug", "5": "debug"}
 _CACHE_TYPES = {"f32": "float32", "f16": "auto", "bf16": "bfloat16", "q8_0": "int8"}
+_TEXT_DRAFTS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Kinds of drafts that come from a text."""
 
 
 def _per_request(name: str, takes: str = "one", also: tuple[str, ...] = ()) -> Refused:
@@ -243,26 +253,82 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     ),
     "warmup": NoEffect(why="the model is profiled as it is loaded", takes=SWITCH),
     "sleep_idle_seconds": Refused(remedy=_STOPS),
-    "lookup_cache_static": Refused(remedy=NO_DRAFTS, also=("-lcs",)),
-    "lookup_cache_dynamic": Refused(remedy=NO_DRAFTS, also=("-lcd",)),
-    "model_draft": Refused(
-        remedy=NO_DRAFTS, also=("-md", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft")
+    "spec_default": Alias(setting="speculation", takes=SWITCH),
+    "spec_type": Alias(
+        setting="speculative_config",
+        member="method",
+        is_text=True,
+        values={"none": None, **dict.fromkeys(_TEXT_DRAFTS, "ngram")},
+        meaning=f"its `method`: `ngram` for {', '.join(f'`{one}`' for one in _TEXT_DRAFTS)}",
     ),
-    "draft": Refused(
-        remedy=NO_DRAFTS,
-        also=("--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min"),
+    "spec_draft_n_max": Alias(
+        setting="speculative_config",
+        member="num_speculative_tokens",
+        also=("--draft", "--draft-n", "--draft-max", "--spec-ngram-mod-n-max"),
+        meaning="its `num_speculative_tokens`",
     ),
-    "gpu_layers_draft": Refused(remedy=NO_DRAFTS, also=("-ngld", "--n-gpu-layers-draft")),
-    "ctx_size_draft": Refused(remedy=NO_DRAFTS, also=("-cd",)),
-    "device_draft": Refused(remedy=NO_DRAFTS, also=("-devd",)),
-    "threads_draft": Refused(remedy=NO_DRAFTS, also=("-td", "--threads-batch-draft", "-tbd")),
-    "cache_type_k_draft": Refused(
-        remedy=NO_DRAFTS, also=("-ctkd", "--cache-type-v-draft", "-ctvd")
+    "spec_ngram_size_n": Alias(
+        setting="speculative_config",
+        member="prompt_lookup_min",
+        also=(
+            "--spec-ngram-simple-size-n",
+            "--spec-ngram-map-k-size-n",
+            "--spec-ngram-map-k4v-size-n",
+            "--spec-ngram-mod-n-match",
+        ),
+        meaning="its `prompt_lookup_min`",
     ),
-    "spec_type": Refused(
-        remedy=NO_DRAFTS, also=("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min")
+    "spec_draft_n_min": NoEffect(
+        why=DRAFTS_FOLLOW,
+        also=(
+            "--draft-min",
+            "--draft-n-min",
+            "--spec-draft-p-min",
+            "--draft-p-min",
+            "--spec-draft-p-split",
+            "--draft-p-split",
+            "--spec-ngram-mod-n-min",
+            "--spec-ngram-size-m",
+            "--spec-ngram-simple-size-m",
+            "--spec-ngram-map-k-size-m",
+            "--spec-ngram-map-k4v-size-m",
+            "--spec-ngram-min-hits",
+            "--spec-ngram-simple-min-hits",
+            "--spec-ngram-map-k-min-hits",
+            "--spec-ngram-map-k4v-min-hits",
+        ),
     ),
-    "spec_default": Refused(remedy=NO_DRAFTS, takes=SWITCH),
+    "lookup_cache_static": Refused(remedy=OWN_TEXT, also=("-lcs",)),
+    "lookup_cache_dynamic": Refused(remedy=OWN_TEXT, also=("-lcd",)),
+    "spec_draft_model": Refused(
+        remedy=NO_DRAFT_MODEL,
+        also=("-md", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),
+    ),
+    "spec_draft_ngl": Refused(
+        remedy=NO_DRAFT_MODEL, also=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")
+    ),
+    "ctx_size_draft": Refused(remedy=NO_DRAFT_MODEL, also=("-cd",)),
+    "spec_draft_device": Refused(remedy=NO_DRAFT_MODEL, also=("-devd", "--device-draft")),
+    "spec_draft_threads": Refused(
+        remedy=NO_DRAFT_MODEL,
+        also=(
+            "-td",
+            "--threads-draft",
+            "--spec-draft-threads-batch",
+            "-tbd",
+            "--threads-batch-draft",
+        ),
+    ),
+    "spec_draft_type_k": Refused(
+        remedy=NO_DRAFT_MODEL,
+        also=(
+            "-ctkd",
+            "--cache-type-k-draft",
+            "--spec-draft-type-v",
+            "-ctvd",
+            "--cache-type-v-draft",
+        ),
+    ),
     # Defaults of requests.
     "temp": _default("temperature", also=("--temperature",)),
     "top_k": _default("top_k"),

@@ -102,10 +102,12 @@ def _is_member(name: str) -> bool:
     return isinstance(flag, Alias) and bool(flag.member)
 
 
-def _members(flag: Alias, shown: str, value: Any) -> dict[str, int | float]:
+def _members(flag: Alias, shown: str, value: Any) -> dict[str, int | float | str]:
     """Returns what the flag sets of a JSON object; nothing for None."""
     if value is None:
         return {}
+    if flag.is_text:
+        return {flag.member: _text(value)}
     try:
         number = float(value)
         return {flag.member: int(number) if number.is_integer() else number}

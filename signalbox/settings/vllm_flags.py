@@ -27,7 +27,9 @@ _SNAPSHOTS = "prefixes of recurrent layers are found by snapshots at boundaries 
 NO_MEDIA = "requests with images, audio or video are refused"
 _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
-NO_DRAFTS = "speculative decoding is not served"
+OWN_TEXT = "drafts come from a sequence's own text"
+NO_DRAFT_MODEL = f"{OWN_TEXT}; --speculation turns them on"
+DRAFTS_FOLLOW = "the number of drafts follows how many were kept"
 _RAY = "--placement ray starts the ranks of a worker on a Ray cluster"
 _DIVIDED = "--prefill-spread-steps divides a step among prompts"
 NO_RANKS = "start `signalbox worker` on each machine, with --scheduler HOST:PORT"
@@ -40,6 +42,11 @@ def _gib(text: str) -> float:
     from signalbox_rpc.settings.quantities import whole_number
 
     return whole_number(text) / _BYTES_PER_GIB
+
+
+def _lookup(member: str, also: tuple[str, ...] = ()) -> Alias:
+    """Returns the row of a number in speculative_config."""
+    return Alias(setting="speculative_config", member=member, also=also, meaning=f"its `{member}`")
 
 
 VLLM_FLAGS: Mapping[str, ForeignFlag] = {
@@ -209,7 +216,7 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "long_prefill_token_threshold": NoEffect(
         why="--prefill-spread-steps divides a step among prompts"
     ),
-    "num_lookahead_slots": NoEffect(why=NO_DRAFTS),
+    "num_lookahead_slots": NoEffect(why="blocks for drafts are taken as they are allowed"),
     "num_scheduler_steps": NoEffect(why="the next step is planned while one runs"),
     "multi_step_stream_outputs": NoEffect(why="each step's tokens are streamed", takes=SWITCH),
     "scheduler_delay_factor": NoEffect(why="prompts wait for room alone"),
@@ -223,21 +230,33 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "max_seq_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),
-    "speculative_config": Refused(remedy=NO_DRAFTS),
+    "spec_method": Alias(
+        setting="speculative_config", member="method", is_text=True, meaning="its `method`"
+    ),
+    "num_speculative_tokens": _lookup("num_speculative_tokens", also=("--spec-tokens",)),
+    "ngram_prompt_lookup_max": _lookup("prompt_lookup_max"),
+    "ngram_prompt_lookup_min": _lookup("prompt_lookup_min"),
     "speculative_model": Refused(
-        remedy=NO_DRAFTS,
+        remedy=NO_DRAFT_MODEL,
         also=(
+            "--spec-model",
             "--draft-model",
             "--speculative-model-quantization",
             "--speculative-draft-tensor-parallel-size",
             "--speculative-max-model-len",
-            "--speculative-disable-by-batch-size",
-            "--spec-decoding-acceptance-method",
-            "--ngram-prompt-lookup-max",
-            "--ngram-prompt-lookup-min",
         ),
     ),
-    "num_speculative_tokens": Refused(remedy=NO_DRAFTS),
+    "speculative_disable_by_batch_size": NoEffect(why=DRAFTS_FOLLOW),
+    "spec_decoding_acceptance_method": NoEffect(
+        why="a draft is kept if it is what is drawn",
+        values=("rejection_sampler",),
+        otherwise="a draft is kept only if it is what is drawn; leave it out",
+    ),
+    "per_request_spec_decode_metrics": NoEffect(
+        why="answers with drafts have their counts",
+        values=("none", "summary"),
+        otherwise="the counts of an answer are those of all its steps; leave it out",
+    ),
     "attention_config": Refused(remedy="--attention-backend chooses the implementation"),
     "kernel_config": Refused(remedy="--linear-backend and --sampling-backend choose"),
     "disable_async_output_proc": NoEffect(why="answers are read beside the steps", takes=SWITCH),
@@ -467,6 +486,7 @@ SHORT_FLAGS: Mapping[str, str] = {
     "-q": "quantization",
     "-cc": "compilation_config",
     "-O": "optimization_level",
+    "-sc": "speculative_config",
 }
 """vLLM's short forms, of its flags and of ours."""
 

@@ -89,6 +89,8 @@ def run_worker(settings: "WorkerSettings") -> None:
 
         check_model(settings)
         startup = Startup(log_progress())
+    for notice in settings.speculation_notices:
+        logger.info("%s", notice)
     if settings.simulate:
         make_runner = _simulated_runner(settings)
     else:

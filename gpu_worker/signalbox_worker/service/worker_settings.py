@@ -20,6 +20,7 @@ from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.store_config import DiskConfig, SharedConfig, check_stores
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.simulated.group_option import groups_as_text
+from signalbox_worker.speculation_settings import SpeculationSettings
 
 
 def _numbers(value: Any) -> Any:
@@ -73,7 +74,13 @@ class SimulationSettings(SettingsGroup):
 
 
 class EngineSettings(
-    ModelConfig, CacheConfig, SharedConfig, DiskConfig, DeviceConfig, SimulationSettings
+    ModelConfig,
+    CacheConfig,
+    SharedConfig,
+    DiskConfig,
+    DeviceConfig,
+    SpeculationSettings,
+    SimulationSettings,
 ):
     """Settings of a worker with a model or a simulated one."""
 
@@ -82,6 +89,7 @@ class EngineSettings(
         (
             *NameSettings.model_fields,
             *LimitSettings.model_fields,
+            *SpeculationSettings.model_fields,
             "override_generation_config",
             "max_model_len",
             "block_size",
@@ -152,6 +160,7 @@ class EngineSettings(
             parallel=self.parallel,
             disk=self.part(DiskConfig),
             shared=self.part(SharedConfig),
+            speculation=self.speculation_config,
         )
 
     @model_validator(mode="after")

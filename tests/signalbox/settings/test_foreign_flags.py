@@ -19,6 +19,7 @@ from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import flag_name
 from signalbox_scheduler.config import SchedulerSettings
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.service.worker_settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -149,6 +150,14 @@ def test_a_refused_flag_is_named_with_its_remedy_and_without_its_value(
         (["--max-model-len=auto"], {"max_model_len": None}),
         (["--enable-lora", "--adapter-dir", "d"], {"adapter_dir": Path("d")}),
         (["--port", "8001", "--grpc-port", "1"], {"http_port": 8001, "grpc_port": 1}),
+        (
+            ["--spec-method", "ngram", "--num-speculative-tokens", "3"],
+            {"speculation_config": SpeculationConfig(num_tokens=3, min_match=5, max_match=5)},
+        ),
+        (
+            ["-sc", '{"method": "suffix"}', "--no-speculation"],
+            {"speculation_config": SpeculationConfig()},
+        ),
     ],
 )
 def test_vllms_names_set_ours(arguments: list[str], expected: dict[str, object]) -> None:
@@ -198,6 +207,12 @@ def test_vllms_names_of_a_models_settings_set_ours(
         (["m", "--embedding", "--rerank"], {"runner": "pooling"}),
         (["m", "--log-disable"], {"log_level": "error"}),
         (["m", "--no-cache-prompt"], {"prefix_caching": False}),
+        (["m", "--spec-default"], {"speculation": True}),
+        (["m", "--spec-type", "none"], {"speculation_config": SpeculationConfig()}),
+        (
+            ["m", "--spec-type", "ngram-mod", "--draft-max", "16", "--spec-ngram-mod-n-match=7"],
+            {"speculation_config": SpeculationConfig(num_tokens=16, min_match=7, max_match=7)},
+        ),
         (["m", "--ssl-cert-file=c", "--ssl-key-file=k"], {"tls_cert": "c", "tls_key": "k"}),
         (
             ["m", "--temp", "0.5", "--top-k", "40", "-n", "-1"],
@@ -233,6 +248,10 @@ def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> No
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
         (["m", "--quantization", "marlin"], "--quantization is 'marlin'"),
         (["m", "-pp", "0"], "--pipeline-parallel-size is '0'"),
+        (["m", "--spec-type", "draft-mtp"], "method 'draft-mtp' is not served: no other model"),
+        (["m", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not served"),
+        (["m", "-sc", "[]"], "it must be a JSON object"),
+        (["m", "-sc", '{"num_speculative_tokens": 2}'], "it has no method; it takes method,"),
         (["m", "-pp", "2", "--pipeline-layer-partition", "1,2,3"], "has 3 numbers, and pipeline_"),
         (["m", "--pipeline-layer-partition", "3,0"], "whole numbers of at least 1, with commas"),
     ],

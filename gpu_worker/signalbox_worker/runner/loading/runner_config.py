@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, SpeculationConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.store_config import DiskConfig, SharedConfig
 
@@ -17,3 +17,4 @@ class RunnerConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
     shared: SharedConfig = field(default_factory=SharedConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

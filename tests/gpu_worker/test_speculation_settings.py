@@ -1,0 +1,93 @@
+"""What vLLM's SpeculativeConfig and the switch make of a worker's drafts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
+from signalbox_worker.config import SpeculationConfig
+from signalbox_worker.service.worker_settings import WorkerSettings
+from signalbox_worker.speculation_settings import USUAL_DRAFT_TOKENS
+
+OFF = SpeculationConfig()
+
+
+def made(**settings: Any) -> SpeculationConfig:
+    return WorkerSettings(simulate=True, **settings).speculation_config
+
+
+def test_drafts_are_off_unless_they_are_asked_for() -> None:
+    asked = {"speculative_config": {"method": "suffix"}}
+    assert made() == OFF
+    assert made(speculation=True) == SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS)
+    assert made(**asked).num_tokens == made(speculation=True, **asked).num_tokens == 24
+    assert made(speculation=False, **asked) == OFF
+    assert made(speculative_config={}) == OFF
+
+
+@pytest.mark.parametrize(
+    ("lookup", "least", "most"),
+    [
+        ({}, 5, 5),
+        ({"prompt_lookup_max": 7}, 7, 7),
+        ({"prompt_lookup_min": 2}, 2, 2),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 4}, 1, 4),
+    ],
+)
+def test_ngrams_are_looked_up_as_in_vllm(lookup: dict[str, int], least: int, most: int) -> None:
+    config = made(speculative_config={"method": "ngram", "num_speculative_tokens": 3, **lookup})
+    assert config == SpeculationConfig(num_tokens=3, min_match=least, max_match=most)
+
+
+def test_suffixes_have_vllms_depth() -> None:
+    assert made(speculative_config={"model": "suffix"}).max_match == 24
+    deep = made(speculative_config={"method": "suffix", "suffix_decoding_max_tree_depth": 500})
+    assert (deep.num_tokens, deep.max_match) == (MAX_DRAFT_TOKENS, 500)
+    flat = made(speculative_config={"method": "suffix", "suffix_decoding_max_tree_depth": 1})
+    assert (flat.num_tokens, flat.min_match, flat.max_match) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "draft_model", "model": "org/small"}, "method 'draft_model' is not served"),
+        ({"model": "org/small"}, "model 'org/small' is not served: no other model drafts"),
+        ({"method": "mtp", "num_speculative_tokens": 1}, "method 'mtp' is not served"),
+        ({"method": ["ngram"]}, "is not served"),
+        ({"num_speculative_tokens": 3}, "it has no method; it takes method, model"),
+        ({"method": "ngram", "quantization": "fp8"}, "it has 'quantization', which is not served"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens is True"),
+        ({"method": "ngram", "prompt_lookup_max": "5"}, "prompt_lookup_max is '5'"),
+        ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min is 0"),
+        (
+            {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4},
+            r"prompt_lookup_min is 5, above prompt_lookup_max \(4\)",
+        ),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "tree_depth is 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    for form in (fields, json.dumps(fields)):
+        with pytest.raises(ValueError, match=message):
+            made(speculative_config=form)
+
+
+def test_fields_that_only_tune_vllm_are_told() -> None:
+    fields = {
+        "method": "suffix",
+        "suffix_decoding_min_token_prob": 0.2,
+        "suffix_decoding_max_spec_factor": None,
+    }
+    settings = WorkerSettings(simulate=True, speculative_config=fields)  # type: ignore[arg-type]
+    assert settings.speculation_notices == [
+        "speculative_config: suffix_decoding_min_token_prob has no effect:"
+        " the number of drafts follows how many were kept"
+    ]
+
+
+def test_a_model_gets_the_settings() -> None:
+    settings = WorkerSettings(model="m.gguf", speculation=True)
+    assert settings.runner_config.speculation.num_tokens == USUAL_DRAFT_TOKENS
