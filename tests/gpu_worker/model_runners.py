@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from signalbox_worker.batch.sampling_rows import PromptRows
-from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.config import CacheConfig, DeviceConfig, ModelConfig, SpeculationConfig
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.service import runner_factory as factory
 from tests.gpu_worker.generation import Driver, groups_of, make_batch, make_sequence, num_row_blocks
@@ -34,14 +34,19 @@ def make_runner(path: Path, *, num_gpu_blocks: int = 200, **options: Any) -> Any
     """Loads a model and gives it a cache.
 
     Args:
-        options: fields of the model's, the cache's or the device's configuration; any other goes
-            to `runner_factory.make_runner`.
+        options: fields of the model's, the cache's or the device's configuration, or
+            `speculation`; any other goes to `runner_factory.make_runner`.
     """
     num_cpu_blocks = options.pop("num_cpu_blocks", 8)
     model_config = _make_config(ModelConfig, {"model": str(path), "dtype": "float32"}, options)
     cache_config = _make_config(CacheConfig, {"max_num_seqs": 16}, options)
     device_config = _make_config(DeviceConfig, {"device": "cpu"}, options)
-    config = RunnerConfig(model=model_config, cache=cache_config, device=device_config)
+    config = RunnerConfig(
+        model=model_config,
+        cache=cache_config,
+        device=device_config,
+        speculation=options.pop("speculation", SpeculationConfig()),
+    )
     runner: Any = factory.make_runner(config, **options)
     num_blocks = num_gpu_blocks * num_row_blocks(groups_of(runner))
     runner.init_cache_engine(num_gpu_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)

@@ -50,7 +50,7 @@ class Lease:
         grammars: Grammars,
         proposer: Proposer | None = None,
     ) -> None:
-        """`proposer` proposes drafts; None proposes none."""
+        """`proposer` proposes drafts; None is the runner's."""
         self.epoch = epoch
         self.log = StepLog(max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS))
         self.table = SequenceTable(
@@ -59,7 +59,7 @@ class Lease:
             num_gpu_blocks=num_gpu_blocks,
             grammars=grammars,
             adapter_slots=runner.adapter_slots,
-            proposer=proposer,
+            proposer=proposer or runner.make_proposer(),
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._transfers: BlockTransfers = runner.transfers

@@ -14,6 +14,8 @@ from signalbox_worker.device.inspection import (
     ProfileOptions,
     Recording,
 )
+from signalbox_worker.drafts.chain import make_proposer
+from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.runner.executors.executor import Executor
@@ -88,6 +90,9 @@ class LocalRunner(Runner):
         if self.pools is NO_POOLS:
             raise RuntimeError("init_cache_engine comes first")
         return self.executor.execute(batch)
+
+    def make_proposer(self) -> Proposer:
+        return make_proposer(self._served.speculation, vocab_size=self._model.vocab_size)
 
     @property
     def launches(self) -> bool:

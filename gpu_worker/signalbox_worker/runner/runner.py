@@ -18,6 +18,7 @@ from signalbox_worker.device.inspection import (
     ProfileOptions,
     Recording,
 )
+from signalbox_worker.drafts.proposer import NoProposer, Proposer
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
 
 
@@ -62,6 +63,10 @@ class Runner(ABC):
 
         Raises MemoryError where a smaller batch may do.
         """
+
+    def make_proposer(self) -> Proposer:
+        """Returns what proposes drafts for the sequences of a lease."""
+        return NoProposer()
 
     @property
     @abstractmethod

@@ -1,13 +1,17 @@
 """The model of a runner beside what computes it: its files, and what fits here."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from signalbox_contract.cache_groups import state_group
 from signalbox_contract.model import ModelInfo, StoreCapacity, WorkerCapacity
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_worker.batch.batch import Batch
+from signalbox_worker.config import SpeculationConfig
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.cache.capacity import RankShare, measure_capacity
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.loading.block_content import BlockContent, describe
@@ -15,7 +19,31 @@ from signalbox_worker.runner.loading.model_source import naming
 from signalbox_worker.runner.loading.opened_model import OpenedModel
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int:
+    """Returns the most drafts of a sequence in a step; says why there are none, if any are asked
+    for."""
+    if not asked or (why_not := _no_drafts(executor, parallel)) is None:
+        return asked
+    if parallel.rank == 0:
+        logger.info("no drafts are computed: %s", why_not)
+    return 0
+
+
+def _no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
+    if executor.model.pooling is not None:
+        return "the model pools"
+    if parallel.pipeline_parallel_size > 1:
+        return "stages begin a step before it is known what the one before it draws"
+    if executor.device.type == "cuda":
+        return "a CUDA device begins a step before it is known what the one before it draws"
+    if state_group(executor.footprint.groups) is not None:
+        return "the model has recurrent layers, whose states cannot go back behind drafts"
+    return None
 
 
 class WithOneBlock(Protocol):
@@ -29,6 +57,8 @@ class RunnerModel(ABC):
 
     model: ModelInfo
     """Model as it is at the start, without adapters of run time."""
+    speculation: SpeculationConfig
+    """Drafts that are asked for."""
 
     @abstractmethod
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -56,6 +86,7 @@ class CheckpointModel(RunnerModel):
         self.model = executor.model
         self._executor, self._opened = executor, opened
         self._config, self._progress = config, progress
+        self.speculation = config.speculation
 
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._config.model.model):
@@ -63,19 +94,20 @@ class CheckpointModel(RunnerModel):
 
     def measure(self, with_one_block: WithOneBlock, store: StoreCapacity | None) -> WorkerCapacity:
         self._progress(StartupProgress(StartupPhase.PROFILE))
-        executor = self._executor
+        executor, config = self._executor, self._config
 
         def execute(batch: Batch) -> None:
             with_one_block(lambda: executor.execute_alone(batch))
 
         graphs_bytes = with_one_block(executor.measure_graphs)
         capacity = measure_capacity(
-            self._config.cache,
+            config.cache,
             replace(executor.footprint, graphs_bytes=graphs_bytes),
             executor.device,
             execute,
-            share=RankShare.of(self._config.parallel, executor.layers),
+            share=RankShare.of(config.parallel, executor.layers),
             store=store,
+            max_draft_tokens=most_drafts(self.speculation.num_tokens, executor, config.parallel),
         )
         return replace(capacity, block_format=self.block_content().format_of(capacity))
 

@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from signalbox_rpc.transport.tls import TlsConfig
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.ranks.rank_network import collective_hosts, host_of
 from signalbox_worker.runner.ranks.service.rank_codec import decode_fields
 from signalbox_worker.runner.ranks.service.rank_messages import Hello, Loaded, RankAddress, Start
 
-_PARTS = ("model", "cache", "device", "disk", "shared", "parallel")
+_PARTS = ("model", "cache", "device", "disk", "shared", "speculation", "parallel")
 
 
 @cache
@@ -93,8 +94,8 @@ def check_alike(rank: int, other: Loaded, own: Loaded) -> None:
             )
 
 
-def _fields(config: BaseModel | ParallelConfig) -> dict[str, Any]:
-    return asdict(config) if isinstance(config, ParallelConfig) else dict(config)
+def _fields(config: BaseModel | SpeculationConfig | ParallelConfig) -> dict[str, Any]:
+    return dict(config) if isinstance(config, BaseModel) else asdict(config)
 
 
 def _version(package: str) -> str:

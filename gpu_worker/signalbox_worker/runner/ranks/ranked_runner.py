@@ -25,6 +25,7 @@ from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions, Recording
+from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.runner.loading.block_content import format_of_ranks
 from signalbox_worker.runner.ranks.launchers import RankLauncher
 from signalbox_worker.runner.ranks.rank_pool import RankPool
@@ -246,6 +247,9 @@ class RankedRunner(Runner):
         self._others.send(batch)
         with self._agreeing():
             return self._here(self._executing(batch))
+
+    def make_proposer(self) -> Proposer:
+        return self._own.make_proposer()
 
     @property
     def launches(self) -> bool:

@@ -6,6 +6,7 @@ from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, check_groups
 from signalbox_contract.model import Adapter, Numerics
 from signalbox_contract.pooling import PoolingModel
 from signalbox_contract.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.runner.loading.byte_tokenizer import MIN_VOCAB_SIZE
 
 SIMULATED = Numerics(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
@@ -37,6 +38,8 @@ class SimulatedConfig:
     numerics: Numerics = SIMULATED
     adapters: tuple[Adapter, ...] = ()
     """Adapters, each of which changes what its requests write to their slots."""
+    speculation: SpeculationConfig = SpeculationConfig()  # noqa: RUF009 (it is immutable)
+    """Drafts of the sequences."""
     pooling: PoolingModel | None = None
     """None generates."""
 

@@ -1,13 +1,14 @@
 """The runner of a simulated model: its capacity is configured, not measured."""
 
 from signalbox_contract.model import StoreCapacity, WorkerCapacity, WorkerRank
+from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.store.block_store import BlockStore
 from signalbox_worker.kv.store.memory_store import MemoryStore
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.runner.local_runner import LocalRunner
-from signalbox_worker.runner.runner_model import RunnerModel, WithOneBlock
+from signalbox_worker.runner.runner_model import RunnerModel, WithOneBlock, most_drafts
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_executor import SimulatedExecutor
 
@@ -17,6 +18,7 @@ class SimulatedModel(RunnerModel):
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         self.model = executor.model
+        self._executor, self.speculation = executor, executor.config.speculation
         self._config, self._block_bytes = executor.config, executor.footprint.block_bytes
 
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -39,6 +41,11 @@ class SimulatedModel(RunnerModel):
             store=store,
             groups=config.groups,
             block_format=f"simulated, {config.block_size}" if has_blocks else "",
+            max_draft_tokens=most_drafts(
+                self.speculation.num_tokens,
+                self._executor,
+                ParallelConfig(pipeline_parallel_size=num_stages),
+            ),
         )
 
 

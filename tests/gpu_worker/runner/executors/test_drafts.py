@@ -1,13 +1,17 @@
 """Drafts change no bit in any form of weights and of the KV cache, nor through ranks."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from signalbox_contract.sampling_params import SamplingParams
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
-from tests.gpu_worker.draft_loops import Wanted, assert_drafts_change_nothing
+from signalbox_worker.drafts.chain import ProposerChain
+from tests.gpu_worker.draft_loops import MOST, Loop, Wanted, assert_drafts_change_nothing
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start
@@ -84,9 +88,41 @@ def test_pytorch_draws_the_same_tokens(tiny: Path) -> None:
     assert_drafts_change_nothing(runner, wanted, seed=4, has_equal_bits=False)
 
 
+FOUR = SpeculationConfig(num_tokens=4)
+
+
+def test_a_worker_announces_its_drafts(native_tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert load(native_tiny).profile().max_draft_tokens == 0
+        runner = load(native_tiny, speculation=FOUR)
+        assert runner.profile().max_draft_tokens == 4
+    assert isinstance(runner.make_proposer(), ProposerChain)
+    assert "no drafts" not in caplog.text
+
+
+def test_recurrent_layers_compute_no_drafts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(tmp_path, "lfm2", head_dim=16)
+    with caplog.at_level(logging.INFO):
+        assert load(tmp_path, speculation=FOUR).profile().max_draft_tokens == 0
+    assert "no drafts are computed: the model has recurrent layers" in caplog.text
+
+
+def test_what_texts_propose_changes_nothing(native_tiny: Path) -> None:
+    runner = load(native_tiny, speculation=SpeculationConfig(num_tokens=MOST))
+    wanted = [Wanted(prompt=[5, 6, 7] * 9), Wanted(prompt=[9, 3] * 20)]
+    without, found = Loop(runner), Loop(runner, proposer=runner.make_proposer())
+    expected = without.generate(wanted, num_tokens=60)
+    assert found.generate(wanted, num_tokens=60, limit=lambda: MOST) == expected
+    assert found.num_drafts
+
+
 def test_ranks_divide_drafts_as_any_tokens(native_tiny: Path) -> None:
     start = make_start(native_tiny, ParallelConfig(tensor_parallel_size=2), kv_bytes=1 << 22)
-    runner = load_threads(start)
+    runner = load_threads(replace(start, speculation=FOUR))
+    assert runner.profile().max_draft_tokens == 4
+    assert isinstance(runner.make_proposer(), ProposerChain)
     runner.init_cache_engine(num_gpu_blocks=100, num_cpu_blocks=0)
     assert_drafts_change_nothing(runner, make_wanted()[:3], seed=5)
     runner.close()

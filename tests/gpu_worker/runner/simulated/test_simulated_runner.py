@@ -1,16 +1,19 @@
 """The simulated model says what it should, and stops doing so when blocks are mishandled."""
 
+import logging
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import BlockMapping
 from signalbox_contract.step import Step, TablePatch
 from signalbox_worker.batch.batch import Batch
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import (
     END_OF_SEQUENCE,
@@ -19,6 +22,7 @@ from signalbox_worker.runner.loading.byte_tokenizer import (
 )
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_executor import POISON
+from signalbox_worker.runner.simulated.simulated_pooler import SIMULATED_POOLING
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import (
     make_config,
@@ -203,3 +207,21 @@ def test_every_token_decodes_and_text_survives(vocab_size: int) -> None:
     assert tokenizer.encode(text).ids == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
     assert tokenizer.token_to_id(END_OF_SEQUENCE) == END_OF_SEQUENCE_ID
+
+
+@pytest.mark.parametrize(
+    ("options", "why_not"),
+    [
+        ({}, None),
+        ({"pooling": SIMULATED_POOLING["last"]}, "the model pools"),
+        ({"stages": (1, 1)}, "stages begin a step before"),
+        ({"groups": (FULL_GROUP, CacheGroup(kind=STATE, state_blocks=2))}, "recurrent layers"),
+    ],
+)
+def test_drafts_are_announced_where_they_are_computed(
+    options: dict[str, Any], why_not: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        runner = make_runner(speculation=SpeculationConfig(num_tokens=3), **options)
+        assert runner.profile().max_draft_tokens == (0 if why_not else 3)
+    assert "no drafts" not in caplog.text if why_not is None else why_not in caplog.text
