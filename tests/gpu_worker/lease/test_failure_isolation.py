@@ -20,6 +20,7 @@ from signalbox_worker.lease.token_limit import STEPS_TO_RETRY, TokenLimit
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from tests.gpu_worker.builders import make_config, make_new, make_step, make_table
+from tests.gpu_worker.draft_loops import MOST, Loop, Oracle, Wanted
 from tests.gpu_worker.generation import make_batch, make_sequence
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.rounding import LOGITS
@@ -255,3 +256,50 @@ def test_a_model_says_the_same_in_parts(native_tiny: Path, cpu_backend: str) -> 
         [one.logprob for one in whole.logprobs[:4]], rel=0, abs=LOGITS
     )
     assert not whole.failed_seqs
+
+
+class Isolating(Planted):
+    """A runner with a fault, whose batches are computed as a lease does."""
+
+    limit = TokenLimit(512)
+
+    def execute(self, batch: Batch) -> BatchOutput:
+        planted: Any = Planted(self._runner, self._fault)
+        return execute_batch(planted, batch, self.limit)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 5])
+def test_runs_of_drafts_are_cut_where_memory_does_not_suffice(num_tokens: int) -> None:
+    runner = make_runner_for_drafts()
+    without = Loop(runner)
+    expected = without.generate(DRAFTING, num_tokens=20)
+    isolating = Isolating(runner, hold_at_most(num_tokens))
+    cut = Loop(isolating, proposer=Oracle(without.texts()))
+    assert cut.generate(DRAFTING, num_tokens=20, limit=lambda: MOST) == expected
+    assert cut.num_steps < without.num_steps
+
+
+def test_a_sequence_fails_alone_among_runs_of_drafts() -> None:
+    runner = make_runner_for_drafts()
+    without = Loop(runner)
+    expected = without.generate(DRAFTING, num_tokens=20)
+    (last,) = {*expected[10].token_ids[10:11]} - {*expected[0].token_ids, *expected[20].token_ids}
+
+    def fault(batch: Batch) -> None:
+        if last in batch.token_ids:
+            raise RuntimeError("illegal instruction")
+
+    isolating = Isolating(runner, fault)
+    found = Loop(isolating, proposer=Oracle(without.texts()))
+    answers = found.generate(DRAFTING, num_tokens=20, limit=lambda: MOST)
+    assert answers.pop(10).failure == KERNEL_RAISED
+    assert answers == {key: one for key, one in expected.items() if key != 10}
+
+
+DRAFTING = [Wanted(prompt=[number, 2, 3]) for number in (5, 6, 7)]
+
+
+def make_runner_for_drafts() -> SimulatedRunner:
+    runner = SimulatedRunner(make_config(num_gpu_blocks=80, block_size=16))
+    runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
+    return runner
