@@ -27,6 +27,9 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    num_drafts: int = 0
+    """Tokens that were computed because they were expected."""
+    num_accepted_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +127,6 @@ def _usage(usage: pb.Usage) -> Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
+        num_drafts=usage.speculation.num_drafts,
+        num_accepted_drafts=usage.speculation.num_accepted,
     )

@@ -43,6 +43,14 @@ LINES: dict[str, tuple[Number, ...]] = {
         Number("{} late", "kv_transfer_timeouts"),
         Number("{} loading", "num_requests_loading"),
     ),
+    "drafts so far": (
+        Number("{}", "spec_decode_num_draft_tokens"),
+        Number(
+            "kept {}",
+            "spec_decode_num_accepted_tokens",
+            share_of="spec_decode_num_draft_tokens",
+        ),
+    ),
     "migrated so far": (
         Number("{} out", "migrations", {"result": "out"}),
         Number("{} in", "migrations", {"result": "in"}),

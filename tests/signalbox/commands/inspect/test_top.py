@@ -187,6 +187,15 @@ def test_the_screen_shows_what_was_migrated() -> None:
     assert "migrated" not in squeezed(measure(before, make_stats(3)))
 
 
+def test_the_screen_shows_what_became_of_drafts() -> None:
+    more = [
+        counter("spec_decode_num_draft_tokens", 2000),
+        counter("spec_decode_num_accepted_tokens", 1500),
+    ]
+    text = squeezed(measure(make_stats(1), make_stats(3, more=more)))
+    assert "drafts so far: 2,000 kept 75%" in text
+
+
 def test_the_screen_says_which_groups_of_layers_a_worker_has() -> None:
     after = make_stats(1)
     full = common_pb2.CacheGroup(kind="full", layers=range(4))

@@ -128,14 +128,19 @@ function Call({ call, onResult }) {
 
 /** Returns what is known of an answer, in words. */
 function factsOf({ usage = {}, timing = {}, finish = {} }) {
-  const { completionTokens: count, promptTokens, cachedTokens = 0 } = usage;
+  const { completionTokens: count, promptTokens, cachedTokens = 0, speculation } = usage;
   return [
     count && counted(count, "token"),
     timing.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
     timing.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
     promptTokens && `prompt of ${number(promptTokens)}, ${number(cachedTokens)} cached`,
+    speculation && draftsOf(speculation),
     ENDS[finish.reason]?.(finish),
   ].filter(Boolean);
+}
+
+function draftsOf({ numDrafts, numAccepted = 0 }) {
+  return `${number(numAccepted)} of ${counted(numDrafts, "draft")} kept`;
 }
 
 function Branches({ id, siblings, onBranch }) {
