@@ -8,6 +8,9 @@ from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.service.reports import metrics
 from signalbox_scheduler.workers.cluster import Cluster
 
+_POSITION = "position"
+"""Label of counts that belong together, one after another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
@@ -33,7 +36,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector(Metric):
-    """Counts in order, as vLLM's metric of speculative decoding; nothing here has this type."""
+    """Counts by position."""
 
     values: list[int]
 
@@ -49,7 +52,27 @@ class Histogram(Metric):
 
 def snapshot(cluster: Cluster) -> list[Metric]:
     """Returns the scheduler's Prometheus metrics, with the prefix "vllm:"."""
-    return [_metric(sample) for sample in metrics.samples(cluster)]
+    found: list[Metric] = []
+    for sample in metrics.samples(cluster):
+        if _POSITION not in sample.labels:
+            found.append(_metric(sample))
+        elif sample.labels[_POSITION] == "0":
+            found.append(_vector(sample))
+        else:  # its first came before
+            vector = found[-1]
+            assert isinstance(vector, Vector)
+            vector.values.append(_whole(sample))
+    return found
+
+
+def _vector(sample: Sample) -> Vector:
+    labels = {name: value for name, value in sample.labels.items() if name != _POSITION}
+    return Vector(name=PREFIXES[VLLM] + sample.name, labels=labels, values=[_whole(sample)])
+
+
+def _whole(sample: Sample) -> int:
+    assert not isinstance(sample.value, Values)
+    return int(sample.value)
 
 
 def _metric(sample: Sample) -> Metric:

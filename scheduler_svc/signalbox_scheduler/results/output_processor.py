@@ -6,7 +6,7 @@ from signalbox_contract.errors import Code
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.step_result import StepResult
 from signalbox_contract.updates import FinishReason, RequestFailure, SpeculationUse
-from signalbox_rpc.metrics.sample import Sample, counter
+from signalbox_rpc.metrics.sample import Sample, counter, counters
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.requests.draft_use import add_run, draft_samples
@@ -32,7 +32,8 @@ class OutputProcessor:
         self.num_generated_tokens = 0
         self.speculation = SpeculationUse()
         """What became of all drafts; counts those that clients got."""
-        self._has_drafts = state.config.limits.max_draft_tokens > 0
+        self._num_accepted_at = [0] * state.config.limits.max_draft_tokens
+        """Accepted drafts by their place in a run; empty if no drafts are computed."""
         self._blocks = state.blocks
         self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
@@ -49,8 +50,14 @@ class OutputProcessor:
             "prompt_tokens", "Prompt tokens of requests with a first token.", self.num_prompt_tokens
         )
         yield counter("generation_tokens", "Tokens that were drawn.", self.num_generated_tokens)
-        if self._has_drafts:
+        if self._num_accepted_at:
             yield from draft_samples(self.speculation)
+            yield from counters(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Accepted drafts by their place in a run, from 0 on.",
+                {str(place): count for place, count in enumerate(self._num_accepted_at)},
+                by="position",
+            )
 
     def process(self, plan: StepPlan, result: StepResult, now: float) -> StepOutcome:
         """Processes the result of a plan; results come in the order of the plans."""
@@ -190,6 +197,8 @@ class OutputProcessor:
             )
             for use in (seq.group.speculation, self.speculation)
         )
+        for place in range(num_accepted):
+            self._num_accepted_at[place] += 1
 
     def _accept_draws(
         self,

@@ -1,5 +1,6 @@
 """Drafts change no token: a step adds as many as the worker keeps, up to where a sequence ends."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.updates import FinishReason
+from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.results.result_validation import find_fault
@@ -272,13 +274,19 @@ def test_a_request_and_its_worker_count_what_became_of_drafts() -> None:
     counts = (8, 3) if from_prediction else (0, 0)
     assert (use.num_predicted, use.num_predicted_accepted) == counts
     assert finished_request(group, now=loop.now).speculation == use
-    for samples in (group.samples(), loop.scheduler.samples()):
-        found = {one.name: one.value for one in samples if one.name.startswith("spec_decode")}
-        assert found == {
+    *of_worker, at_0, at_1, at_2 = _samples_of_drafts(loop.scheduler.samples())
+    assert [one.value for one in (at_0, at_1, at_2)] == [3, 0, 0]
+    assert at_1.labels == {"position": "1"}
+    for samples in (of_worker, _samples_of_drafts(group.samples())):
+        assert {one.name: one.value for one in samples} == {
             "spec_decode_num_drafts": 3,
             "spec_decode_num_draft_tokens": 8,
             "spec_decode_num_accepted_tokens": 3,
         }
+
+
+def _samples_of_drafts(samples: Iterable[Sample]) -> list[Sample]:
+    return [one for one in samples if one.name.startswith("spec_decode")]
 
 
 def test_a_run_of_tokens_is_one_message_for_a_router() -> None:
