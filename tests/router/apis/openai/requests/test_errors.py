@@ -164,6 +164,7 @@ async def test_a_body_that_no_window_bounds_is_no_overflow() -> None:
 
 
 SCHEMA = {"type": "nonsense"}
+PREDICTED = {"type": "content", "content": "a"}
 BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "Hi"}, "messages"),
@@ -209,6 +210,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
     ({"max_tokens": 10**6}, "max_tokens"),
+    ({"prediction": "a"}, "prediction"),
+    ({"prediction": {"content": "a"}}, "prediction.type"),
+    ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+     "prediction.content[0].type"),
+    ({"prediction": PREDICTED, "speculation": False}, "prediction"),
+    ({"prediction": PREDICTED, "use_beam_search": True}, "prediction"),
+    ({"prediction": {"type": "content", "content": "ab" * 3000}}, "prediction"),
+    ({"prediction": {"type": "content", "content": "a" * 100_000}}, "prediction"),
 ]  # fmt: skip
 
 
