@@ -173,6 +173,7 @@ def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
             sampling_defaults=SamplingDefaults(
                 override=default_params(settings.generation_override)
             ),
+            speculation=settings.speculation_config,
             pooling=settings.simulated_pooling and SIMULATED_POOLING[settings.simulated_pooling],
             **limits,
         ),
