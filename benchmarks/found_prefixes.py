@@ -21,7 +21,8 @@ from benchmarks.simulated_time.step_costs import DEMO_ON_CPU
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 
 NUM_AT_ONCE = 3
-_HEADER, _REASONING = [1, 2, 3], [4, 5]  # open the assistant's turn, and reasoning
+_USER, _HEADER, _REASONING = [0], [1, 2, 3], [4, 5]
+"""Tokens that open a turn of the user and of the assistant, and reasoning."""
 
 
 class Turn(NamedTuple):
@@ -46,33 +47,35 @@ def conversation(rng: random.Random, system: list[int], *, keeps_reasoning: bool
         prompt = [*history, *_HEADER, *_REASONING]
         turns.append(Turn(prompt, num_reasoning + num_answer, (len(system), len(history))))
         kept = [*_REASONING, *[TOKEN] * num_reasoning] if keeps_reasoning else []
-        history = [*history, *_HEADER, *kept, *[TOKEN] * num_answer]
+        history = [*history, *_HEADER, *kept, *[TOKEN] * num_answer, *_USER]
     return turns
 
 
 def shared_prefix(rng: random.Random, num_requests: int, *, is_named: bool) -> Thread:
-    prefix = text(rng, 1024, 4096)
+    prefix = [*text(rng, 1024, 4096), *_USER]
     prompts = [[*prefix, *text(rng, 50, 300), *_HEADER] for _ in range(num_requests)]
     named = [(len(prefix), len(one) - len(_HEADER)) if is_named else () for one in prompts]
     return [Turn(one, 32, named[i], is_named or i != 1) for i, one in enumerate(prompts)]
 
 
-def traces(rng: random.Random) -> Iterator[tuple[str, list[Thread]]]:
+def traces(rng: random.Random, *, shrink: int = 1) -> Iterator[tuple[str, list[Thread]]]:
+    """Yields names, and threads, of which there are fewer by a factor."""
     for keeps in (True, False):
-        system = text(rng, 500, 500)
-        threads = [conversation(rng, system, keeps_reasoning=keeps) for _ in range(24)]
-        yield f"24 conversations, reasoning is {'kept' if keeps else 'dropped'}", threads
+        system = [*text(rng, 500, 500), *_USER]
+        count = 24 // shrink
+        threads = [conversation(rng, system, keeps_reasoning=keeps) for _ in range(count)]
+        yield f"{count} conversations, reasoning is {'kept' if keeps else 'dropped'}", threads
     for count, num_requests in ((40, 3), (16, 10), (8, 100), (16, -10)):
-        is_named, num_requests = num_requests > 0, abs(num_requests)
+        count, is_named, num_requests = count // shrink, num_requests > 0, abs(num_requests)
         threads = [shared_prefix(rng, num_requests, is_named=is_named) for _ in range(count)]
         yield f"{count} prefixes of {num_requests}{'' if is_named else ', not named'}", threads
 
 
 def rounds(threads: Sequence[Thread], rng: random.Random) -> Iterator[list[Turn]]:
     """Yields the requests that come at once."""
-    waiting, num_active = [list(reversed(thread)) for thread in threads], len(threads) // 4
+    waiting = [list(reversed(thread)) for thread in threads]
     while waiting:
-        active = waiting[:num_active]
+        active = waiting[: max(1, len(threads) // 4)]
         yield [thread.pop() for thread in rng.sample(active, min(NUM_AT_ONCE, len(active)))]
         waiting = [thread for thread in waiting if thread]
 
