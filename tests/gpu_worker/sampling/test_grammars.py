@@ -16,8 +16,9 @@ from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import END_OF_SEQUENCE_ID
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from signalbox_worker.sampling import compiled_grammar
 from signalbox_worker.sampling.compiled_grammar import CompiledGrammar, Grammar
-from signalbox_worker.sampling.grammar_masks import step_masks
+from signalbox_worker.sampling.grammar_masks import DraftedOutput, Masks, draft_masks, step_masks
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.token_constraints import Mask
 from tests.gpu_worker.builders import make_new, make_runner, make_step, make_table
@@ -188,6 +189,81 @@ def test_tokens_after_the_end_are_not_read(grammars: Grammars) -> None:
     grammar = grammars.grammar(("regex", "ab?"))
     output = np.array([*ids("a"), END_OF_SEQUENCE_ID, 7, 7], dtype=np.int32)
     assert allowed(grammar.mask(output)) == {END_OF_SEQUENCE_ID}
+
+
+END = "\0"
+"""Stands for the end of the sequence."""
+
+
+def with_ends(text: str) -> np.ndarray:
+    return np.where(ids(text), ids(text), END_OF_SEQUENCE_ID).astype(np.int32)
+
+
+CODE = ("regex", "[a-f]{3}-[0-9]{3}")
+
+
+@pytest.mark.parametrize(
+    ("scope", "constraint", "output", "drafts", "num_admitted"),
+    [
+        (WHOLE, CODE, "", "abc-123", 7),
+        (WHOLE, CODE, "ab", "c-x1", 2),
+        (WHOLE, CODE, "ab", "x-12", 0),
+        (WHOLE, CODE, "abc-12", f"3{END}{END}", 3),
+        (WHOLE, CODE, "abc-12", f"3{END}4", 2),
+        (WHOLE, CODE, "abc-123", f"{END}", 1),
+        (WHOLE, ("json_object",), '{"a', '": [1, 2}', 8),
+        (ANSWER, ("regex", "ab?"), "", "{xy}ab", 6),
+        (ANSWER, ("regex", "ab?"), "{x", "}c", 1),
+        (CALLS, ("regex", "ab?"), "xy", "abxab", 5),
+        (CALLS, ("regex", "a[bc]d"), "a", "bdzacdxaxx", 8),
+    ],
+)
+def test_drafts_are_read_ahead_and_leave_no_trace(
+    grammars: Grammars,
+    scope: Scope,
+    constraint: Constraint,
+    output: str,
+    drafts: str,
+    num_admitted: int,
+) -> None:
+    def fresh(text: str) -> Mask | None:
+        return grammars.grammar(constraint, scope=scope).mask(with_ends(text))
+
+    def same(one: Mask | None, other: Mask | None) -> bool:
+        return (one is None) is (other is None) and (one is None or np.array_equal(one, other))
+
+    grammar, both = grammars.grammar(constraint, scope=scope), with_ends(output + drafts)
+    for _ in range(2):
+        assert grammar.num_admitted(both, len(drafts)) == num_admitted
+        before = grammar.mask(with_ends(output))
+        assert same(before, fresh(output))
+        known = Masks({} if before is None else {1: before}, {}, {})
+        (found,) = draft_masks({1: DraftedOutput(grammar, both, len(drafts))}, known).values()
+        expected = [fresh(output + drafts[: i + 1]) for i in range(num_admitted)]
+        assert len(found) == num_admitted
+        assert all(map(same, found, expected))
+    if num_admitted:
+        assert same(grammar.mask(with_ends(output + drafts[:1])), expected[0])
+
+
+def test_a_grammar_that_is_compiled_anew_ahead_begins_again(grammars: Grammars) -> None:
+    compiled = grammars.prepare(CODE)
+    grammar = grammars.grammar(CODE)
+    grammar.mask(ids("ab"))
+    with grammar.ahead():
+        grammar.mask(ids("abc"))
+        assert compiled.result().renew()
+        grammar.mask(ids("abc-"))
+    assert allowed(grammar.mask(ids("ab"))) == letters("abcdef")
+
+
+def test_a_matcher_that_cannot_go_back_begins_again(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_grammar, "_roll_back", lambda matcher, num_tokens: False)
+    grammar = grammars.grammar(CODE)
+    assert grammar.num_admitted(ids("abc-12"), 4) == 4
+    assert allowed(grammar.mask(ids("ab"))) == letters("abcdef")
 
 
 @pytest.mark.parametrize(
