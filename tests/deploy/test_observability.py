@@ -20,6 +20,7 @@ from signalbox_contract.model import Adapter
 from signalbox_contract.step_result import StageTimings
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.service.reports import metrics
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.runner.ranks.rank_samples import of_rank
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
@@ -65,7 +66,10 @@ async def collect() -> list[Metric]:
         for wrong in (make_request([1], top_p=7), make_request([1] * 100, max_tokens=400)):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(stub, wrong)
-        of_one_stage = simulated(num_gpu_blocks=8, adapters=(SQL,))  # as those that exchange KV
+        drafts = SpeculationConfig(num_tokens=1)
+        of_one_stage = simulated(  # as those that exchange KV, or draft
+            num_gpu_blocks=8, adapters=(SQL,), speculation=drafts
+        )
         others = [running_worker(scheduler.address, of_one_stage) for _ in range(2)]
         async with others[0], others[1]:
             await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
@@ -166,6 +170,10 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_kv_store_bytes_per_second",
         "signalbox_prefill_tokens_per_second",
         "signalbox_prefill_tokens_total",
+        "signalbox_spec_decode_num_accepted_tokens_per_pos_total",
+        "signalbox_spec_decode_num_accepted_tokens_total",
+        "signalbox_spec_decode_num_draft_tokens_total",
+        "signalbox_spec_decode_num_drafts_total",
         "signalbox_step_phase_seconds_total",
         "signalbox_num_gpu_blocks",
         "signalbox_request_max_num_generation_tokens",  # vLLM's dashboard does
