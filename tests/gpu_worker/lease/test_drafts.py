@@ -10,9 +10,13 @@ from hypothesis import given, settings
 
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.structured_output.scope import Scope
+from signalbox_worker.sampling import grammar_masks
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.builders import make_runner as make_simulated
 from tests.gpu_worker.draft_loops import (
+    MOST,
+    Loop,
+    Oracle,
     Wanted,
     assert_drafts_change_nothing,
     make_byte_grammars,
@@ -128,3 +132,17 @@ def test_a_model_draws_the_same_under_grammars(
     native: Any, grammars: Grammars, wanted: list[Wanted], seed: int
 ) -> None:
     assert_drafts_change_nothing(native, wanted, seed=seed, grammars=grammars)
+
+
+def test_a_run_ends_where_no_time_is_left_for_masks(
+    native: Any, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_masks, "MAX_DRAFT_CPU_S", -1.0)
+    params = SamplingParams(structured_output=NUMBER_OF_LETTERS, num_logprobs=0)
+    without = Loop(native, grammars=grammars)
+    expected = without.generate([Wanted(prompt=[97], params=params)], num_tokens=12)
+    ended = Loop(native, grammars=grammars, proposer=Oracle(without.texts()))
+    found = ended.generate([Wanted(prompt=[97], params=params)], num_tokens=12, limit=lambda: MOST)
+    assert found == expected
+    assert ended.num_steps == without.num_steps
+    assert ended.num_drafts
