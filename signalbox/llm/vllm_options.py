@@ -88,6 +88,7 @@ class VllmOptions:
     prefix_caching_hash_algo: object = _taken(None, ANY)
     speculative_model: object = _taken(None)
     num_speculative_tokens: object = _taken(None)
+    per_request_spec_decode_metrics: object = _taken("none", "summary", None)
     # Computation and metrics.
     max_seq_len_to_capture: object = _taken(None, ANY)
     compilation_config: object = _taken(None, ANY)
