@@ -171,9 +171,6 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
         "signalbox_prefill_tokens_per_second",
         "signalbox_prefill_tokens_total",
         "signalbox_spec_decode_num_accepted_tokens_per_pos_total",
-        "signalbox_spec_decode_num_accepted_tokens_total",
-        "signalbox_spec_decode_num_draft_tokens_total",
-        "signalbox_spec_decode_num_drafts_total",
         "signalbox_step_phase_seconds_total",
         "signalbox_num_gpu_blocks",
         "signalbox_request_max_num_generation_tokens",  # vLLM's dashboard does
