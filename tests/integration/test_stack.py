@@ -15,6 +15,7 @@ from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from tests.integration.stack import (
     RunningScheduler,
@@ -92,6 +93,20 @@ async def ask(stub: pb_grpc.InferenceServiceStub, request: pb.GenerateRequest) -
 
 def decode(token_ids: list[int]) -> str:
     return str(TOKENIZER.decode(token_ids, skip_special_tokens=True))
+
+
+async def test_a_prediction_spares_steps_and_changes_no_token() -> None:
+    letters = [TOKENIZER.token_to_id(letter) for letter in "abcdefgh"]
+    asked: dict[str, Any] = {"max_tokens": 24, "allowed_token_ids": letters}
+    async with make_stack(speculation=SpeculationConfig(num_tokens=4)) as stack:
+        plain = await ask(stack.stub, make_request([1, 2], **asked, speculation=False))
+        predicted = await ask(stack.stub, make_request([1, 2], **asked, prediction=plain.text[0]))
+    assert predicted.token_ids == plain.token_ids
+    assert plain.usage is not None and not plain.usage.HasField("speculation")
+    assert predicted.usage is not None
+    use = predicted.usage.speculation
+    assert 0 < use.num_predicted_accepted <= use.num_predicted
+    assert predicted.usage.completion_tokens == 24
 
 
 async def test_sixty_four_streams_of_different_lengths_finish() -> None:
