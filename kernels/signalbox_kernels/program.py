@@ -154,13 +154,17 @@ class Program:
         """Computes one step; other Python threads run meanwhile.
 
         Raises MemoryError, CalledOff if the group was called off, and ValueError if the step lacks
-        states of its rows, or the pages that the program's layers need.
+        states of its rows, or the pages that the program's layers need, or settles rows that the
+        step before has not kept.
         """
         status = self._library.sb_program_run(self._handle, ctypes.byref(arrays.as_struct()))
         if status == _CALLED_OFF:
             raise CalledOff("a process that this one sums with is lost")
         if status == _LACKS_STATES:
-            raise ValueError("the step has no states for all of its rows, or too few pages in them")
+            raise ValueError(
+                "the step has no states for all of its rows, or too few pages in them, or settles "
+                "rows that were not kept"
+            )
         if status:
             raise MemoryError("no memory for a step's activations; lower max_num_batched_tokens")
 

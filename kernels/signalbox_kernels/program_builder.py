@@ -365,6 +365,11 @@ class ProgramBuilder(ProgramParts):
             **layer.fields,
         )
 
+    def keep(self, src: int) -> None:
+        """Adds an op that keeps rows of a buffer of floats, which the ops with states read, where
+        their run leaves no state; a step that settles them has the rows there again."""
+        self._add(OpKind.KEEP, src=src)
+
     def convolve(self, src: int, dst: int, how: Convolution, layout: StateLayout) -> None:
         """Adds a convolution of columns of a buffer of floats along each sequence."""
         self._add(OpKind.CONVOLVE, src=src, dst=dst, weight=how.keep(self.arena, layout))

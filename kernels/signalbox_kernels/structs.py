@@ -56,6 +56,7 @@ class OpKind(IntEnum):
     CONVOLVE = 12
     SCAN = 13
     GATED_NORM = 14
+    KEEP = 15
 
 
 class Epilogue(IntEnum):
@@ -361,6 +362,7 @@ class SbBatch(ctypes.Structure):
         ("adapters", c_void_p),
         ("token_types", c_void_p),
         ("states", SbStates),
+        ("settled", c_void_p),
     )
 
 
@@ -405,7 +407,7 @@ class StateArrays:
     reads: NDArray[np.int32]
     """[num_seqs, num_pages]; negative for a state of zeros."""
     writes: NDArray[np.int32]
-    """[num_runs, num_pages]."""
+    """[num_runs, num_pages]; negative for none, which is kept for a step that settles."""
 
     def as_struct(self) -> SbStates:
         num_seqs, num_pages = self.reads.shape
@@ -432,9 +434,13 @@ class StepArrays:
     token_types: NDArray[np.int32] | None = None
     states: StateArrays | None = None
     """States of its sequences; None for a program without recurrent layers."""
+    settled: NDArray[np.int64] | None = None
+    """[num_tokens] of a step that settles rows: which of those that the step before has kept. Ops
+    with states alone are computed then. None of other steps."""
 
     def as_struct(self) -> SbBatch:
-        absent = {name for name in ("adapters", "token_types") if getattr(self, name) is None}
+        optional = ("adapters", "token_types", "settled")
+        absent = {name for name in optional if getattr(self, name) is None}
         names = (name for name in self.__slots__ if name not in ("attention", "states", *absent))
         return SbBatch(
             num_tokens=len(self.token_ids),

@@ -13,7 +13,7 @@ from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
 from signalbox_worker.batch.sampling_rows import Penalties, SampleRows, TokenRuns, token_runs
-from signalbox_worker.batch.state_runs import state_runs
+from signalbox_worker.batch.state_runs import Settlement, settlement, state_runs, with_drafts
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.sampling import token_constraints
 from signalbox_worker.sampling.token_constraints import RuledRows, make_rules
@@ -144,8 +144,10 @@ def make_batch(
     *,
     block_size: int,
     groups: Sequence[CacheGroup] = (FULL_GROUP,),
+    num_drafts: int = 0,
 ) -> Batch:
-    """Packs (sequence, tokens to compute); whoever computes its last token draws.
+    """Packs (sequence, tokens to compute); those that compute their last token draw, and behind each
+    of as many tokens before it as are drafts.
 
     A block b of a sequence stands for the blocks [b * n, (b + 1) * n), one of each group, and all
     of the state that is left behind it.
@@ -155,7 +157,7 @@ def make_batch(
     positions: list[int] = []
     slots: list[list[int]] = []
     starts = [0]
-    drawing: list[tuple[Generated, int]] = []
+    drawing: list[tuple[Generated, int, int]] = []
     for sequence, count in work:
         span = range(sequence.num_computed, sequence.num_computed + count)
         token_ids += sequence.token_ids[span.start : span.stop]
@@ -169,7 +171,7 @@ def make_batch(
         ]
         starts.append(len(token_ids))
         if span.stop == len(sequence.token_ids):
-            drawing.append((sequence, len(token_ids) - 1))
+            drawing += [(sequence, len(token_ids) - 1 - i, i) for i in range(num_drafts, -1, -1)]
     lens = [sequence.num_computed + count for sequence, count in work]
     width = -(-max(lens) // block_size)
     tables = np.zeros((len(work), width * num_groups), dtype=np.int32)
@@ -185,13 +187,15 @@ def make_batch(
         context_lens=np.array(lens, dtype=np.int64),
         block_tables=tables,
         rows=make_rows(
-            [s.params for s, _ in drawing],
-            token_index=[index for _, index in drawing],
-            branch=[s.branch for s, _ in drawing],
-            position=[len(s.token_ids) for s, _ in drawing],
+            [s.params for s, _, _ in drawing],
+            token_index=[index for _, index, _ in drawing],
+            branch=[s.branch for s, _, _ in drawing],
+            position=[len(s.token_ids) - i for s, _, i in drawing],
         ),
         adapters=_adapters(work),
-        states=_states(work, tables[:, num_groups - 1 :: num_groups], groups, block_size),
+        states=_states(
+            work, tables[:, num_groups - 1 :: num_groups], groups, block_size, num_drafts
+        ),
     )
 
 
@@ -205,17 +209,41 @@ def _states(
     heads: Int32Array,
     groups: Sequence[CacheGroup],
     block_size: int,
+    num_drafts: int,
 ) -> StateArrays | None:
     if (group := state_group(groups)) is None:
         return None
+    states = state_runs(
+        heads,
+        _blocks_of_states(heads, group),
+        np.array([sequence.num_computed for sequence, _ in work]),
+        np.array([count - num_drafts for _, count in work]),
+        block_size=block_size,
+    )
+    return with_drafts(states, np.full(len(work), num_drafts)) if num_drafts else states
+
+
+def _blocks_of_states(heads: Int32Array, group: CacheGroup) -> Int32Array:
     blocks = np.full((heads.max() + 1, group.state_blocks), NO_BLOCK, dtype=np.int32)
     used = np.unique(heads[heads > 0])
     blocks[used] = used[:, None] + np.arange(group.state_blocks)
-    return state_runs(
+    return blocks
+
+
+def settlement_of(
+    batch: Batch, groups: Sequence[CacheGroup], num_kept: Sequence[int], *, block_size: int
+) -> Settlement | None:
+    """Returns what settles the first of each sequence's drafts: its tokens of the batch but one."""
+    group = state_group(groups)
+    assert group is not None, "a model with recurrent layers"
+    heads = batch.block_tables[:, len(groups) - 1 :: len(groups)]
+    num_drafts = np.diff(batch.query_start) - 1
+    return settlement(
         heads,
-        blocks,
-        np.array([sequence.num_computed for sequence, _ in work]),
-        np.array([count for _, count in work]),
+        _blocks_of_states(heads, group),
+        batch.context_lens - num_drafts,
+        num_drafts,
+        np.array(num_kept),
         block_size=block_size,
     )
 

@@ -108,6 +108,9 @@ class BatchOutput:
     """One for each of the batch's prompt rows."""
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], of a pipeline stage that is not the last, and has nothing else."""
+    can_settle: bool = True
+    """False if states behind drafts cannot be settled any more, since the batch was computed in
+    parts: none of its drafts stays then."""
     pooled: dict[int, FloatArray] = field(default_factory=dict)
     """Vectors [num_outputs] of the sequences that end, by their index in the batch."""
     forward_ns: int = 0

@@ -2,7 +2,13 @@
 
 A table's row of the group of states names the state behind the row's last computed token by its
 first block, the head; worker.proto says which of them a step reads and leaves.
+
+Drafts leave no state, since it is not known yet which of them stay: the step leaves the one behind
+the last known token, and keeps what its recurrent layers read of the drafts. Once draws have shown
+which ones stay, the states behind them are settled: these layers alone go over those rows again.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +16,15 @@ from signalbox_contract.cache_groups import NO_BLOCK
 from signalbox_contract.errors import InvalidArgument
 from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
+
+
+class Settlement(NamedTuple):
+    """Drafts that stay, whose states are to be left."""
+
+    rows: Int64Array
+    """Which of the drafts of the batch that was computed last, in its order."""
+    states: StateArrays
+    """Of the sequences that have such drafts, and of these drafts alone."""
 
 
 def state_runs(
@@ -51,6 +66,58 @@ def state_runs(
         reads=reads,
         writes=blocks[left],
     )
+
+
+def with_drafts(states: StateArrays, num_drafts: Int64Array) -> StateArrays:
+    """Returns runs of sequences whose tokens are followed by drafts.
+
+    Args:
+        states: of the tokens without drafts.
+        num_drafts: [B].
+    """
+    has_drafts = num_drafts > 0
+    first_runs = np.cumsum(np.append(0, np.diff(states.first_runs) + has_drafts), dtype=np.int32)
+    is_draft = np.zeros(first_runs[-1], dtype=np.bool_)
+    is_draft[first_runs[1:][has_drafts] - 1] = True
+    lengths = np.empty(len(is_draft), dtype=np.int64)
+    lengths[~is_draft], lengths[is_draft] = np.diff(states.run_start), num_drafts[has_drafts]
+    writes = np.full((len(is_draft), states.writes.shape[1]), NO_BLOCK, dtype=np.int32)
+    writes[~is_draft] = states.writes
+    run_start = np.append(0, np.cumsum(lengths))
+    return StateArrays(
+        first_runs=first_runs, run_start=run_start, reads=states.reads, writes=writes
+    )
+
+
+def settlement(
+    heads: Int32Array,
+    blocks: Int32Array,
+    computed: Int64Array,
+    num_drafts: Int64Array,
+    num_kept: Int64Array,
+    *,
+    block_size: int,
+) -> Settlement | None:
+    """Returns what settles the drafts that stay of a batch; None if none does. Raises
+    InvalidArgument, as `state_runs` does.
+
+    Args:
+        computed: [B], tokens of each sequence before its drafts.
+        num_kept: [B], how many of the drafts of each stay.
+    """
+    seqs = np.flatnonzero(num_kept)
+    if not len(seqs):
+        return None
+    counts = num_kept[seqs]
+    first = (np.cumsum(num_drafts) - num_drafts)[seqs]
+    states = state_runs(heads[seqs], blocks, computed[seqs], counts, block_size=block_size)
+    return Settlement(np.repeat(first, counts) + offsets(counts), states)
+
+
+def rows_without_state(states: StateArrays) -> Int64Array:
+    """Returns the rows of runs that leave no state, the drafts of a batch, in its order."""
+    leaves_none = states.writes[:, 0] == NO_BLOCK
+    return np.flatnonzero(np.repeat(leaves_none, np.diff(states.run_start)))
 
 
 def _check_known(heads: Int32Array, blocks: Int32Array) -> None:

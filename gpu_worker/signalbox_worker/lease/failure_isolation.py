@@ -86,7 +86,8 @@ class _Parts:
         self.is_short_of_memory = False
         self.largest = 0
         """Tokens of the largest part that was computed."""
-        self.samples = BatchOutput(token_ids=np.zeros(len(batch.rows), dtype=np.int32))
+        token_ids = np.zeros(len(batch.rows), dtype=np.int32)
+        self.samples = BatchOutput(token_ids=token_ids, can_settle=batch.states is None)
         if batch.prompt_rows is not None:
             num_rows = len(batch.prompt_rows.targets)
             self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]

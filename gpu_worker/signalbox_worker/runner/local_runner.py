@@ -8,6 +8,7 @@ from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.inspection import (
     BackendInUse,
     MemoryReport,
@@ -93,6 +94,9 @@ class LocalRunner(Runner):
 
     def make_proposer(self) -> Proposer:
         return make_proposer(self._served.speculation, vocab_size=self._model.vocab_size)
+
+    def settle(self, settlement: Settlement) -> None:
+        self.executor.settle(settlement)
 
     @property
     def launches(self) -> bool:

@@ -12,6 +12,7 @@ from signalbox_contract.model import Adapter, ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.inspection import (
     BackendInUse,
     MemoryReport,
@@ -67,6 +68,10 @@ class Runner(ABC):
     def make_proposer(self) -> Proposer:
         """Returns what proposes drafts for the sequences of a lease."""
         return NoProposer()
+
+    @abstractmethod
+    def settle(self, settlement: Settlement) -> None:
+        """Leaves the states behind drafts of the batch that was executed last."""
 
     @property
     @abstractmethod

@@ -81,8 +81,8 @@ class Rows:
     x: AnyArray
     gates: AnyArray
     reads: Pages | None
-    runs: Sequence[tuple[int, Pages]]
-    """Rows of each run, and where it leaves its state."""
+    runs: Sequence[tuple[int, Pages | None]]
+    """Rows of each run, and where it leaves its state; None leaves none."""
 
 
 class Layer:
@@ -106,6 +106,8 @@ class Layer:
         self.layout = StateLayout(page_bytes)
         if units_before:
             self.layout.place(64, units_before)
+        for kept in (self.source, self.gates):
+            builder.keep(kept)
         if isinstance(how, Scan):
             builder.scan(self.source, self.gates, self.out, how, self.layout)
         else:
@@ -135,14 +137,27 @@ class Layer:
         out = self.program.view(self.out, width=width, num_tokens=count, dtype=FLOAT32)
         return np.split(out[:, :width].copy(), np.cumsum([len(seq.x) for seq in seqs])[:-1])
 
+    def settle(self, kept: Sequence[int], *seqs: Rows) -> None:
+        """Leaves states behind rows that the step before has kept, whose values are not read here.
+
+        Args:
+            kept: which of those rows they are.
+        """
+        for buffer in (self.source, self.gates):  # as other layers would
+            view = self.program.view(buffer, width=1, num_tokens=len(kept), dtype=FLOAT32)
+            view[:] = np.nan
+        rows = np.array(kept, dtype=np.int64)
+        arrays = make_arrays(len(rows))
+        self.program.run(replace(arrays, states=self._arrays(seqs), settled=rows))
+
     def _arrays(self, seqs: Sequence[Rows]) -> StateArrays:
         runs = [run for seq in seqs for run in seq.runs]
-        none = np.full_like(runs[0][1], -1)
+        none = np.full_like(next(pages for _, pages in runs if pages is not None), -1)
         return StateArrays(
             first_runs=np.cumsum([0, *(len(seq.runs) for seq in seqs)], dtype=np.int32),
             run_start=np.cumsum([0, *(length for length, _ in runs)], dtype=np.int64),
             reads=np.stack([none if seq.reads is None else seq.reads for seq in seqs]),
-            writes=np.stack([pages for _, pages in runs]),
+            writes=np.stack([none if pages is None else pages for _, pages in runs]),
         )
 
     def state(self, pages: Pages) -> NDArray[np.float32]:
@@ -162,6 +177,8 @@ def make_rows(how: How, num_tokens: int, *, seed: int = 0) -> Rows:
     return Rows(x, make_floats(num_tokens, gates_width(how), seed=seed + 1), None, ())
 
 
-def part(rows: Rows, first: int, end: int, reads: Pages | None, *runs: tuple[int, Pages]) -> Rows:
+def part(
+    rows: Rows, first: int, end: int, reads: Pages | None, *runs: tuple[int, Pages | None]
+) -> Rows:
     """Returns neighbouring rows of a sequence as a step of their own."""
     return Rows(rows.x[first:end], rows.gates[first:end], reads, runs)

@@ -158,6 +158,61 @@ def test_a_sequence_leaves_states_behind_and_goes_on_in_others(name: str) -> Non
     assert_same_bits(layer.state(left), kept)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_states_are_settled_behind_the_drafts_that_stay(name: str, isa: Isa) -> None:
+    """Bit for bit as single steps leave them, however many stay, and whatever the others are: of
+    one sequence beside another one's drafts and a prompt."""
+    how, known, num_drafts = LAYERS[name], 3, 18  # more than rows that are prepared together
+    count = known + 1 + num_drafts
+    rows, other = make_rows(how, count), make_rows(how, 9, seed=9)
+    single = Layer(how, isa)
+    expected, states = [], []
+    of_single = single.take()
+    for i in range(count):
+        reads = of_single if i else None
+        expected += single.run(part(rows, i, i + 1, reads, (1, of_single)))
+        states.append(single.state(of_single))
+    single.run(part(other, 0, 4, None, (4, of_single)))
+    behind_other = single.state(of_single)
+    for num_threads in (1, 5):
+        layer = Layer(how, isa, num_threads=num_threads)
+        own, left, of_other, of_prompt = (layer.take() for _ in range(4))
+        for num_kept in range(num_drafts + 1):
+            layer.run(part(rows, 0, known, None, (known, own)))
+            step = part(rows, known, count, own, (1, own), (num_drafts, None))
+            step.x = step.x.copy()
+            step.x[1 + num_kept :] = np.nan
+            drafts_of_other = part(other, 0, 9, None, (2, of_other), (7, None))
+            prompt = part(other, 0, 9, None, (9, of_prompt))
+            _, actual, _ = layer.run(drafts_of_other, step, prompt)
+            for i in range(1 + num_kept):
+                assert_same_bits(actual[i : i + 1], expected[known + i])
+            assert_same_bits(layer.state(own), states[known])
+            kept = [7 + i for i in range(num_kept)]
+            if num_kept > 1:
+                runs = (1, left), (num_kept - 1, own)
+                of_both = part(other, 2, 4, of_other, (2, of_other))
+                layer.settle([0, 1, *kept], of_both, part(rows, 0, num_kept, own, *runs))
+                assert_same_bits(layer.state(left), states[known + 1])
+                assert_same_bits(layer.state(of_other), behind_other)
+            elif num_kept:
+                layer.settle(kept, part(rows, 0, 1, own, (1, own)))
+            assert_same_bits(layer.state(own), states[known + num_kept])
+
+
+def test_rows_that_were_not_kept_cannot_be_settled() -> None:
+    layer = Layer(LAYERS["delta"])
+    rows, pages = make_rows(layer.how, 4), layer.take()
+    layer.run(part(rows, 0, 4, None, (1, pages), (3, None)))
+    for kept in (3, -1):
+        with pytest.raises(ValueError, match="settles rows that were not kept"):
+            layer.settle([kept], part(rows, 0, 1, pages, (1, pages)))
+    layer.run(part(rows, 0, 1, pages, (1, pages)))
+    with pytest.raises(ValueError, match="settles rows that were not kept"):
+        layer.settle([0], part(rows, 0, 1, pages, (1, pages)))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_bits_do_not_depend_on_the_pages(name: str) -> None:
     """Pages of a unit, with room behind it, and behind another op's; others stay as they are."""

@@ -10,6 +10,7 @@ from typing import Any
 from signalbox_contract.errors import Unimplemented
 from signalbox_contract.model import ModelInfo
 from signalbox_worker.batch.batch import Batch, BatchOutput, Launched
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.inspection import BackendInUse, ProfileOptions, Recording
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.files.adapters.loaded_adapters import LoadedAdapters
@@ -55,6 +56,10 @@ class Executor(ABC):
 
         No MemoryError comes once states of recurrent layers have changed.
         """
+
+    def settle(self, settlement: Settlement) -> None:
+        """Leaves the states behind drafts of the batch that was executed last."""
+        raise NotImplementedError("this executor keeps no states")
 
     def execute_alone(self, batch: Batch) -> None:
         """Executes a batch without the other stages, if there are any."""

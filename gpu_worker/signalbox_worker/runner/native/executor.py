@@ -18,6 +18,7 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import TokenRuns
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.device_errors import DeviceLost
 from signalbox_worker.device.inspection import BackendInUse, ProfileOptions
 from signalbox_worker.device.spans import span
@@ -158,6 +159,9 @@ class NativeExecutor(Executor):
         forward_ns = time.perf_counter_ns() - start
         return BatchOutput(token_ids=none, hidden=hidden, forward_ns=forward_ns)
 
+    def settle(self, settlement: Settlement) -> None:
+        self._run(_settling(settlement))
+
     def hidden_states(self, batch: Batch) -> FloatArray:
         """Computes a batch without the head; returns [num_tokens, hidden_size], not normed, which
         the next run overwrites."""
@@ -269,6 +273,18 @@ def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:
         argmax=np.empty(num_rows, dtype=np.int32),
         is_finite=np.empty(num_rows, dtype=np.uint8),
         logits=logits,
+    )
+
+
+def _settling(settlement: Settlement) -> StepArrays:
+    """A step that goes over rows which the program has kept, and leaves states alone."""
+    unread = np.zeros(len(settlement.rows), dtype=np.int64)
+    return replace(
+        _head_alone(unread[:0], np.empty((0, 0), dtype=np.float32)),
+        token_ids=unread,
+        positions=unread,
+        states=settlement.states,
+        settled=settlement.rows,
     )
 
 

@@ -54,6 +54,7 @@ class RecurrentCompiler:
         for matrix in matrices:  # a bias has one matrix
             self._hidden.add_stored(self._inputs, matrix, bias, rows, column=column)
             column += matrix.shape[0]
+        self._builder.keep(self._inputs)
         match self._kept:
             case DeltaRule() as rule:
                 return self._add_delta_rule(prefix, rule)

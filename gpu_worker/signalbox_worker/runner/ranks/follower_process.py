@@ -25,6 +25,7 @@ from signalbox_contract.model import Adapter, WorkerCapacity
 from signalbox_contract.step import Step
 from signalbox_rpc.lifetime.stop_signals import STOP_SIGNALS, take_stop_signals
 from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.runner.local_runner import LocalRunner
 from signalbox_worker.runner.ranks.rank_adapters import RankAdapters
@@ -245,6 +246,7 @@ def _calls_of(shard: LocalRunner, start: Start) -> Calls:
         ProfileRun: profile,
         InitCacheEngine: init_cache_engine,
         Step: apply,
+        Settlement: shard.settle,
         Sync: lambda _: InStep(shard.executor.num_collectives),
         AskMoves: lambda _: EndedMoves(tuple(transfers.pop_ended()), transfers.store.is_open),
         RemoveBlock: lambda block: transfers.store.remove(block.key),

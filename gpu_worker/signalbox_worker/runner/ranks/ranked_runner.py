@@ -23,6 +23,7 @@ from signalbox_contract.startup import ReportProgress, ignore_progress
 from signalbox_contract.step import Step
 from signalbox_worker.batch.adapter_slots import AdapterSlots, OpenedAdapter
 from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.device.device_errors import DeviceLost, is_device_lost
 from signalbox_worker.device.inspection import BackendInUse, MemoryReport, ProfileOptions, Recording
 from signalbox_worker.drafts.proposer import Proposer
@@ -250,6 +251,10 @@ class RankedRunner(Runner):
 
     def make_proposer(self) -> Proposer:
         return self._own.make_proposer()
+
+    def settle(self, settlement: Settlement) -> None:
+        self._others.send(settlement)
+        self._here(partial(self._own.settle, settlement))
 
     @property
     def launches(self) -> bool:

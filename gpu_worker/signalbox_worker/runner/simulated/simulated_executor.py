@@ -13,12 +13,13 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.cache_groups import num_token_groups
+from signalbox_contract.cache_groups import NO_BLOCK, num_token_groups
 from signalbox_contract.model import ModelInfo
 from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.batch.state_runs import Settlement, rows_without_state
 from signalbox_worker.device.inspection import BackendInUse
 from signalbox_worker.device.stage_layers import all_layers
 from signalbox_worker.kv.cache.block_pools import BlockPools
@@ -62,6 +63,7 @@ class SimulatedExecutor(Executor):
         self._width = len(config.groups)
         self._num_token_groups = num_token_groups(config.groups)
         self._state_values: UInt64Array = np.empty(0, dtype=np.uint64)  # [T], of the batch
+        self._kept: UInt64Array = self._state_values  # hashes of its drafts themselves
         num_slots = config.max_model_len + config.block_size
         self._weights = mix(np.arange(num_slots, dtype=np.uint64)) | np.uint64(1)
         self.drop_pools()
@@ -168,7 +170,16 @@ class SimulatedExecutor(Executor):
         if (states := batch.states) is not None:
             offset = self._read_states(states) - (sums[first] - own[first])
             self._state_values = sums + np.repeat(offset, lengths)
+            self._kept = own[rows_without_state(states)]
             self._leave_states(states)
+
+    def settle(self, settlement: Settlement) -> None:
+        states, own = settlement.states, self._kept[settlement.rows]
+        bounds = states.run_start[states.first_runs]
+        first, sums = bounds[:-1], np.cumsum(own, dtype=np.uint64)
+        offset = self._read_states(states) - (sums[first] - own[first])
+        self._state_values = sums + np.repeat(offset, np.diff(bounds))
+        self._leave_states(states)
 
     def _read_states(self, states: StateArrays) -> UInt64Array:
         """Returns [B], what the state that each sequence continues is of; any number if its blocks
@@ -180,8 +191,9 @@ class SimulatedExecutor(Executor):
 
     def _leave_states(self, states: StateArrays) -> None:
         parts = np.arange(states.writes.shape[1], dtype=np.uint64) * np.uint64(PART)
-        values = self._state_values[states.run_start[1:] - 1]
-        self.gpu_kv[states.writes] = (values[:, None] + parts)[:, :, None]
+        is_left = states.writes[:, 0] != NO_BLOCK
+        values = self._state_values[states.run_start[1:][is_left] - 1]
+        self.gpu_kv[states.writes[is_left]] = (values[:, None] + parts)[:, :, None]
 
     def _before(self, batch: Batch, starts: Int64Array) -> UInt64Array:
         """Returns [B], what the slot before each sequence's first new position holds, or 0."""

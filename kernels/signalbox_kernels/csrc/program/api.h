@@ -87,8 +87,10 @@ enum SbOpKind : int32_t {
   SB_GATED_NORM = 14,  // RMSNorm of src (float32, written) in groups of n columns, and silu of columns of `gate`
                        // (float32) from `column` on, which are multiplied -> dst (elements, codes); mode is an
                        // SbGatedNorm
+  SB_KEEP = 15,  // rows of src (float32) whose runs leave no state, to memory of the op; in a batch that settles such rows,
+                 // from there -> src
 };
-#define SB_NUM_KINDS 15
+#define SB_NUM_KINDS 16
 
 // The order of the norm and the product of SB_GATED_NORM. Where a group has as many columns on each rank, it is two
 // ops, with SB_SUM between them.
@@ -331,14 +333,16 @@ struct SbAttention {
 
 // The states of a step's sequences. The rows of a sequence are cut to runs, each of which leaves a state behind: the
 // first begins with the state that the sequence reads, and others with that which the one before them left. A state
-// may be written where it was read; no sequence writes one that another of the step reads.
+// may be written where it was read; no sequence writes one that another of the step reads. The last run of a sequence
+// may leave none: its rows are computed, and SB_KEEP keeps what the ops with states read of them, so that a later batch
+// can leave the state behind some of them.
 struct SbStates {
   int32_t num_seqs;      // each of one run at least
   int32_t num_pages;     // of each state
   const int32_t* first_runs;  // [num_seqs + 1]
   const int64_t* run_start;   // [runs + 1] rows; a run has one at least
   const int32_t* reads;       // [num_seqs, num_pages] pages; a state whose first is negative is zeros
-  const int32_t* writes;      // [runs, num_pages]
+  const int32_t* writes;      // [runs, num_pages]; a run whose first is negative leaves none
 };
 
 struct SbBatch {
@@ -357,6 +361,9 @@ struct SbBatch {
   const int32_t* adapters;        // [num_tokens] row of the program's table, or -1; null if all are -1
   const int32_t* token_types;     // [num_tokens]; null if all are 0
   SbStates states;                // of all rows, if an op has states
+  // Of a batch that settles rows: [num_tokens], which of the rows that the last batch with tokens has kept, in its order.
+  // SB_KEEP and ops with states alone are computed then. Else null.
+  const int64_t* settled;
 };
 
 #if defined(__GNUC__)
@@ -412,7 +419,7 @@ void sb_group_call_off(void* group);
 void sb_program_join(void* program, void* group);
 
 // Runs one step. Returns 0, 1 without memory for the step's activations, 2 if the program's ranks were
-// called off, or 3 if the batch lacks states, or pages of them.
+// called off, or 3 if the batch lacks states, or pages of them, or settles rows that were not kept.
 int32_t sb_program_run(void* program, const SbBatch* batch);
 
 // From the next step on, adds the nanoseconds that each thread spends on each kind of op to

@@ -112,6 +112,7 @@ Program::Program(const SbShape& shape, std::vector<SbOp> ops, std::vector<SbBuff
       num_threads_(num_threads),
       kernels_(kernels),
       memory_(buffers_.size()),
+      kept_(ops_.size()),
       scratch_(static_cast<size_t>(num_threads)),
       phases_(ops_.size()),
       tiles_(ops_.size()),
@@ -157,8 +158,9 @@ bool Program::reserve(int64_t num_rows) {
     if (!memory_[i].reserve(rows * stride(buffers_[i]) * size)) return false;
   }
   if (state_pages_ && !zeros_.reserve(kMostUnitBytes)) return false;
+  const int64_t dropped = state_pages_ ? kDroppedBytes : 0;
   for (Memory& scratch : scratch_)
-    if (!scratch.reserve(scratch_bytes(task_rows_, most_head_, pairs_bytes()))) return false;
+    if (!scratch.reserve(scratch_bytes(task_rows_, most_head_, std::max(pairs_bytes(), dropped)))) return false;
   return true;
 }
 
@@ -191,13 +193,46 @@ bool Program::fits_group(int64_t num_rows) const {
 bool Program::has_states(const SbBatch& batch) const {
   const SbStates& states = batch.states;
   if (!state_pages_ || !batch.num_tokens) return true;
+  for (int64_t i = 0; batch.settled && i < batch.num_tokens; ++i)
+    if (batch.settled[i] < 0 || batch.settled[i] >= static_cast<int64_t>(kept_tokens_.size())) return false;
   return states.num_seqs && states.num_pages >= state_pages_ && block_bytes_ >= state_page_bytes_ &&
          states.run_start[states.first_runs[states.num_seqs]] == batch.num_tokens;
 }
 
+// Finds the rows that a step keeps, and makes room for them. Returns false if there is no memory.
+bool Program::reserve_kept(const SbBatch& batch) {
+  if (!state_pages_ || !batch.num_tokens || batch.settled) return true;
+  const SbStates& states = batch.states;
+  kept_tokens_.clear();
+  for (int32_t run = 0; run < states.first_runs[states.num_seqs]; ++run) {
+    if (states.writes[int64_t{run} * states.num_pages] >= 0) continue;
+    for (int64_t row = states.run_start[run]; row < states.run_start[run + 1]; ++row) kept_tokens_.push_back(row);
+  }
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].kind != SB_KEEP) continue;
+    const int64_t row_bytes = stride(buffers_[static_cast<size_t>(ops_[i].src)]) * kFloatBytes;
+    if (!kept_[i].reserve(static_cast<int64_t>(kept_tokens_.size()) * row_bytes)) return false;
+  }
+  return true;
+}
+
+// Copies the rows of a tile to where they are kept, or back.
+void Program::keep(int32_t phase, int32_t tile) const {
+  const Phase& p = phases_[static_cast<size_t>(phase)];
+  const int64_t* settled = p.batch->settled;
+  const int64_t row_bytes = p.src.stride * kFloatBytes, first = int64_t{tile} * p.rows_per_tile;
+  for (int64_t row = first; row < std::min(first + p.rows_per_tile, p.rows); ++row) {
+    const int64_t token = settled ? row : kept_tokens_[static_cast<size_t>(row)];
+    char* own = static_cast<char*>(p.src.data) + token * row_bytes;
+    char* kept = kept_[static_cast<size_t>(phase)].data() + (settled ? settled[row] : row) * row_bytes;
+    std::memcpy(settled ? own : kept, settled ? kept : own, static_cast<size_t>(row_bytes));
+  }
+}
+
 int32_t Program::run(const SbBatch& batch) {
   if (!has_states(batch)) return 3;
-  if (!reserve(std::max(batch.num_tokens, batch.num_rows)) || !fits_group(batch.num_tokens)) return 1;
+  if (!reserve(std::max(batch.num_tokens, batch.num_rows)) || !reserve_kept(batch) || !fits_group(batch.num_tokens))
+    return 1;
   if (group_) exchange_ = group_->joined() + 1;
   plan_attention(batch);
   plan_adapters(batch);
@@ -221,7 +256,9 @@ bool Program::tile(int32_t phase, int32_t tile, int32_t thread, Stretch& ahead) 
   if (p.op->kind == SB_SUM && !group_->join(p.exchange, after_phase(phase, thread)))
     is_called_off_ = true;
   bool is_first = true;
-  if (p.op->kind == SB_ROUTE)
+  if (p.op->kind == SB_KEEP)
+    keep(phase, tile);
+  else if (p.op->kind == SB_ROUTE)
     route(phase, tile);
   else
     is_first = compute(phase, claim);
@@ -453,6 +490,9 @@ Phase Program::plan(size_t index, const SbBatch& batch) {
 
 int64_t Program::rows_of(const SbOp& op, const SbBatch& batch) const {
   if (op.kind == SB_HEAD || (op.kind == SB_NORM && (op.mode & SB_OF_ROWS))) return batch.num_rows;
+  const bool settles = batch.settled, is_kept = op.kind == SB_KEEP;
+  if (is_kept && !settles) return batch.num_tokens ? static_cast<int64_t>(kept_tokens_.size()) : 0;
+  if (settles && !is_kept && !units_of(op).bytes) return 0;
   const int64_t copies = op.kind == SB_MIX ? 0 : copies_of(op.kind == SB_GATHER ? op.dst : op.src);
   return batch.num_tokens * std::max<int64_t>(1, copies);
 }

@@ -73,6 +73,8 @@ class Program final : public Pool::Work {
   void plan_sum(Phase& phase);
   void plan_states(Phase& phase) const;
   bool has_states(const SbBatch& batch) const;
+  bool reserve_kept(const SbBatch& batch);
+  void keep(int32_t phase, int32_t tile) const;
   bool fits_group(int64_t num_rows) const;
   int64_t tokens_of_rank() const;
   bool reduce(const SbBatch& batch);
@@ -87,7 +89,9 @@ class Program final : public Pool::Work {
   const std::vector<SbBuffer> buffers_;
   const int32_t num_threads_;
   const KernelTable& kernels_;
-  std::vector<Memory> memory_, scratch_;
+  std::vector<Memory> memory_;
+  std::vector<Memory> kept_;  // [ops_]: rows of each SB_KEEP
+  std::vector<Memory> scratch_;
   std::vector<Phase> phases_;
   std::vector<int32_t> tiles_;
   std::vector<Stretch> after_;  // [phases, num_threads]: the weight read after a phase
@@ -103,6 +107,7 @@ class Program final : public Pool::Work {
   std::vector<int32_t> adapter_columns_;  // [num_sites_]: the most of any adapter
   std::vector<AdapterRows> adapter_rows_;
   Memory written_;  // see Phase
+  std::vector<int64_t> kept_tokens_;  // of the last batch with tokens: those whose rows are kept
   int32_t state_pages_ = 0;  // of each state; 0 if no op has states
   int64_t state_page_bytes_ = 0;
   Memory zeros_;             // see Phase

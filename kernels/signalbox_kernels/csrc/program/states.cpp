@@ -45,6 +45,7 @@ bool is_valid_gated_norm(const SbOp& op, const SbBuffer& src, const SbBuffer& ds
 bool is_valid_recurrent(const SbOp& op, const SbBuffer* buffers) {
   const SbBuffer &src = buffers[op.src], &dst = buffers[op.dst], &gate = buffers[op.gate];
   const bool is_apart = op.src != op.dst;
+  if (op.kind == SB_KEEP) return has_columns(src, 0, src.width);
   if (op.kind == SB_CONVOLVE)
     return is_apart && is_valid(*static_cast<const SbConvolution*>(op.weight), src, dst) && units_of(op).is_valid();
   if (op.kind == SB_SCAN)

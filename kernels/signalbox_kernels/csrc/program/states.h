@@ -8,6 +8,7 @@ namespace sb {
 constexpr int64_t kUnitRowBytes = 4 * SB_UNIT_COLUMNS;
 constexpr int64_t kMostUnitBytes = kUnitRowBytes * SB_MOST_KEY_SIZE;
 constexpr int64_t kUnitsOfTile = 2;  // that a scan computes at once
+constexpr int64_t kDroppedBytes = kUnitsOfTile * kMostUnitBytes;  // of a thread, for a scan that leaves no state
 
 struct StateUnits {
   const SbPlace* place = nullptr;

@@ -53,7 +53,8 @@ struct Convolution {
     }
   }
 
-  // Computes channels [first, end) of a run, and then its state, which may lie where the one before it does.
+  // Computes channels [first, end) of a run, and then its state, if it leaves one, which may lie where the one before
+  // it does.
   void compute(const Run& run, int64_t first, int64_t end) const {
     for (int64_t row = run.first; row < run.end; ++row) {
       if (row - run.first >= kPast)
@@ -61,7 +62,7 @@ struct Convolution {
       else
         sum_row(row, first, end, [&](int64_t r, int64_t c) SB_LAMBDA { return any_input(run, r, c); });
     }
-    for (int64_t c = first; c < end; c += W) {
+    for (int64_t c = first; run.behind && c < end; c += W) {
       float* unit = units.of(run.behind, c / kUnit) + c % kUnit;
       for (int i = 0; i < kPast; ++i) store(unit + i * kUnit, any_input(run, run.end - kPast + i, c));
     }

@@ -44,7 +44,7 @@ class Units {
 struct Run {
   int64_t first, end;
   const int32_t* before;  // null: zeros
-  const int32_t* behind;
+  const int32_t* behind;  // null: none is left
 };
 
 template <class F>
@@ -53,6 +53,7 @@ SB_INLINE void each_run(const SbStates& states, int64_t seq, F&& f) {
   if (*before < 0) before = nullptr;
   for (int32_t i = states.first_runs[seq]; i < states.first_runs[seq + 1]; ++i) {
     const int32_t* behind = states.writes + static_cast<int64_t>(i) * states.num_pages;
+    if (*behind < 0) behind = nullptr;
     f(Run{states.run_start[i], states.run_start[i + 1], before, behind});
     before = behind;
   }

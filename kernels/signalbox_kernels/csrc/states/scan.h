@@ -28,6 +28,7 @@ struct Scan {
   Units units;
   float *query, *key;  // [kRows, size]
   float *time, *decay, *strength;  // [kRows]
+  float* dropped;  // units of a run that leaves no state
 
   Scan(const sb::Phase& p, int64_t h, char* scratch)
       : phase(p),
@@ -40,7 +41,8 @@ struct Scan {
         key(query + kRows * size),
         time(key + kRows * size),
         decay(time + kRows),
-        strength(decay + kRows) {}
+        strength(decay + kRows),
+        dropped(reinterpret_cast<float*>(scratch + sb::kProductScratch)) {}
 
   const float* source(int64_t row) const {
     return static_cast<const float*>(phase.src.data) + row * phase.src.stride;
@@ -117,7 +119,7 @@ struct Scan {
     float* to[Count];
     const int64_t of_head = how.value_size / kUnit, column = unit * kUnit;
     for (int c = 0; c < Count; ++c) {
-      to[c] = units.of(run.behind, head * of_head + unit + c);
+      to[c] = run.behind ? units.of(run.behind, head * of_head + unit + c) : dropped + c * kUnit * size;
       from[c] = first == run.first ? units.before(run.before, head * of_head + unit + c) : to[c];
     }
     V sums[N]{};
@@ -143,8 +145,8 @@ struct Scan {
     }
   }
 
-  // Computes units [unit, end) of the head for a run of rows.
-  void compute(const Run& run, int64_t unit, int64_t end) const {
+  // Computes units [unit, end) of the head for a run of rows, some rows of all units at a time.
+  void compute_rows(const Run& run, int64_t unit, int64_t end) const {
     for (int64_t first = run.first; first < run.end; first += kRows) {
       const int count = static_cast<int>(std::min<int64_t>(kRows, run.end - first));
       prepare(first, count);
@@ -152,6 +154,13 @@ struct Scan {
       for (; next + kAtOnce <= end; next += kAtOnce) compute_units<kAtOnce>(first, count, next, run);
       if (next < end) compute_units<1>(first, count, next, run);
     }
+  }
+
+  // Computes units [unit, end) of the head for a run of rows. What is dropped has room for the units that are computed
+  // at once, until their last row.
+  void compute(const Run& run, int64_t unit, int64_t end) const {
+    if (run.behind || run.end - run.first <= kRows) return compute_rows(run, unit, end);
+    for (; unit < end; unit += kAtOnce) compute_rows(run, unit, std::min<int64_t>(unit + kAtOnce, end));
   }
 };
 

@@ -26,7 +26,7 @@ from signalbox_protos.common.v1 import common_pb2 as signalbox__protos_dot_commo
 from signalbox_protos.worker.v1 import worker_pb2 as signalbox__protos_dot_worker_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#signalbox_protos/rank/v1/rank.proto\x12\x11signalbox.rank.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a\'signalbox_protos/worker/v1/worker.proto\"\xc3\x01\n\x0bJoinRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.signalbox.rank.v1.RankHelloH\x00\x12\x37\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32#.signalbox.common.v1.WorkerCapacityH\x00\x12\x31\n\x07message\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankMessageH\x00\x12\x0f\n\x07\x63ommand\x18\x0f \x01(\x04\x42\x08\n\x06report\"\xb8\x01\n\x0cJoinResponse\x12/\n\x07\x65xecute\x18\x01 \x01(\x0b\x32\x1c.signalbox.rank.v1.RankBatchH\x00\x12\x39\n\x05\x61pply\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequestH\x00\x12\x31\n\x07message\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankMessageH\x00\x42\t\n\x07\x63ommand\"G\n\x0bRankMessage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x01(\x0c\x12\x11\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x07\n\x05_data\"]\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08versions\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x04\x12\x0c\n\x04told\x18\x06 \x01(\x0cJ\x04\x08\x05\x10\x06\"-\n\x0cGreetRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x1d\n\rGreetResponse\x12\x0c\n\x04rank\x18\x01 \x01(\r\"\xcb\x02\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\x12\x10\n\x08\x61\x64\x61pters\x18\t \x01(\x0c\x12\x14\n\x0clogit_tokens\x18\n \x01(\x0c\x12\x12\n\nsuppressed\x18\x0b \x01(\x0c\x12\x17\n\x0fsuppressed_ends\x18\x0c \x01(\x0c\x12\x32\n\x06states\x18\r \x01(\x0b\x32\x1d.signalbox.rank.v1.RankStatesH\x00\x88\x01\x01\x42\t\n\x07_states\"R\n\nRankStates\x12\x12\n\nfirst_runs\x18\x01 \x01(\x0c\x12\x11\n\trun_start\x18\x02 \x01(\x0c\x12\r\n\x05reads\x18\x03 \x01(\x0c\x12\x0e\n\x06writes\x18\x04 \x01(\x0c\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"+\n\rSetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x10\n\x0eSetKeyResponse\"\x1c\n\rGetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x1f\n\x0eGetKeyResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xac\x01\n\x0bPassRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x04\x12\x15\n\rhidden_states\x18\x02 \x01(\x0c\x12.\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankFailure\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x31\n\x06stages\x18\x06 \x03(\x0b\x32!.signalbox.common.v1.StageTimingsJ\x04\x08\x04\x10\x05\"\x0e\n\x0cPassResponse2\x91\x03\n\x0bRankService\x12K\n\x04Join\x12\x1e.signalbox.rank.v1.JoinRequest\x1a\x1f.signalbox.rank.v1.JoinResponse(\x01\x30\x01\x12M\n\x06SetKey\x12 .signalbox.rank.v1.SetKeyRequest\x1a!.signalbox.rank.v1.SetKeyResponse\x12M\n\x06GetKey\x12 .signalbox.rank.v1.GetKeyRequest\x1a!.signalbox.rank.v1.GetKeyResponse\x12J\n\x05Greet\x12\x1f.signalbox.rank.v1.GreetRequest\x1a .signalbox.rank.v1.GreetResponse\x12K\n\x04Pass\x12\x1e.signalbox.rank.v1.PassRequest\x1a\x1f.signalbox.rank.v1.PassResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#signalbox_protos/rank/v1/rank.proto\x12\x11signalbox.rank.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a\'signalbox_protos/worker/v1/worker.proto\"\xc3\x01\n\x0bJoinRequest\x12-\n\x05hello\x18\x01 \x01(\x0b\x32\x1c.signalbox.rank.v1.RankHelloH\x00\x12\x37\n\x08\x63\x61pacity\x18\x02 \x01(\x0b\x32#.signalbox.common.v1.WorkerCapacityH\x00\x12\x31\n\x07message\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankMessageH\x00\x12\x0f\n\x07\x63ommand\x18\x0f \x01(\x04\x42\x08\n\x06report\"\xed\x01\n\x0cJoinResponse\x12/\n\x07\x65xecute\x18\x01 \x01(\x0b\x32\x1c.signalbox.rank.v1.RankBatchH\x00\x12\x39\n\x05\x61pply\x18\x02 \x01(\x0b\x32(.signalbox.worker.v1.ExecuteModelRequestH\x00\x12\x33\n\x06settle\x18\x04 \x01(\x0b\x32!.signalbox.rank.v1.RankSettlementH\x00\x12\x31\n\x07message\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankMessageH\x00\x42\t\n\x07\x63ommand\"G\n\x0bRankMessage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x66ields\x18\x02 \x01(\x0c\x12\x11\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x07\n\x05_data\"]\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08versions\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x04\x12\x0c\n\x04told\x18\x06 \x01(\x0cJ\x04\x08\x05\x10\x06\"-\n\x0cGreetRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x1d\n\rGreetResponse\x12\x0c\n\x04rank\x18\x01 \x01(\r\"\xcb\x02\n\tRankBatch\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\tpositions\x18\x02 \x01(\x0c\x12\x14\n\x0cslot_mapping\x18\x03 \x01(\x0c\x12\x13\n\x0bquery_start\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontext_lens\x18\x05 \x01(\x0c\x12\x14\n\x0c\x62lock_tables\x18\x06 \x01(\x0c\x12\x16\n\x0e\x64rawing_tokens\x18\x07 \x01(\x0c\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x0c\x12\x10\n\x08\x61\x64\x61pters\x18\t \x01(\x0c\x12\x14\n\x0clogit_tokens\x18\n \x01(\x0c\x12\x12\n\nsuppressed\x18\x0b \x01(\x0c\x12\x17\n\x0fsuppressed_ends\x18\x0c \x01(\x0c\x12\x32\n\x06states\x18\r \x01(\x0b\x32\x1d.signalbox.rank.v1.RankStatesH\x00\x88\x01\x01\x42\t\n\x07_states\"R\n\nRankStates\x12\x12\n\nfirst_runs\x18\x01 \x01(\x0c\x12\x11\n\trun_start\x18\x02 \x01(\x0c\x12\r\n\x05reads\x18\x03 \x01(\x0c\x12\x0e\n\x06writes\x18\x04 \x01(\x0c\"M\n\x0eRankSettlement\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12-\n\x06states\x18\x02 \x01(\x0b\x32\x1d.signalbox.rank.v1.RankStates\"5\n\x0bRankFailure\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x15\n\rout_of_memory\x18\x02 \x01(\x08\"+\n\rSetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x10\n\x0eSetKeyResponse\"\x1c\n\rGetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\x1f\n\x0eGetKeyResponse\x12\r\n\x05value\x18\x01 \x01(\x0c\"\xac\x01\n\x0bPassRequest\x12\x0f\n\x07\x63ommand\x18\x01 \x01(\x04\x12\x15\n\rhidden_states\x18\x02 \x01(\x0c\x12.\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1e.signalbox.rank.v1.RankFailure\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x31\n\x06stages\x18\x06 \x03(\x0b\x32!.signalbox.common.v1.StageTimingsJ\x04\x08\x04\x10\x05\"\x0e\n\x0cPassResponse2\x91\x03\n\x0bRankService\x12K\n\x04Join\x12\x1e.signalbox.rank.v1.JoinRequest\x1a\x1f.signalbox.rank.v1.JoinResponse(\x01\x30\x01\x12M\n\x06SetKey\x12 .signalbox.rank.v1.SetKeyRequest\x1a!.signalbox.rank.v1.SetKeyResponse\x12M\n\x06GetKey\x12 .signalbox.rank.v1.GetKeyRequest\x1a!.signalbox.rank.v1.GetKeyResponse\x12J\n\x05Greet\x12\x1f.signalbox.rank.v1.GreetRequest\x1a .signalbox.rank.v1.GreetResponse\x12K\n\x04Pass\x12\x1e.signalbox.rank.v1.PassRequest\x1a\x1f.signalbox.rank.v1.PassResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,33 +36,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREQUEST']._serialized_start=141
   _globals['_JOINREQUEST']._serialized_end=336
   _globals['_JOINRESPONSE']._serialized_start=339
-  _globals['_JOINRESPONSE']._serialized_end=523
-  _globals['_RANKMESSAGE']._serialized_start=525
-  _globals['_RANKMESSAGE']._serialized_end=596
-  _globals['_RANKHELLO']._serialized_start=598
-  _globals['_RANKHELLO']._serialized_end=691
-  _globals['_GREETREQUEST']._serialized_start=693
-  _globals['_GREETREQUEST']._serialized_end=738
-  _globals['_GREETRESPONSE']._serialized_start=740
-  _globals['_GREETRESPONSE']._serialized_end=769
-  _globals['_RANKBATCH']._serialized_start=772
-  _globals['_RANKBATCH']._serialized_end=1103
-  _globals['_RANKSTATES']._serialized_start=1105
-  _globals['_RANKSTATES']._serialized_end=1187
-  _globals['_RANKFAILURE']._serialized_start=1189
-  _globals['_RANKFAILURE']._serialized_end=1242
-  _globals['_SETKEYREQUEST']._serialized_start=1244
-  _globals['_SETKEYREQUEST']._serialized_end=1287
-  _globals['_SETKEYRESPONSE']._serialized_start=1289
-  _globals['_SETKEYRESPONSE']._serialized_end=1305
-  _globals['_GETKEYREQUEST']._serialized_start=1307
-  _globals['_GETKEYREQUEST']._serialized_end=1335
-  _globals['_GETKEYRESPONSE']._serialized_start=1337
-  _globals['_GETKEYRESPONSE']._serialized_end=1368
-  _globals['_PASSREQUEST']._serialized_start=1371
-  _globals['_PASSREQUEST']._serialized_end=1543
-  _globals['_PASSRESPONSE']._serialized_start=1545
-  _globals['_PASSRESPONSE']._serialized_end=1559
-  _globals['_RANKSERVICE']._serialized_start=1562
-  _globals['_RANKSERVICE']._serialized_end=1963
+  _globals['_JOINRESPONSE']._serialized_end=576
+  _globals['_RANKMESSAGE']._serialized_start=578
+  _globals['_RANKMESSAGE']._serialized_end=649
+  _globals['_RANKHELLO']._serialized_start=651
+  _globals['_RANKHELLO']._serialized_end=744
+  _globals['_GREETREQUEST']._serialized_start=746
+  _globals['_GREETREQUEST']._serialized_end=791
+  _globals['_GREETRESPONSE']._serialized_start=793
+  _globals['_GREETRESPONSE']._serialized_end=822
+  _globals['_RANKBATCH']._serialized_start=825
+  _globals['_RANKBATCH']._serialized_end=1156
+  _globals['_RANKSTATES']._serialized_start=1158
+  _globals['_RANKSTATES']._serialized_end=1240
+  _globals['_RANKSETTLEMENT']._serialized_start=1242
+  _globals['_RANKSETTLEMENT']._serialized_end=1319
+  _globals['_RANKFAILURE']._serialized_start=1321
+  _globals['_RANKFAILURE']._serialized_end=1374
+  _globals['_SETKEYREQUEST']._serialized_start=1376
+  _globals['_SETKEYREQUEST']._serialized_end=1419
+  _globals['_SETKEYRESPONSE']._serialized_start=1421
+  _globals['_SETKEYRESPONSE']._serialized_end=1437
+  _globals['_GETKEYREQUEST']._serialized_start=1439
+  _globals['_GETKEYREQUEST']._serialized_end=1467
+  _globals['_GETKEYRESPONSE']._serialized_start=1469
+  _globals['_GETKEYRESPONSE']._serialized_end=1500
+  _globals['_PASSREQUEST']._serialized_start=1503
+  _globals['_PASSREQUEST']._serialized_end=1675
+  _globals['_PASSRESPONSE']._serialized_start=1677
+  _globals['_PASSRESPONSE']._serialized_end=1691
+  _globals['_RANKSERVICE']._serialized_start=1694
+  _globals['_RANKSERVICE']._serialized_end=2095
 # @@protoc_insertion_point(module_scope)

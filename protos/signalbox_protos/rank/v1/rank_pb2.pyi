@@ -21,14 +21,16 @@ class JoinRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., capacity: _Optional[_Union[_common_pb2.WorkerCapacity, _Mapping]] = ..., message: _Optional[_Union[RankMessage, _Mapping]] = ..., command: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("execute", "apply", "message")
+    __slots__ = ("execute", "apply", "settle", "message")
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
     APPLY_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     execute: RankBatch
     apply: _worker_pb2.ExecuteModelRequest
+    settle: RankSettlement
     message: RankMessage
-    def __init__(self, execute: _Optional[_Union[RankBatch, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., message: _Optional[_Union[RankMessage, _Mapping]] = ...) -> None: ...
+    def __init__(self, execute: _Optional[_Union[RankBatch, _Mapping]] = ..., apply: _Optional[_Union[_worker_pb2.ExecuteModelRequest, _Mapping]] = ..., settle: _Optional[_Union[RankSettlement, _Mapping]] = ..., message: _Optional[_Union[RankMessage, _Mapping]] = ...) -> None: ...
 
 class RankMessage(_message.Message):
     __slots__ = ("name", "fields", "data")
@@ -109,6 +111,14 @@ class RankStates(_message.Message):
     reads: bytes
     writes: bytes
     def __init__(self, first_runs: _Optional[bytes] = ..., run_start: _Optional[bytes] = ..., reads: _Optional[bytes] = ..., writes: _Optional[bytes] = ...) -> None: ...
+
+class RankSettlement(_message.Message):
+    __slots__ = ("rows", "states")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    states: RankStates
+    def __init__(self, rows: _Optional[bytes] = ..., states: _Optional[_Union[RankStates, _Mapping]] = ...) -> None: ...
 
 class RankFailure(_message.Message):
     __slots__ = ("message", "out_of_memory")

@@ -91,7 +91,9 @@ def assert_bits_depend_on_the_sequence_alone(
         groups = groups_of(runner)
         pool = runner.pools.gpu_pool
         pool = pool.reshape(-1, num_row_blocks(groups), pool.shape[1])
-        return [(one.token_ids, _content(one, pool, num_token_groups(groups))) for one in sequences]
+        return [
+            (one.token_ids, content_of(one, pool, num_token_groups(groups))) for one in sequences
+        ]
 
     together = found(prompts, WHOLE, 2)
     assert found(prompts, 7, 1) == together
@@ -100,7 +102,7 @@ def assert_bits_depend_on_the_sequence_alone(
     return [token_ids for token_ids, _ in together]
 
 
-def _content(sequence: Generated, pool: NDArray[np.uint8], num_groups: int) -> bytes:
+def content_of(sequence: Generated, pool: NDArray[np.uint8], num_groups: int) -> bytes:
     """Returns the K and V of whole blocks, and the state behind the last token that is computed."""
     whole = sequence.blocks[: sequence.num_computed // 16]
     last = sequence.blocks[(sequence.num_computed - 1) // 16]

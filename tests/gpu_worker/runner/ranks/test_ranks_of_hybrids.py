@@ -17,8 +17,9 @@ from signalbox_worker.config import ModelError
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.ranks.service.rank_client import NoNextRank
 from signalbox_worker.runner.ranks.stage import NoStatesBefore, Stage
-from tests.gpu_worker.generation import make_batch, make_sequence
+from tests.gpu_worker.generation import make_batch, make_sequence, num_row_blocks
 from tests.gpu_worker.model_runners import make_prompts
+from tests.gpu_worker.runner.executors.settled_states import Steps, assert_settled
 from tests.gpu_worker.runner.ranks.test_rank_matrix import (
     assert_like_one,
     logprobs_of,
@@ -94,6 +95,28 @@ def test_states_of_all_ranks_are_swapped(tmp_path: Path) -> None:
     num_bytes = 20 * 16 * 2 * 4 * 2 * 64
     start = make_start(tmp_path, ParallelConfig(), kv_bytes=num_bytes, cpu_backend="native")
     assert_like_one(start, [(2, 2)], PreemptionMode.SWAP)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("lfm2", WIDE | staged("conv", "full_attention")),
+        ("granite-hybrid", HEADS | {"mamba_n_groups": 2}),
+        ("qwen3.5", HEADS | INNER | staged("linear_attention", "full_attention")),
+    ],
+)
+def test_states_of_all_ranks_are_settled(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    make_model(tmp_path, family, **fields)
+    start = make_start(tmp_path, ParallelConfig(), cpu_backend="native")
+    runner = load_threads(with_sizes(start, 2, 1))
+    try:
+        groups = runner._own.executor.footprint.groups
+        runner.init_cache_engine(num_gpu_blocks=10 * num_row_blocks(groups), num_cpu_blocks=0)
+        assert_settled(Steps(runner, groups, runner._own.pools.gpu_pool))
+    finally:
+        runner.close()
 
 
 class _NoMemory:

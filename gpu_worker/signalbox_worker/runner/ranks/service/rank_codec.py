@@ -27,6 +27,7 @@ from signalbox_worker.batch.sampling_rows import (
     WantedLogits,
     neutral_filters,
 )
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.runner.ranks.service.rank_messages import (
     Command,
     FailedStates,
@@ -41,7 +42,8 @@ T = TypeVar("T")
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in get_args(Command | Report)
-    if kind not in (Batch, Step, Hello, WorkerCapacity)  # these have messages of their own
+    if kind
+    not in (Batch, Settlement, Step, Hello, WorkerCapacity)  # these have messages of their own
 }
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
@@ -52,6 +54,10 @@ def encode_command(command: Command) -> pb.JoinResponse:
             return pb.JoinResponse(execute=_batch_message(command))
         case Step():
             return pb.JoinResponse(apply=encode_step(command))
+        case Settlement():
+            states = _states_message(command.states)
+            settled = pb.RankSettlement(rows=pack_int64(command.rows), states=states)
+            return pb.JoinResponse(settle=settled)
         case _:
             return pb.JoinResponse(message=_encode(command))
 
@@ -64,6 +70,9 @@ def decode_command(message: pb.JoinResponse) -> Command:
             command = _batch(message.execute)
         case "apply":
             command = decode_step(message.apply)
+        case "settle":
+            rows = unpack_int64(message.settle.rows)
+            command = Settlement(rows, _states_of(message.settle.states))
         case _:
             command = _decode(message.message, Command)
     return command

@@ -16,6 +16,7 @@ from signalbox_contract.sections.store_moves import MoveResult
 from signalbox_contract.step import Step
 from signalbox_contract.step_result import Stages
 from signalbox_worker.batch.batch import Batch
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 
 
@@ -165,6 +166,7 @@ Command = (
     | CopyBlock
     | Step
     | Batch
+    | Settlement
     | OpenAdapter
     | ForgetAdapter
     | AddAdapter
