@@ -329,7 +329,7 @@ class SpeculationConfig:
     """Most drafts of a sequence in one step; 0 computes none."""
     sources: tuple[DraftSource, ...] = _DRAFT_SOURCES
     """Of drafts that have as much to be said for them, those of the first are taken."""
-    min_match: int = 3
+    min_match: int = 2
     """Newest tokens of a sequence that a place in a text has to end with, so that what follows
     there is a draft."""
     max_match: int = 64

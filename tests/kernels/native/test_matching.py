@@ -32,11 +32,15 @@ def expected_match(
         return Match([], 0)
     known, following = [*text], []
     places = [place for place in reversed(equal) if equal[place] == best]
+    num_places = len(places)
     for i in range(min(most, best)):
         next_tokens = Counter(known[place + i] for place in places if place + i < len(known))
         if not next_tokens:
             break
-        following.append(next_tokens.most_common(1)[0][0])  # of equal counts the first is the last
+        token_id, count = next_tokens.most_common(1)[0]  # of equal counts the first is the last
+        if 2 * count < num_places:
+            break
+        following.append(token_id)
         if newest is text:
             known.append(following[-1])
         places = [p for p in places if known[p + i : p + i + 1] == following[-1:]]

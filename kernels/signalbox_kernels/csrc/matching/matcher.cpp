@@ -71,8 +71,8 @@ void find(Index index, const int32_t* text, Context newest, int32_t max_match, P
 }
 
 // The token that most places have next, of equally frequent ones that of the last place; leaves the places
-// that have it. Returns false if none has any.
-bool choose(Places& places, auto token_at, int32_t& chosen) {
+// that have it. Returns false if those are fewer than `least`.
+bool choose(Places& places, int32_t least, auto token_at, int32_t& chosen) {
   int32_t tokens[kMostPlaces], counts[kMostPlaces], num_tokens = 0;
   for (int32_t i = 0; i < places.count; ++i) {
     int32_t token = 0;
@@ -84,8 +84,9 @@ bool choose(Places& places, auto token_at, int32_t& chosen) {
     }
     ++counts[kind];
   }
-  if (!num_tokens) return false;
-  chosen = tokens[std::max_element(counts, counts + num_tokens) - counts];
+  const int32_t* most = std::max_element(counts, counts + num_tokens);
+  if (!num_tokens || *most < least) return false;
+  chosen = tokens[most - counts];
   const auto has_another = [&](int32_t place) {
     int32_t token = 0;
     return !token_at(place, token) || token != chosen;
@@ -127,6 +128,7 @@ extern "C" int32_t sb_match(SbMatcher* matcher, const int32_t* text, int32_t num
     return true;
   };
   most = std::min(most, places.num_equal);
-  while (count < most && choose(places, token_at, following[count])) ++count;
+  const int32_t least = (places.count + 1) / 2;
+  while (count < most && choose(places, least, token_at, following[count])) ++count;
   return count;
 }

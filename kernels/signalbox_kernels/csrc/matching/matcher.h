@@ -23,8 +23,9 @@ struct SbMatcher {
 // Indexes what is new in a text, some tens of thousands of places at most. Unless some are left, looks for
 // the place before which most tokens equal those that `newest` ends with, which may be the text itself;
 // of the last 256 places that are found. Writes what follows there, at most `most` tokens and no more than
-// are equal: what most such places have next, else the last of them, and so on from those. A text that
-// is `newest` itself goes on with what is written. Returns the number of tokens written.
+// are equal: what most such places have next, of equally frequent tokens that of the last place, and so on
+// from the places that have it, while they are half of all or more. A text that is `newest` itself goes on
+// with what is written. Returns the number of tokens written.
 int32_t sb_match(SbMatcher* matcher, const int32_t* text, int32_t num_text, const int32_t* newest,
                  int32_t num_newest, int32_t most, int32_t* following, int32_t* num_matched);
 
