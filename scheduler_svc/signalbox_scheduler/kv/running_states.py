@@ -72,6 +72,15 @@ class RunningStates:
                 return 0
         return self.num_blocks
 
+    def whole_rows(self, seq: Sequence, num_new_tokens: int) -> int:
+        """Returns how many of these tokens a chunk of a prompt takes, so that the next one does not
+        begin within a row, behind which it could leave no state."""
+        is_cut = num_new_tokens < seq.num_remaining_tokens
+        if not is_cut or not self.leaves_snapshots:
+            return num_new_tokens
+        over = (seq.num_planned_tokens + num_new_tokens) % self._block_size
+        return num_new_tokens - over if over < num_new_tokens else num_new_tokens
+
     def advance(
         self, seq: Sequence, num_planned: int, num_new_tokens: int, *, num_reserved: int
     ) -> list[int]:

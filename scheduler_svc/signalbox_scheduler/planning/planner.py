@@ -268,6 +268,7 @@ class Planner:
         num_new_tokens = seq.num_remaining_tokens
         if self._limits.cuts_prompts:
             num_new_tokens = min(num_new_tokens, plan.token_budget)
+            num_new_tokens = self._blocks.states.whole_rows(seq, num_new_tokens)
         num_new_tokens = self._with_blocks(plan, seq, num_new_tokens)
         if not num_new_tokens:
             return

@@ -182,6 +182,20 @@ def test_snapshots_are_left_at_the_positions_that_a_request_names() -> None:
     assert num_found(blocks, [1] * 12 + [2] * 20) == 8
 
 
+@pytest.mark.parametrize("budget", [3, 4, 10])
+def test_a_prompt_in_chunks_leaves_a_snapshot_wherever_it_is_named(budget: int) -> None:
+    scheduler = make_scheduler(num_gpu_blocks=60, groups=GROUPS, max_num_batched_tokens=budget)
+    loop = make_loop(scheduler)
+    for position in range(8, 40):
+        prompts = [[position] * position + [own] * 20 for own in (100, 101)]
+        for prompt in prompts:
+            group = make_request(prompt, max_tokens=1, snapshot_positions=(position,))
+            scheduler.admission.add(group)
+            loop.run()
+        assert group.num_cached_tokens == position // 4 * 4
+    assert_all_free(loop)
+
+
 def test_a_state_within_a_row_is_not_found_by_the_name_of_the_row() -> None:
     blocks = make_blocks(GROUPS, num_gpu_blocks=60, block_size=4)
     seq = named([1] * 41, 30)
