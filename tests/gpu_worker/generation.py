@@ -146,8 +146,8 @@ def make_batch(
     groups: Sequence[CacheGroup] = (FULL_GROUP,),
     num_drafts: int = 0,
 ) -> Batch:
-    """Packs (sequence, tokens to compute); those that compute their last token draw, and behind each
-    of as many tokens before it as are drafts.
+    """Packs (sequence, tokens to compute); those that compute their last token draw, and behind
+    each of as many tokens before it as are drafts.
 
     A block b of a sequence stands for the blocks [b * n, (b + 1) * n), one of each group, and all
     of the state that is left behind it.

@@ -1,4 +1,4 @@
-"""States behind drafts that stay, which a step leaves once draws have shown which ones these are."""
+"""States behind drafts that stay, which a step leaves once draws have shown which these are."""
 
 from pathlib import Path
 
