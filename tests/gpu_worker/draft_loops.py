@@ -41,6 +41,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     failure: str = ""
 
 
@@ -78,7 +79,10 @@ def spoilt(rng: random.Random, vocab_size: int) -> Callable[[list[int]], Sequenc
 
 
 class Loop:
-    """Requests that run together over a runner; each has blocks for all of its tokens."""
+    """Requests that run together over a runner; each has blocks for all of its tokens.
+
+    One comes in each step, and its prompt is computed in two.
+    """
 
     def __init__(
         self,
@@ -114,6 +118,9 @@ class Loop:
         self.prompts: dict[int, list[int]] = {}
         self.num_steps = self.num_drafts = 0
         self._free = list(range(self.num_blocks))
+        self._left: dict[int, int] = {}
+        """Tokens of prompts that are not computed yet."""
+        self._forked: set[int] = set()
         self._moves: list[tuple[int, int]] = []
 
     def generate(
@@ -127,29 +134,29 @@ class Loop:
 
         Args: limit: of the next sequence's drafts; 0 names it not.
         """
-        new = [self._new(10 * i, one, num_tokens) for i, one in enumerate(wanted)]
-        self._step(new=new)
-        forks = self._forks()
-        finished: list[int] = []
+        waiting = [self._new(10 * i, one, num_tokens) for i, one in enumerate(wanted)]
+        ended: set[int] = set()
         while True:
-            running = [
+            running = {seq_id: num for seq_id, num in self._left.items() if num}
+            decoding = [
                 seq_id
                 for seq_id, answer in self.answers.items()
-                if len(answer.token_ids) < num_tokens and not answer.failure
+                if 0 < len(answer.token_ids) < num_tokens and not answer.failure
             ]
-            if not running:
+            running |= dict.fromkeys(decoding, 1)
+            if not (running or waiting):
                 break
-            limits = {seq_id: most for seq_id in running if (most := limit())}
-            ended = [one for one in self.answers if one not in running and one not in finished]
+            limits = {seq_id: most for seq_id in decoding if (most := limit())}
+            finished = self.answers.keys() - running.keys() - ended
             self._step(
-                running_seq_ids=int64s(running),
-                running_num_new_tokens=int32s([1] * len(running)),
-                forks=forks,
-                finished=int64s(ended),
+                new=[waiting.pop(0)] if waiting else [],
+                running_seq_ids=int64s(list(running)),
+                running_num_new_tokens=int32s(list(running.values())),
+                finished=int64s(sorted(finished)),
+                forks=self._forks(),
                 draft_limits=_limits(limits) if limits else None,
             )
-            finished += ended
-            forks = ()
+            ended |= finished
         for answer in self.answers.values():
             del answer.token_ids[num_tokens:], answer.logprobs[num_tokens:]
         self.table.check()
@@ -181,7 +188,7 @@ class Loop:
             token_ids=list(one.prompt),
             num_prompt_tokens=len(one.prompt),
             num_computed_tokens=0,
-            num_new_tokens=len(one.prompt),
+            num_new_tokens=len(one.prompt) - len(one.prompt) // 2,
             block_table=self.tables[seq_id],
             num_samples=one.num_samples,
             params=one.params,
@@ -194,17 +201,19 @@ class Loop:
         return taken
 
     def _step(self, **fields: Any) -> None:
-        moves = BlockMoves(copy=BlockMapping.of(self._moves)) if self._moves else None
-        if moves is not None:
-            fields |= {"block_moves": moves, "patches": self._patches()}
-            self._moves = []
+        if self._moves:
+            fields |= {"block_moves": BlockMoves(copy=BlockMapping.of(self._moves))}
+            fields["patches"] = [
+                TablePatch(fork.child, 0, self.tables[fork.child]) for fork in fields["forks"]
+            ]
         self.num_steps += 1
         step = Step(epoch=1, step_id=self.num_steps, **fields)
         batch = self.table.apply(step)
-        if moves is not None:
+        if self._moves:
             self.runner.apply(step)
-        result = self.table.append_tokens(self.runner.execute(batch))
-        self._take_result(result)
+            self._moves = []
+        self._left = {one.seq_id: len(one.token_ids) - one.num_new_tokens for one in step.new}
+        self._take_result(self.table.append_tokens(self.runner.execute(batch)))
 
     def _take_result(self, result: StepResult) -> None:
         own = {seq_id: seq_id % 10 for seq_id in result.seq_ids.tolist()}
@@ -213,22 +222,23 @@ class Loop:
             answer = self.answers.setdefault(seq_id - seq_id % 10 + branch, Answer())
             answer.token_ids += [tokens[i] for i in run]
             answer.logprobs += [result.logprobs.get(i) for i in run]
+        for run in result.prompt_logprobs:
+            answer = self.answers.setdefault(run.seq_id, Answer())
+            answer.prompt_logprobs += run.logprobs
         for seq_id, failure in result.failures.items():
             self.answers.setdefault(seq_id, Answer()).failure = failure.message
         if result.drafts is not None:
             self.num_drafts += sum(result.drafts.num_drafts.tolist())
 
-    def _forks(self) -> tuple[Fork, ...]:
-        """Returns forks of the branches that the first step has drawn for; they copy all blocks."""
+    def _forks(self) -> list[Fork]:
+        """Returns forks of the branches that the last step began; they copy all blocks."""
         forks = []
         for key, answer in self.answers.items():
-            if branch := key % 10:
+            if (branch := key % 10) and key not in self._forked:
                 forks.append(Fork(key - branch, key, branch, answer.token_ids[0]))
                 self._moves += zip(self.tables[key - branch], self.tables[key], strict=True)
-        return tuple(forks)
-
-    def _patches(self) -> list[TablePatch]:
-        return [TablePatch(key, 0, self.tables[key]) for key in self.answers if key % 10]
+        self._forked |= {fork.child for fork in forks}
+        return forks
 
 
 def make_byte_grammars(runner: Any, vocab_size: int) -> Grammars:

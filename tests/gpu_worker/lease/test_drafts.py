@@ -69,7 +69,12 @@ RULES = {
     "allowed_token_ids": st.sampled_from([(), FEW, FEW]),
 }
 LOGPROBS = st.sampled_from(
-    [{}, {"num_logprobs": 0}, {"num_logprobs": 3}, {"num_logprobs": 0, "logprob_token_ids": FEW}]
+    [
+        {},
+        {"num_logprobs": 0},
+        {"num_logprobs": 3, "num_prompt_logprobs": 2},
+        {"num_logprobs": 0, "logprob_token_ids": FEW},
+    ]
 )
 NUMBER_OF_LETTERS = ("regex", "[a-g]{2,9}(xyz)?")
 GRAMMARS = st.sampled_from(
@@ -107,7 +112,7 @@ def requests(draw: st.DrawFn, *, with_grammars: bool = False) -> Wanted:
     return Wanted(prompt=draw(PROMPTS), params=params, num_samples=draw(st.sampled_from([1, 1, 3])))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(wanted=st.lists(requests(), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_a_simulated_worker_draws_the_same(wanted: list[Wanted], seed: int) -> None:
     runner = make_simulated(
@@ -116,7 +121,7 @@ def test_a_simulated_worker_draws_the_same(wanted: list[Wanted], seed: int) -> N
     assert_drafts_change_nothing(runner, wanted, seed=seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(wanted=st.lists(requests(), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_a_model_draws_the_same_under_any_parameters(
     native: Any, wanted: list[Wanted], seed: int
@@ -124,7 +129,7 @@ def test_a_model_draws_the_same_under_any_parameters(
     assert_drafts_change_nothing(native, wanted, seed=seed)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     wanted=st.lists(requests(with_grammars=True), min_size=1, max_size=4), seed=st.integers(0, 99)
 )

@@ -15,7 +15,7 @@ from tests.gpu_worker.draft_loops import MOST, Loop, Wanted, assert_drafts_chang
 from tests.gpu_worker.files.adapters.peft_adapters import make_adapters
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start
-from tests.gpu_worker.tiny_models import make_llama, make_model
+from tests.gpu_worker.tiny_models import LATENTS, make_llama, make_model
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -63,6 +63,7 @@ def test_forms(form: dict[str, str], kv_cache_dtype: str, tmp_path: Path) -> Non
     [
         ("gemma3", {}),
         ("qwen3-moe", {}),
+        ("deepseek-v2", LATENTS),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
