@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
+from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.model import Numerics, StoreCapacity, WorkerCapacity, WorkerRank
 from signalbox_rpc.settings.addresses import Port
 from signalbox_rpc.settings.service_settings import (
@@ -252,9 +252,9 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
     def step_limits(self, capacity: WorkerCapacity, *, cuts_prompts: bool = True) -> StepLimits:
         """Returns the limits of a worker's steps, within those that it announces.
 
-        Steps that pass through stages, and sequences with a state, have no drafts.
+        Steps that pass through stages have no drafts.
         """
-        has_drafts = capacity.num_stages == 1 and state_group(capacity.groups) is None
+        has_drafts = capacity.num_stages == 1
         most_tokens, most_steps = capacity.max_num_batched_tokens, capacity.max_steps_in_flight
         return StepLimits(
             max_num_seqs=min(self.max_num_seqs, capacity.max_num_seqs),

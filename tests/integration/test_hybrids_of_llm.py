@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from signalbox import LLM, SamplingParams
+from signalbox.llm.metrics import Counter
+from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.drafts.proposer import DraftAsk, Drafts
+from signalbox_worker.runner import local_runner
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
@@ -21,15 +25,43 @@ def tokens_of(llm: LLM, prompts: list[list[int]], *, max_tokens: int = 24) -> li
     return [list(one.outputs[0].token_ids) for one in outputs]
 
 
+class SometimesWrong:
+    """Proposes what is known to come, and of each third run but the last token."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts = texts
+        self._num_asked = 0
+
+    def propose(self, ask: DraftAsk) -> Drafts:
+        known = ask.token_ids.tolist()
+        text = next(one for one in self._texts if one[: len(known)] == known)
+        drafts = text[len(known) :][: ask.most]
+        self._num_asked += 1
+        if drafts and self._num_asked % 3 == 0:
+            drafts[-1] ^= 1
+        return Drafts(drafts, DraftSource.TEXT)
+
+    def forget(self, seq_id: int) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     "family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3-next", "qwen3.5", "nemotron-h-moe"]
 )
-@pytest.mark.parametrize("kib", [4096, 120])
-def test_tokens_are_those_of_transformers(family: str, kib: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kib", "num_drafts"), [(4096, 0), (120, 0), (4096, 5), (120, 5)])
+def test_tokens_are_those_of_transformers(
+    family: str,
+    kib: int,
+    num_drafts: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reference = make_model(tmp_path, family)
     prompts = make_prompts(5, 40, 70, 70)
     prompts[3][:50] = prompts[2][:50]
     expected = [reference_tokens(reference, prompt, 24) for prompt in prompts]
+    proposer = SometimesWrong([a + b for a, b in zip(prompts, expected, strict=True)])
+    monkeypatch.setattr(local_runner, "make_proposer", lambda *_, **__: proposer)
     llm = LLM(
         str(tmp_path),
         dtype="float32",
@@ -37,10 +69,18 @@ def test_tokens_are_those_of_transformers(family: str, kib: int, tmp_path: Path)
         max_model_len=128,
         max_num_batched_tokens=64,
         max_num_seqs=4,
+        speculative_config={"method": "ngram", "num_speculative_tokens": num_drafts}
+        if num_drafts
+        else None,
     )
     try:
         for _ in range(2):  # then prefixes are found
             assert tokens_of(llm, prompts) == expected
+        counts = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
+        computed, accepted = (
+            counts.get(f"vllm:spec_decode_num_{name}_tokens", 0) for name in ("draft", "accepted")
+        )
+        assert (computed > accepted > 0) == (num_drafts > 0)
     finally:
         llm.close()
 

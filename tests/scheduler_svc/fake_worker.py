@@ -387,6 +387,10 @@ class FakeWorker:
             num_kept += 1
         known.num_computed_tokens -= len(drafts) - num_kept
         known.token_ids[-len(drafts) :] = drawn.token_ids[first:]
+        if state_group(self.groups):
+            end = known.num_computed_tokens
+            _, value = self._slot(known, end - 1, 0)
+            self._write_state(known, end - 1, value, start=end, end=end)
         drawn.seq_ids.append(seq_id)
         drawn.branches.append(known.branch)
         drawn.num_tokens.append(num_kept + 1)

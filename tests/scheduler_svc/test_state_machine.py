@@ -106,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.draft_kinds = options.pop("draft_kinds")
         self.options = options | {"num_stages": max(1, depth - 1)}
         self.groups_of_layers = options["groups"]
-        if depth > 2 or state_group(self.groups_of_layers):  # see SchedulingSettings.step_limits
+        if depth > 2:  # see SchedulingSettings.step_limits
             self.options["max_draft_tokens"] = 0
         self.options["num_gpu_blocks"] *= len(self.groups_of_layers)
         self.kept: dict[bytes, Block] = {}

@@ -52,11 +52,9 @@ def test_a_worker_that_takes_one_step_at_a_time_gets_no_second() -> None:
     [
         (CAPACITY, 0),
         (replace(CAPACITY, max_draft_tokens=7), 7),
-        (replace(CAPACITY, max_draft_tokens=7, groups=STATES), 0),
+        (replace(CAPACITY, max_draft_tokens=7, groups=STATES), 7),
         (replace(CAPACITY, max_draft_tokens=7, pipeline_parallel_size=2), 0),
     ],
 )
-def test_drafts_are_those_of_a_worker_without_stages_and_states(
-    capacity: WorkerCapacity, most: int
-) -> None:
+def test_drafts_are_those_of_a_worker_without_stages(capacity: WorkerCapacity, most: int) -> None:
     assert SchedulingSettings().step_limits(capacity).max_draft_tokens == most

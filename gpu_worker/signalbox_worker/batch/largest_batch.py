@@ -8,7 +8,7 @@ from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_worker.batch.arrays import Int64Array
 from signalbox_worker.batch.batch import Batch
 from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutral_filters
-from signalbox_worker.batch.state_runs import first_states
+from signalbox_worker.batch.state_runs import first_states, with_drafts
 
 _MOST_DRAWS = 256
 """Most draws of a step, unless it may have more sequences; each takes the memory of its logits."""
@@ -40,7 +40,9 @@ def largest_batch(
     rows = _random_rows(drawing, top_p=top_p)
     batch = made_up_batch(query_lens, query_lens, block_size, rows, num_groups=len(groups))
     if (group := state_group(groups)) is not None:
-        batch.states = first_states(query_lens, state_blocks=group.state_blocks)
+        num_drafts = _first(query_lens - 1, num_draws - num_seqs)
+        states = first_states(query_lens - num_drafts, state_blocks=group.state_blocks)
+        batch.states = with_drafts(states, num_drafts)
     return batch
 
 
@@ -77,6 +79,13 @@ def _spread(*, num_tokens: int, num_seqs: int, max_len: int) -> Int64Array:
         lens[i] += min(spare, max_len - 1)
         spare -= int(lens[i]) - 1
     return lens
+
+
+def _first(most: Int64Array, count: int) -> Int64Array:
+    """Returns as many of each kind as there are, until there are so many of all."""
+    before = np.cumsum(most) - most
+    found: Int64Array = np.clip(count - before, 0, most)
+    return found
 
 
 def _random_rows(token_index: Int64Array, *, top_p: float) -> SampleRows:

@@ -133,7 +133,12 @@ class Lease:
             return launched
         else:
             samples = execute_batch(self._runner, batch, self._limit)
-        return finish_result(self.table.append_tokens(samples), samples)
+        result = self.table.append_tokens(samples)
+        if (settlement := self.table.take_settlement()) is not None:
+            began_ns = time.perf_counter_ns()
+            self._runner.settle(settlement)
+            samples.forward_ns += time.perf_counter_ns() - began_ns
+        return finish_result(result, samples)
 
     def _launch(
         self, batch: Batch, finish_result: FinishResult, on_error: OnError

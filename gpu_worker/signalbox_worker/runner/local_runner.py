@@ -92,6 +92,9 @@ class LocalRunner(Runner):
             raise RuntimeError("init_cache_engine comes first")
         return self.executor.execute(batch)
 
+    def settle(self, settlement: Settlement) -> None:
+        self.executor.settle(settlement)
+
     def make_proposer(self) -> Proposer:
         return make_proposer(self._served.speculation, vocab_size=self._model.vocab_size)
 

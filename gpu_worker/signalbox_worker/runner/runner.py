@@ -65,6 +65,10 @@ class Runner(ABC):
         Raises MemoryError where a smaller batch may do.
         """
 
+    @abstractmethod
+    def settle(self, settlement: Settlement) -> None:
+        """Leaves the states behind drafts of the batch that was executed last."""
+
     def make_proposer(self) -> Proposer:
         """Returns what proposes drafts for the sequences of a lease."""
         return NoProposer()

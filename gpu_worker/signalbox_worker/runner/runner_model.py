@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from signalbox_contract.cache_groups import state_group
 from signalbox_contract.model import ModelInfo, StoreCapacity, WorkerCapacity
 from signalbox_contract.startup import ReportProgress, StartupPhase, StartupProgress
 from signalbox_worker.batch.batch import Batch
@@ -41,8 +40,6 @@ def _no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
         return "stages begin a step before it is known what the one before it draws"
     if executor.device.type == "cuda":
         return "a CUDA device begins a step before it is known what the one before it draws"
-    if state_group(executor.footprint.groups) is not None:
-        return "the model has recurrent layers, whose states cannot go back behind drafts"
     return None
 
 

@@ -214,6 +214,7 @@ class Planner:
     def _can_decode(self, seq: Sequence, plan: StepPlan) -> bool:
         """Says whether a sequence may get a token; pipeline stages know none before its answer."""
         waits = self.microbatches.is_used and seq.num_inflight_samples
+        waits = waits or (seq.num_inflight_drafts and self._drafts.must_wait(seq))
         return not waits and _can_decode(seq, plan)
 
     def _spread_prompts(self, plan: StepPlan) -> None:

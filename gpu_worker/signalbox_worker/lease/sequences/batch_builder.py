@@ -65,7 +65,8 @@ class PlannedBatch:
         """[num draws], whether each counts, which is not so behind a draft that is not kept."""
         if self.drafts is None:
             return np.ones(len(self.drawers), dtype=np.bool_)
-        return self.drafts.counts(samples.token_ids, samples.failed | self.refused)
+        counted = self.drafts.counts(samples.token_ids, samples.failed | self.refused)
+        return counted if samples.can_settle else counted & (self.drafts.ahead == 0)
 
 
 def plan(

@@ -10,12 +10,13 @@ from itertools import takewhile
 
 import numpy as np
 
-from signalbox_contract.cache_groups import keep_all, num_token_groups
+from signalbox_contract.cache_groups import keep_all, num_token_groups, state_group
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sections.drafts import DraftLimits, DraftSource
 from signalbox_contract.step import Step
 from signalbox_worker.batch.arrays import Int64Array, offsets
 from signalbox_worker.batch.largest_batch import most_draws
+from signalbox_worker.batch.state_runs import with_drafts
 from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer, Proposer
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.draft_runs import NO_DRAFT, DraftRuns
@@ -118,7 +119,8 @@ def _check_limits(limits: DraftLimits, *, most: int) -> None:
 
 
 def _room(row: int, rows: SequenceRows, limits: Limits) -> int:
-    """Returns how many tokens behind the known ones a sequence has blocks for."""
+    """Returns how many tokens behind the known ones a sequence has blocks for; with a state those
+    within the row of the last known one, since no snapshot is left behind a row within a run."""
     groups, size = limits.capacity.groups, limits.capacity.block_size
     state = rows.state[row]
     num_tokens, num_blocks = int(state["num_tokens"]), int(state["num_blocks"])
@@ -127,6 +129,8 @@ def _room(row: int, rows: SequenceRows, limits: Limits) -> int:
         table = rows.block_tables[row, :num_blocks].reshape(num_rows, len(groups))
         gaps = (table[first:, : num_token_groups(groups)] < 0).any(axis=1)
         num_rows = min(num_rows, first + int(np.argmax(gaps))) if gaps.any() else num_rows
+    if state_group(groups) is not None:
+        num_rows = min(num_rows, (num_tokens - 1) // size + 1)
     return min(num_rows * size, limits.model.max_model_len) - num_tokens
 
 
@@ -151,6 +155,8 @@ def _extend(
     """Lets sequences compute their drafts, and draw behind each."""
     num_draws = 1 + num_drafts[planned.drawers]
     planned.num_new = planned.num_new + num_drafts
+    if planned.states is not None:
+        planned.states = with_drafts(planned.states, num_drafts)
     planned.drawers = np.repeat(planned.drawers, num_draws)
     if planned.branches is not None:
         planned.branches = np.repeat(planned.branches, num_draws)

@@ -23,13 +23,19 @@ from signalbox_worker.batch.adapter_slots import AdapterSlots
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
+from signalbox_worker.batch.state_runs import Settlement
 from signalbox_worker.drafts.proposer import NoProposer, Proposer
 from signalbox_worker.lease.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.draft_runs import DraftRuns
 from signalbox_worker.lease.sequences.drafting import Drafting
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
-from signalbox_worker.lease.sequences.state_tables import naming_states, no_states, states_of
+from signalbox_worker.lease.sequences.state_tables import (
+    naming_states,
+    no_states,
+    settlement_of,
+    states_of,
+)
 from signalbox_worker.lease.sequences.step_staging import StagedStep
 from signalbox_worker.lease.sequences.step_validation import Limits
 from signalbox_worker.sampling.grammars import Grammars
@@ -85,6 +91,7 @@ class SequenceTable:
         self._free = list(range(num_rows))
         self._failed: dict[int, str] = {}
         self._planned: PlannedBatch | None = None
+        self._settlement: Settlement | None = None
         self._drafting = Drafting(proposer or NoProposer(), self._limits)
 
     def __len__(self) -> int:
@@ -293,6 +300,12 @@ class SequenceTable:
         lengths = np.bincount(drawers, minlength=len(planned.rows))
         state["num_tokens"][planned.rows] += lengths
         state["num_computed"][planned.rows] += np.maximum(lengths - 1, 0)
+        self._settlement = settlement_of(planned, self._rows, lengths, limits=self._limits)
+
+    def take_settlement(self) -> Settlement | None:
+        """Returns what leaves the states behind the drafts of the last batch that stay, once."""
+        found, self._settlement = self._settlement, None
+        return found
 
 
 def _mask_times(planned: PlannedBatch) -> MaskTimes:

@@ -8,8 +8,8 @@ import numpy as np
 from signalbox_contract.cache_groups import NO_BLOCK, state_group
 from signalbox_contract.errors import InvalidArgument
 from signalbox_kernels.structs import StateArrays
-from signalbox_worker.batch.arrays import Int32Array
-from signalbox_worker.batch.state_runs import state_runs
+from signalbox_worker.batch.arrays import Int32Array, Int64Array
+from signalbox_worker.batch.state_runs import Settlement, settlement, state_runs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
 from signalbox_worker.lease.sequences.step_staging import StagedStep
@@ -69,5 +69,26 @@ def states_of(
         blocks,
         planned.state["num_computed"],
         planned.num_new,
+        block_size=limits.capacity.block_size,
+    )
+
+
+def settlement_of(
+    planned: PlannedBatch, rows: SequenceRows, run_lengths: Int64Array, *, limits: Limits
+) -> Settlement | None:
+    """Returns what settles the states of a batch with drafts; None if it has left them all.
+
+    Args: run_lengths: [B], tokens that each sequence has got.
+    """
+    if rows.state_blocks is None:
+        return None
+    assert planned.drafts is not None, "of a batch with drafts"
+    num_groups = len(limits.capacity.groups)
+    return settlement(
+        rows.block_tables[planned.rows, num_groups - 1 :: num_groups],
+        rows.state_blocks,
+        planned.state["num_computed"] + planned.num_known,
+        planned.drafts.num_drafts,
+        np.maximum(run_lengths - 1, 0),
         block_size=limits.capacity.block_size,
     )

@@ -249,6 +249,10 @@ class RankedRunner(Runner):
         with self._agreeing():
             return self._here(self._executing(batch))
 
+    def settle(self, settlement: Settlement) -> None:
+        self._others.send(settlement)
+        self._here(partial(self._own.settle, settlement))
+
     def make_proposer(self) -> Proposer:
         return self._own.make_proposer()
 

@@ -101,15 +101,6 @@ def test_a_worker_announces_its_drafts(native_tiny: Path, caplog: pytest.LogCapt
     assert "no drafts" not in caplog.text
 
 
-def test_recurrent_layers_compute_no_drafts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_model(tmp_path, "lfm2", head_dim=16)
-    with caplog.at_level(logging.INFO):
-        assert load(tmp_path, speculation=FOUR).profile().max_draft_tokens == 0
-    assert "no drafts are computed: the model has recurrent layers" in caplog.text
-
-
 def test_what_texts_propose_changes_nothing(native_tiny: Path) -> None:
     runner = load(native_tiny, speculation=SpeculationConfig(num_tokens=MOST))
     wanted = [Wanted(prompt=[5, 6, 7] * 9), Wanted(prompt=[9, 3] * 20)]
