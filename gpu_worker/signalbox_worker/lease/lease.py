@@ -134,9 +134,10 @@ class Lease:
         else:
             samples = execute_batch(self._runner, batch, self._limit)
         result = self.table.append_tokens(samples)
-        if (settlement := self.table.take_settlement()) is not None:
+        if self.table.settlement is not None:
             began_ns = time.perf_counter_ns()
-            self._runner.settle(settlement)
+            self._runner.settle(self.table.settlement)
+            self.table.settlement = None
             samples.forward_ns += time.perf_counter_ns() - began_ns
         return finish_result(result, samples)
 

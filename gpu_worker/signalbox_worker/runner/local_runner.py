@@ -98,9 +98,6 @@ class LocalRunner(Runner):
     def make_proposer(self) -> Proposer:
         return make_proposer(self._served.speculation, vocab_size=self._model.vocab_size)
 
-    def settle(self, settlement: Settlement) -> None:
-        self.executor.settle(settlement)
-
     @property
     def launches(self) -> bool:
         return self.executor.launches

@@ -73,10 +73,6 @@ class Runner(ABC):
         """Returns what proposes drafts for the sequences of a lease."""
         return NoProposer()
 
-    @abstractmethod
-    def settle(self, settlement: Settlement) -> None:
-        """Leaves the states behind drafts of the batch that was executed last."""
-
     @property
     @abstractmethod
     def launches(self) -> bool:

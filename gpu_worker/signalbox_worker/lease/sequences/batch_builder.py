@@ -15,7 +15,7 @@ from signalbox_contract.updates import RequestFailure
 from signalbox_kernels.filters import Filters
 from signalbox_kernels.structs import StateArrays
 from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
-from signalbox_worker.batch.batch import NO_ADAPTER, Batch, BatchOutput
+from signalbox_worker.batch.batch import NO_ADAPTER, Batch
 from signalbox_worker.batch.pooling_rows import PoolingRows
 from signalbox_worker.batch.sampling_rows import PromptRows, SampleRows
 from signalbox_worker.batch.sequence_failures import sequence_failure
@@ -55,18 +55,6 @@ class PlannedBatch:
     """Reason by draw, for those to which no token is allowed."""
     mask_ns: dict[int, int] = field(default_factory=dict)
     """CPU time of the mask of each sequence with a structured output, by its first draw."""
-
-    @property
-    def num_known(self) -> Int64Array:
-        """[num sequences], tokens to compute without the drafts."""
-        return self.num_new if self.drafts is None else self.num_new - self.drafts.num_drafts
-
-    def counted_draws(self, samples: BatchOutput) -> NDArray[np.bool_]:
-        """[num draws], whether each counts, which is not so behind a draft that is not kept."""
-        if self.drafts is None:
-            return np.ones(len(self.drawers), dtype=np.bool_)
-        counted = self.drafts.counts(samples.token_ids, samples.failed | self.refused)
-        return counted if samples.can_settle else counted & (self.drafts.ahead == 0)
 
 
 def plan(
@@ -247,16 +235,6 @@ def _tokens(found: Int64Array) -> tuple[Int64Array, Int64Array | None]:
     return np.where(is_unknown, 0, found), np.where(is_unknown, unknown_tokens(found), -1)
 
 
-def _draw_places(planned: PlannedBatch, query_start: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Returns the token that each draw is made from, and the position of what it draws."""
-    drawers, drafts = planned.drawers, planned.drafts
-    last = query_start[drawers + 1] - 1
-    position = np.ascontiguousarray(planned.state["num_tokens"][drawers])
-    if drafts is None:
-        return last, position
-    return last - (drafts.num_drafts[drawers] - drafts.ahead), position + drafts.ahead
-
-
 def _sample_rows(
     planned: PlannedBatch, rows: SequenceRows, query_start: Int64Array
 ) -> tuple[SampleRows, Callable[[], None] | None]:
@@ -266,7 +244,12 @@ def _sample_rows(
     """
     drawers = planned.drawers
     owners, state = planned.rows[drawers], planned.state[drawers]
-    branches, (token_index, position) = planned.branches, _draw_places(planned, query_start)
+    branches = planned.branches
+    token_index = query_start[drawers + 1] - 1
+    position = np.ascontiguousarray(state["num_tokens"])
+    if (drafts := planned.drafts) is not None:
+        token_index = token_index - drafts.num_drafts[drawers] + drafts.ahead
+        position = position + drafts.ahead
     draws = SampleRows(
         seq_ids=planned.seq_ids[drawers],
         token_index=token_index,

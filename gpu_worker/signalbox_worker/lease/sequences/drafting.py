@@ -46,8 +46,7 @@ class Drafting:
     def check(self, step: Step, planned: PlannedBatch) -> Asked:
         """Returns what a step allows. Raises InvalidArgument if it may not."""
         limits = step.draft_limits
-        if limits is None:
-            return {}
+        assert limits is not None, "else there is nothing to check"
         _check_limits(limits, most=self._limits.capacity.max_draft_tokens)
         running, state = set(step.running_seq_ids.tolist()), planned.state
         is_last = (planned.num_new == 1) & (state["num_computed"] + 1 == state["num_tokens"])

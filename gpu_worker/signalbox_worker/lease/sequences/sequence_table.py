@@ -91,7 +91,9 @@ class SequenceTable:
         self._free = list(range(num_rows))
         self._failed: dict[int, str] = {}
         self._planned: PlannedBatch | None = None
-        self._settlement: Settlement | None = None
+        self.settlement: Settlement | None = None
+        """Leaves the states behind the drafts of the last batch that stay; to be set to None once
+        it has been taken."""
         self._drafting = Drafting(proposer or NoProposer(), self._limits)
 
     def __len__(self) -> int:
@@ -133,7 +135,7 @@ class SequenceTable:
                 failed=failed,
                 num_blocks=num_blocks,
             )
-            asked = self._drafting.check(step, planned)
+            asked = self._drafting.check(step, planned) if step.draft_limits else {}
             if rows.state_blocks is not None:
                 planned.states = states_of(planned, rows, staged, limits=limits)
         if staged is not None:
@@ -238,24 +240,14 @@ class SequenceTable:
         self, planned: PlannedBatch, samples: BatchOutput
     ) -> tuple[NDArray[np.bool_], dict[int, str]]:
         """Returns which draws are kept, and why sequences have failed, by index in the batch."""
-        keep = planned.counted_draws(samples)
-        reasons = self._failure_reasons(planned, samples, keep)
-        if reasons:
-            for index, reason in reasons.items():
-                self._fail(planned, index, reason)
-            keep &= ~np.isin(planned.drawers, list(reasons))
-        return keep, reasons
-
-    def _failure_reasons(
-        self, planned: PlannedBatch, samples: BatchOutput, counts: NDArray[np.bool_]
-    ) -> dict[int, str]:
-        """Returns why sequences of a batch have failed, by index into the batch.
-
-        Args: counts: whether each draw does.
-        """
+        keep = np.ones(len(planned.drawers), dtype=np.bool_)
+        if (drafts := planned.drafts) is not None:
+            keep = drafts.counts(samples.token_ids, samples.failed | planned.refused)
+            if not samples.can_settle:
+                keep &= drafts.ahead == 0
         reasons = dict[int, str]()
         for row, reason in (samples.failed | planned.refused).items():
-            if counts[row]:
+            if keep[row]:
                 reasons[int(planned.drawers[row])] = reason
         if planned.prompt_rows is not None:
             reasons |= prompt_logprobs.failures(planned.prompt_rows, samples.prompt_logprobs)
@@ -263,12 +255,16 @@ class SequenceTable:
         if self._failed:  # a batch before may have been taken after this one was applied
             known = enumerate(planned.seq_ids.tolist())
             reasons |= {i: self._failed[seq_id] for i, seq_id in known if seq_id in self._failed}
-        return reasons
+        if reasons:
+            for index, reason in reasons.items():
+                self._fail(planned, index, reason)
+            keep &= ~np.isin(planned.drawers, list(reasons))
+        return keep, reasons
 
     def _end_batch(self) -> PlannedBatch:
         planned, self._planned = self._planned, None
         assert planned is not None, "no batch was planned"
-        self._rows.state["num_computed"][planned.rows] += planned.num_known
+        self._rows.state["num_computed"][planned.rows] += planned.num_new
         return planned
 
     def _fail(self, planned: PlannedBatch, index: int, reason: str) -> None:
@@ -299,13 +295,9 @@ class SequenceTable:
         self._rows.tokens[own, state["num_tokens"][own] + ahead] = token_ids[is_own]
         lengths = np.bincount(drawers, minlength=len(planned.rows))
         state["num_tokens"][planned.rows] += lengths
-        state["num_computed"][planned.rows] += np.maximum(lengths - 1, 0)
-        self._settlement = settlement_of(planned, self._rows, lengths, limits=self._limits)
-
-    def take_settlement(self) -> Settlement | None:
-        """Returns what leaves the states behind the drafts of the last batch that stay, once."""
-        found, self._settlement = self._settlement, None
-        return found
+        num_kept = np.maximum(lengths - 1, 0)
+        state["num_computed"][planned.rows] -= drafts.num_drafts - num_kept
+        self.settlement = settlement_of(planned, self._rows, lengths, limits=self._limits)
 
 
 def _mask_times(planned: PlannedBatch) -> MaskTimes:

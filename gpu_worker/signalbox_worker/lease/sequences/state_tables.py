@@ -87,7 +87,7 @@ def settlement_of(
     return settlement(
         rows.block_tables[planned.rows, num_groups - 1 :: num_groups],
         rows.state_blocks,
-        planned.state["num_computed"] + planned.num_known,
+        planned.state["num_computed"] + planned.num_new - planned.drafts.num_drafts,
         planned.drafts.num_drafts,
         np.maximum(run_lengths - 1, 0),
         block_size=limits.capacity.block_size,

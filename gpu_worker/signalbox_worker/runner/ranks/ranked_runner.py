@@ -256,10 +256,6 @@ class RankedRunner(Runner):
     def make_proposer(self) -> Proposer:
         return self._own.make_proposer()
 
-    def settle(self, settlement: Settlement) -> None:
-        self._others.send(settlement)
-        self._here(partial(self._own.settle, settlement))
-
     @property
     def launches(self) -> bool:
         return self._parallel.pipeline_parallel_size > 1
