@@ -14,6 +14,8 @@ from signalbox_contract.sections.drafts import DraftLimits, DraftSource
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_contract.step_result import StepResult
+from signalbox_worker.config import SpeculationConfig
+from signalbox_worker.drafts.chain import make_proposer
 from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer, Proposer
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
@@ -33,6 +35,7 @@ class Wanted:
     params: SamplingParams = SamplingParams()  # noqa: RUF009  # it is immutable
     num_samples: int = 1
     adapter: str = ""
+    prediction: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -193,6 +196,7 @@ class Loop:
             num_samples=one.num_samples,
             params=one.params,
             adapter=one.adapter,
+            prediction=one.prediction,
         )
 
     def _take(self, count: int) -> list[int]:
@@ -260,7 +264,8 @@ def assert_drafts_change_nothing(
     grammars: Grammars | None = None,
     has_equal_bits: bool = True,
 ) -> None:
-    """Checks tokens and log probabilities with drafts that are right, wrong and made up.
+    """Checks tokens and log probabilities with drafts that are right, wrong and made up, and with
+    those of a worker.
 
     Args: has_equal_bits: compare log probabilities, and blocks of the pool, bit for bit.
     """
@@ -285,4 +290,11 @@ def assert_drafts_change_nothing(
     assert right.num_steps < without.num_steps or without.num_steps < 4
     spoil = spoilt(rng, runner.model.vocab_size)
     _, *found = generate(Oracle(texts, spoil), lambda: rng.randrange(MOST + 1))
+    assert found == expected
+    for i, one in enumerate(wanted):
+        one.prediction = texts[10 * i][len(one.prompt) + rng.randrange(3) :]
+    chain = make_proposer(
+        SpeculationConfig(num_tokens=MOST, min_match=2), vocab_size=runner.model.vocab_size
+    )
+    _, *found = generate(chain, lambda: MOST)
     assert found == expected
