@@ -6,13 +6,22 @@ for the most, and a later step begins where the worker is by then.
 
 With states of recurrent layers, no run passes the end of a row, and none begins a row before the
 answers to the runs before it: the row of the state is then the same however many drafts stay.
+
+A sequence that has drafts is outside the decode batch, which counts a token a step. It joins when
+it pauses, and leaves to try again.
 """
 
+import heapq
+
+from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.planning.decode_batch import DecodeBatch
+from signalbox_scheduler.planning.draft_lengths import FIRST_PAUSE_STEPS, DraftLengths
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.worker_queues import GroupQueues
+from signalbox_scheduler.requests.draft_use import DraftRecord
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
 
@@ -25,29 +34,50 @@ class DraftPlanner:
         most: int,
         queues: GroupQueues,
         blocks: BlockSpaceManager,
+        decode_batch: DecodeBatch,
         worker_state: WorkerState,
     ) -> None:
         self._most = most
         self._queues = queues
         self._blocks = blocks
+        self._decode_batch = decode_batch
         self._worker_state = worker_state
+        self._lengths = DraftLengths(most)
         self._num_left = 0
         """Drafts that the step which is being planned may still have."""
+        self._paused: list[tuple[int, int, Sequence]] = []
+        """Heap of steps in which pauses end, with the sequences and their ids."""
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a plan: each sequence gets its token, and drafts half of what is left, so that
         prompts go on."""
         self._num_left = max(0, plan.token_budget - self._queues.num_sequence_slots) // 2
+        while self._paused and self._paused[0][0] <= plan.step_id:
+            *_, seq = heapq.heappop(self._paused)
+            record = seq.draft_record
+            if record is None or not record.is_paused or not self._queues.runs(seq.group):
+                continue
+            if self._lengths.may_pay:
+                self._lengths.resume(record)
+                self._decode_batch.release(seq.group)
+            else:
+                self._pause_until(plan.step_id + FIRST_PAUSE_STEPS, seq)
 
     def take(self, group: SequenceGroup) -> None:
         """Says how many drafts the sequences of a group that comes to run here may have."""
         request = group.request
         is_one_by_one = request.no_speculation or request.beam_search is not None or group.pools
         group.max_drafts = 0 if is_one_by_one else self._most
+        for seq in group.unfinished:
+            if seq.draft_record is not None and seq.draft_record.is_paused:
+                self._lengths.resume(seq.draft_record)
 
     def speculates(self, group: SequenceGroup) -> bool:
-        """Says whether a sequence of a group may have drafts in the next step."""
-        return group.max_drafts > 0 and group.suspicion is None
+        """Says whether a sequence of a group may have drafts in the next steps."""
+        if not group.max_drafts or group.suspicion is not None:
+            return False
+        records = [seq.draft_record for seq in group.unfinished]
+        return any(record is None or not record.is_paused for record in records)
 
     def must_wait(self, seq: Sequence) -> bool:
         """Says whether a sequence waits for answers that show where its next token goes."""
@@ -65,7 +95,7 @@ class DraftPlanner:
         if group in plan.dear or not seq.is_on_worker:
             return 0
         num_to_last = group.max_length - 2 - seq.num_planned_tokens
-        num_drafts = min(group.max_drafts, num_to_last, self._num_left)
+        num_drafts = min(self._length(plan, seq), num_to_last, self._num_left)
         if has_states := self._blocks.states.num_blocks > 0:
             size = self._blocks.block_size
             num_drafts = min(num_drafts, size - 1 - seq.num_planned_tokens % size)
@@ -77,3 +107,37 @@ class DraftPlanner:
             self._worker_state.append_slots(plan, seq, 1 + num_drafts)
         self._num_left -= num_drafts
         return num_drafts
+
+    def _length(self, plan: StepPlan, seq: Sequence) -> int:
+        """Returns the best number of drafts; a sequence for which that is none pauses."""
+        record = seq.draft_record
+        if record is None:
+            # What the client expects is likely, whatever became of the drafts of others.
+            record = seq.draft_record = DraftRecord(num_tried=bool(seq.group.request.prediction))
+        if record.is_paused or self._lengths.is_measuring:
+            return 0
+        length = self._lengths.next(record)
+        if not length:
+            self._pause_until(plan.step_id + self._lengths.pause(record), seq)
+        return length
+
+    def _pause_until(self, step_id: int, seq: Sequence) -> None:
+        heapq.heappush(self._paused, (step_id, seq.seq_id, seq))
+
+    def observe_step(self, plan: StepPlan, result: StepResult) -> None:
+        """Takes the time of a step that was answered, if it is known and all sequences decode."""
+        drafts, timings = result.drafts, result.timings
+        if timings.forward_ns and 0 < plan.total_tokens == len(plan.seqs):
+            self._lengths.observe_step(
+                num_seqs=len(plan.seqs),
+                num_drafts=0 if drafts is None else sum(drafts.num_drafts.tolist()),
+                num_tokens=len(result.token_ids),
+                ns=timings.forward_ns + timings.sample_ns,
+            )
+
+    def observe_run(self, seq: Sequence, *, num_drafts: int, num_accepted: int) -> None:
+        """Takes what became of the drafts of a sequence in a step that allowed some."""
+        if seq.draft_record is not None:
+            self._lengths.observe_run(
+                seq.draft_record, num_drafts=num_drafts, num_accepted=num_accepted
+            )

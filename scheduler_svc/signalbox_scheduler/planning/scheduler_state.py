@@ -55,10 +55,12 @@ class SchedulerState:
         """
         blocks = BlockSpaceManager(config.cache, costs=cost)
         queues, worker_state = GroupQueues(admission), WorkerState(blocks)
+        decode_batch = DecodeBatch(blocks, admission)
         drafts = DraftPlanner(
             most=config.limits.max_draft_tokens,
             queues=queues,
             blocks=blocks,
+            decode_batch=decode_batch,
             worker_state=worker_state,
         )
         release = SequenceRelease(queues=queues, blocks=blocks, worker_state=worker_state)
@@ -71,7 +73,7 @@ class SchedulerState:
             in_flight=in_flight,
             queues=queues,
             blocks=blocks,
-            decode_batch=DecodeBatch(blocks, admission),
+            decode_batch=decode_batch,
             worker_state=worker_state,
             sequence_release=release,
             grammars=grammars,

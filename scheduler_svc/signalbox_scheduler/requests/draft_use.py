@@ -1,9 +1,30 @@
-"""Counts what becomes of drafts, of a request or of a worker."""
+"""What becomes of drafts: counts of a request or a worker, and the record of one sequence."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from signalbox_contract.updates import SpeculationUse
 from signalbox_rpc.metrics.sample import Sample, counter
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    """What became of one sequence's newest drafts, and what follows; see
+    planning/draft_lengths.py."""
+
+    is_paused: bool = False
+    """True while it computes no drafts, since they would not pay, or nothing is proposed."""
+    num_pause_steps: int = 0
+    """Steps of the last pause; 0 if drafts have paid since."""
+    num_accepted: float = 0.0
+    """Drafts that were accepted, those of older runs weigh less."""
+    num_refused: float = 0.0
+    """Runs that ended with a draft that was not, weighed alike."""
+    num_tried: int = 0
+    """Drafts of a run by which a sequence that has paused shows whether they pay again; 0 if its
+    record decides."""
+    num_idle: int = 0
+    """Consecutive steps for which nothing was proposed."""
 
 
 def add_run(

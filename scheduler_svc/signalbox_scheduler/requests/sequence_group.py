@@ -23,7 +23,7 @@ from signalbox_contract.updates import (
 )
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
-from signalbox_scheduler.requests.draft_use import draft_samples
+from signalbox_scheduler.requests.draft_use import DraftRecord, draft_samples
 from signalbox_scheduler.requests.mask_use import MaskUse
 from signalbox_scheduler.requests.open_spans import RequestTrace
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
@@ -78,6 +78,8 @@ class Sequence:
     private."""
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
+    draft_record: DraftRecord | None = field(default=None, repr=False)
+    """Set once it may have drafts."""
     decode_index: int = -1
     """Index in the decode batch, which then keeps the counters; -1 outside."""
     is_on_worker: bool = False

@@ -34,6 +34,7 @@ class OutputProcessor:
         """What became of all drafts; counts those that clients got."""
         self._num_accepted_at = [0] * state.config.limits.max_draft_tokens
         """Accepted drafts by their place in a run; empty if no drafts are computed."""
+        self._drafts = state.drafts
         self._blocks = state.blocks
         self._decode_batch = state.decode_batch
         self._worker_state = state.worker_state
@@ -176,8 +177,11 @@ class OutputProcessor:
             self._fail(seq, result.failures[seq.seq_id], outcome, now)
             return
         outcome.has_runs |= num_new > 1
-        if num_drafts := drawn.drafts.get(seq.seq_id):
-            self._count_drafts(seq, *num_drafts, num_accepted=min(num_new, len(run) - 1))
+        num_drafts, source = drawn.drafts.get(seq.seq_id, (0, 0))
+        self._drafts.observe_run(seq, num_drafts=num_drafts, num_accepted=len(run) - 1)
+        if num_drafts:
+            num_accepted = min(num_new, len(run) - 1)
+            self._count_drafts(seq, num_drafts, source, num_accepted=num_accepted)
         self._record_first_token(seq.group, now)
         self.num_generated_tokens += num_new
         self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=num_new)

@@ -105,6 +105,8 @@ class Scheduler:
         if plan.has_work:  # else it was sent to ask for the ends of moves
             self._observe_costs(plan, result.timings, now, seconds=seconds)
             self.planner.mask_turns.observe(plan, result, seconds=seconds)
+            if self.limits.max_draft_tokens:
+                self.state.drafts.observe_step(plan, result)
             self.steps.observe(plan, result, seconds=seconds)
             self.observer.observe(plan, result, now, seconds=seconds)
         connector = self.state.connector

@@ -1,0 +1,169 @@
+"""Decides how many drafts a sequence computes: as many as bring the most tokens a second.
+
+A draft is taken to be accepted as often as those of the sequence were of late, if all before it
+are. What the rows of drafts cost is measured: how long steps of as many sequences took, without
+drafts and with so many. The best length is the one with which the whole step brings the most tokens
+a second, so that drafts of one sequence do not slow the others by more than they bring.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from signalbox_scheduler.requests.draft_use import DraftRecord
+
+LEAST_GAIN = 0.05
+"""Tokens that drafts of a sequence must bring a step beyond their cost: both are estimates."""
+IDLE_STEPS = 256
+"""Steps without a proposal after which a sequence pauses, divided by the sequences of the step: it
+is planned outside the decode batch meanwhile, which costs little where few are."""
+FIRST_PAUSE_STEPS, MOST_PAUSE_STEPS = 16, 1024
+MEASURE_STEPS = 256
+"""Steps after which one without drafts is measured again, since contexts grow."""
+_KEPT = 0.85
+"""Weight of a sequence's older runs, each time that it has one."""
+_KEPT_OF_ALL = 0.98
+_PRIOR_RUNS = 2.0
+"""Weight of what other sequences' drafts became, beside a sequence's own."""
+_NEW = 0.25
+"""Weight of the newest step of its kind in their mean."""
+_MOST_AT_ONCE = 3.0
+"""Times the mean that a step may count: what takes longer was kept from its core, more likely."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    num_drafts: float
+    ns: float
+    num_steps: int = 0
+
+    def add(self, num_drafts: int, ns: float) -> None:
+        self.num_steps += 1
+        weight = max(_NEW, 1 / self.num_steps)
+        self.num_drafts += weight * (num_drafts - self.num_drafts)
+        self.ns += weight * (min(ns, _MOST_AT_ONCE * self.ns) - self.ns)
+
+
+@dataclass(slots=True)
+class RowCosts:
+    """Times of one worker's steps that decode, by the numbers of their sequences and drafts."""
+
+    _means: dict[int, dict[int, _Mean]] = field(default_factory=dict)
+    """By numbers of sequences, then of drafts, both rounded."""
+    _num_since: dict[int, int] = field(default_factory=dict)
+    """Steps of so many sequences since the last one without drafts."""
+
+    def observe(self, *, num_seqs: int, num_drafts: int, ns: float) -> None:
+        """Takes a step that was answered and had no tokens of prompts."""
+        size = _rounded(num_seqs)
+        means = self._means.setdefault(size, {})
+        means.setdefault(_rounded(num_drafts), _Mean(num_drafts, ns)).add(num_drafts, ns)
+        self._num_since[size] = self._num_since.get(size, 0) + 1 if num_drafts else 0
+
+    def times(self, num_seqs: int, first: float, most: int) -> list[float]:
+        """Returns what steps take with `first` drafts, one more, up to `most` more.
+
+        Empty if a step without drafts is to be measured. What no step had is between those that
+        some had, or beyond, but not far beyond: lengths grow as they are measured.
+        """
+        size = _rounded(num_seqs)
+        if self._num_since.get(size, MEASURE_STEPS) >= MEASURE_STEPS or not self.is_known(size):
+            return []
+        means = sorted((mean.num_drafts, mean.ns) for mean in self._means[size].values())
+        counts, times = (np.array(column) for column in zip(*means, strict=True))
+        times = np.maximum.accumulate(times)
+        most = min(most, max(1, int(2 * counts[-1] + num_seqs - first)))
+        reach = first + most - counts[-1]
+        if len(counts) > 1 and reach > 0:
+            slope = (times[-1] - times[0]) / (counts[-1] - counts[0])
+            counts = np.append(counts, counts[-1] + reach)
+            times = np.append(times, times[-1] + slope * reach)
+        found: list[float] = np.interp(first + np.arange(most + 1), counts, times).tolist()
+        return found
+
+    def is_known(self, size: int) -> bool:
+        return 0 in self._means.get(size, {})
+
+
+class DraftLengths:
+    """Follows one worker's drafts."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._costs = RowCosts()
+        self._num_accepted, self._num_refused = 3.0, 2.0  # of all sequences, older ones weigh less
+        self._num_seqs = 1
+        self._tokens_of_seq, self._drafts_of_seq = 1.0, 0.0  # means of a step
+        self._num_tokens = 1.0  # of a step, without those of the drafts that are chosen
+        self._times = [1.0] * (most + 1)
+        """Times of a step, by drafts of one sequence more; equal until some are measured."""
+        self.may_pay = True
+        """False if drafts of a sequence would not pay though all of them were accepted."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """True if the next step is to have no drafts, so that their cost is known."""
+        return not self._times
+
+    def observe_step(self, *, num_seqs: int, num_drafts: int, num_tokens: int, ns: int) -> None:
+        """Takes a step that was answered and had no tokens of prompts, with what it drew."""
+        self._costs.observe(num_seqs=num_seqs, num_drafts=num_drafts, ns=ns)
+        self._num_seqs = num_seqs
+        self._tokens_of_seq += _NEW * (num_tokens / num_seqs - self._tokens_of_seq)
+        self._drafts_of_seq += _NEW * (num_drafts / num_seqs - self._drafts_of_seq)
+        others = num_seqs - 1
+        self._num_tokens = 1 + others * self._tokens_of_seq
+        self._times = self._costs.times(num_seqs, others * self._drafts_of_seq, self.most)
+        self.may_pay = self.is_measuring or self._best(1.0) > 0
+
+    def observe_run(self, record: DraftRecord, *, num_drafts: int, num_accepted: int) -> None:
+        """Takes what became of the drafts of a step that allowed some."""
+        if not num_drafts:
+            record.num_idle += 1
+            return
+        record.num_idle = 0
+        is_refused = num_accepted < num_drafts
+        record.num_accepted = _KEPT * record.num_accepted + num_accepted
+        record.num_refused = _KEPT * record.num_refused + is_refused
+        self._num_accepted = _KEPT_OF_ALL * self._num_accepted + num_accepted
+        self._num_refused = _KEPT_OF_ALL * self._num_refused + is_refused
+        record.num_tried = 0 if is_refused else min(2 * record.num_tried, self.most)
+
+    def next(self, record: DraftRecord) -> int:
+        """Returns the most drafts of a sequence's next step; 0 if it is better without for now."""
+        if record.num_idle * self._num_seqs >= IDLE_STEPS or not self.may_pay:
+            return 0
+        prior = _PRIOR_RUNS * self._num_accepted / (self._num_accepted + self._num_refused)
+        num_runs = record.num_accepted + record.num_refused + _PRIOR_RUNS
+        best = self._best((record.num_accepted + prior) / num_runs)
+        if best and record.num_accepted >= 1:
+            record.num_pause_steps = 0
+        return max(best, record.num_tried)
+
+    def _best(self, share: float) -> int:
+        """Returns the best length if so many of the drafts are accepted, if all before them are."""
+        best, best_rate = 0, (self._num_tokens + LEAST_GAIN) / self._times[0]
+        all_before, num_tokens = 1.0, self._num_tokens
+        for num_drafts, ns in enumerate(self._times[1:], start=1):
+            all_before *= share
+            num_tokens += all_before
+            if num_tokens > best_rate * ns:
+                best, best_rate = num_drafts, num_tokens / ns
+        return best
+
+    def pause(self, record: DraftRecord) -> int:
+        """Begins a sequence's pause; returns its steps, twice as many as those of the one
+        before."""
+        steps = min(max(FIRST_PAUSE_STEPS, 2 * record.num_pause_steps), MOST_PAUSE_STEPS)
+        record.is_paused, record.num_pause_steps = True, steps
+        return steps
+
+    def resume(self, record: DraftRecord) -> None:
+        """Ends a pause: one draft is tried, and while they are accepted twice as many."""
+        record.is_paused, record.num_tried, record.num_idle = False, 1, 0
+
+
+def _rounded(number: int) -> int:
+    """Returns a number with its three leading binary digits."""
+    shift = max(0, number.bit_length() - 3)
+    return number >> shift << shift

@@ -1,0 +1,174 @@
+"""Sequences have the drafts that bring the most tokens a second, and none where none do."""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from signalbox_contract.step_result import StepResult, StepTimings
+from signalbox_scheduler.planning.draft_lengths import MEASURE_STEPS, RowCosts
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
+from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
+
+MOST = 8
+Cost = Callable[[int, int], float]
+"""Nanoseconds of a step by its sequences and its drafts."""
+
+
+def reading_weights(num_seqs: int, num_drafts: int) -> float:
+    """Rows cost little beside the weights."""
+    return 1e6 + 5e4 * (num_seqs + num_drafts)
+
+
+def computing(num_seqs: int, num_drafts: int) -> float:
+    """Each row costs what a token does."""
+    return 1e6 * (num_seqs + num_drafts)
+
+
+@dataclass(slots=True)
+class MeasuredWorker(FakeWorker):
+    """Reports times, and proposes drafts of which each is right with a probability."""
+
+    cost: Cost = reading_weights
+    share: float = 0.9
+    """Probability that a draft is right if all before it are."""
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+    total_ns: float = 0.0
+    num_tokens: int = 0
+    num_drafts: int = 0
+
+    def execute(self, plan: EncodedPlan) -> StepResult:
+        result = FakeWorker.execute(self, plan)
+        num_drafts = sum(result.drafts.num_drafts.tolist()) if result.drafts is not None else 0
+        cost = self.cost(len(plan.seq_ids), num_drafts)
+        result.timings = StepTimings(forward_ns=int(cost))
+        self.total_ns += cost
+        self.num_tokens += len(result.token_ids)
+        self.num_drafts += num_drafts
+        return result
+
+    def _propose(self, seq_id: int, plan: EncodedPlan) -> list[int]:
+        drafts = FakeWorker._propose(self, seq_id, plan)
+        for row in range(len(drafts)):
+            if self.rng.random() >= self.share:
+                drafts[row] = (drafts[row] + 1) % 97
+                break
+        return drafts
+
+
+def make_measured(
+    cost: Cost, *, share: float, most: int = MOST, num_seqs: int = 1, kinds: str = "g"
+) -> Loop:
+    """Returns a loop whose sequences have their first token."""
+    scheduler = make_scheduler(
+        max_draft_tokens=most, block_size=16, num_gpu_blocks=2000, max_model_len=2000
+    )
+    loop = make_loop(scheduler)
+    loop.worker = MeasuredWorker(16, draft_kinds=kinds, cost=cost, share=share)
+    for number in range(num_seqs):
+        loop.scheduler.admission.add(make_request([1, 2, number], max_tokens=1500))
+    loop.turn(3)
+    return loop
+
+
+def measured(loop: Loop) -> MeasuredWorker:
+    assert isinstance(loop.worker, MeasuredWorker)
+    return loop.worker
+
+
+def rate(cost: Cost, *, share: float, most: int = MOST, num_seqs: int = 1) -> float:
+    """Returns the tokens a second that sequences get."""
+    loop = make_measured(cost, share=share, most=most, num_seqs=num_seqs)
+    loop.turn(40)
+    worker = measured(loop)
+    num_tokens, total_ns = worker.num_tokens, worker.total_ns
+    loop.turn(120)
+    loop.scheduler.check()
+    return (worker.num_tokens - num_tokens) / (worker.total_ns - total_ns)
+
+
+def group_of(loop: Loop) -> SequenceGroup:
+    (group,) = loop.scheduler.running
+    return group
+
+
+@pytest.mark.parametrize("num_seqs", [1, 4])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("cost", [reading_weights, computing])
+def test_the_rate_is_near_that_of_the_best_length(cost: Cost, share: float, num_seqs: int) -> None:
+    def of_length(num_drafts: int) -> float:
+        gained = sum(share**i for i in range(num_drafts + 1))
+        return num_seqs * gained / cost(num_seqs, num_drafts * num_seqs)
+
+    best = max(map(of_length, range(MOST + 1)))
+    assert rate(cost, share=share, num_seqs=num_seqs) >= 0.9 * best
+
+
+@pytest.mark.parametrize("num_seqs", [1, 8])
+def test_drafts_that_are_never_right_cost_little(num_seqs: int) -> None:
+    on = rate(reading_weights, share=0.0, num_seqs=num_seqs)
+    assert on >= 0.98 * rate(reading_weights, share=0.0, num_seqs=num_seqs, most=0)
+
+
+def test_a_sequence_that_pauses_is_in_the_decode_batch_and_tries_again_ever_later() -> None:
+    loop = make_measured(reading_weights, share=0.0)
+    group, tries, before = group_of(loop), list[int](), 0
+    for number in range(600):
+        loop.turn()
+        if measured(loop).num_drafts > before and (not tries or number > tries[-1] + 4):
+            tries.append(number)
+        before = measured(loop).num_drafts
+    pauses = [after - one for one, after in itertools.pairwise(tries)]
+    assert len(pauses) >= 3
+    assert all(after > 1.5 * one for one, after in itertools.pairwise(pauses))
+    assert group.is_in_decode_batch
+
+
+def test_a_sequence_for_which_nothing_is_proposed_joins_the_decode_batch() -> None:
+    loop = make_measured(reading_weights, share=1.0, num_seqs=8, kinds="n")
+    for _ in range(60):
+        loop.turn()
+        if all(group.is_in_decode_batch for group in loop.scheduler.running):
+            break
+    else:
+        raise AssertionError("it never joins")
+    assert not measured(loop).num_drafts
+    measured(loop).draft_kinds = "g"  # the text repeats itself from now on
+    loop.turn(60)
+    assert not any(group.is_in_decode_batch for group in loop.scheduler.running)
+    assert measured(loop).num_drafts
+
+
+def test_drafts_that_become_right_are_found_again_and_grow() -> None:
+    loop = make_measured(reading_weights, share=0.0)
+    loop.turn(100)
+    measured(loop).share = 1.0
+    loop.turn(140)
+    loop.send()
+    assert loop.scheduler.in_flight[-1].num_drafts == {0: MOST}
+
+
+def test_times_of_steps_are_between_those_that_were_measured() -> None:
+    costs = RowCosts()
+    assert not costs.times(1, 0.0, 4)
+    costs.observe(num_seqs=1, num_drafts=4, ns=200.0)
+    assert not costs.times(1, 0.0, 4)  # a step without drafts is wanted
+    costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
+    assert costs.times(1, 0.0, 6) == [100.0, 125.0, 150.0, 175.0, 200.0, 225.0, 250.0]
+    assert not costs.times(2, 0.0, 4)
+    for _ in range(MEASURE_STEPS):
+        costs.observe(num_seqs=1, num_drafts=4, ns=200.0)
+    assert not costs.times(1, 0.0, 4)
+
+
+def test_one_step_that_takes_long_does_not_make_drafts_dear() -> None:
+    costs = RowCosts()
+    for _ in range(8):
+        costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
+        costs.observe(num_seqs=1, num_drafts=2, ns=120.0)
+    costs.observe(num_seqs=1, num_drafts=2, ns=1e6)
+    costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
+    assert costs.times(1, 0.0, 2)[2] < 200
