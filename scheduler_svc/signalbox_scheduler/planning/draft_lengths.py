@@ -155,12 +155,12 @@ class DraftLengths:
         """Begins a sequence's pause; returns its steps, twice as many as those of the one
         before."""
         steps = min(max(FIRST_PAUSE_STEPS, 2 * record.num_pause_steps), MOST_PAUSE_STEPS)
-        record.is_paused, record.num_pause_steps = True, steps
+        record.is_off, record.num_pause_steps = True, steps
         return steps
 
     def resume(self, record: DraftRecord) -> None:
         """Ends a pause: one draft is tried, and while they are accepted twice as many."""
-        record.is_paused, record.num_tried, record.num_idle = False, 1, 0
+        record.is_off, record.num_tried, record.num_idle = False, 1, 0
 
 
 def _rounded(number: int) -> int:

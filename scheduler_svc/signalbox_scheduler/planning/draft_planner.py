@@ -55,7 +55,7 @@ class DraftPlanner:
         while self._paused and self._paused[0][0] <= plan.step_id:
             *_, seq = heapq.heappop(self._paused)
             record = seq.draft_record
-            if record is None or not record.is_paused or not self._queues.runs(seq.group):
+            if record is None or not record.is_off or not self._queues.runs(seq.group):
                 continue
             if self._lengths.may_pay:
                 self._lengths.resume(record)
@@ -69,7 +69,7 @@ class DraftPlanner:
         is_one_by_one = request.no_speculation or request.beam_search is not None or group.pools
         group.max_drafts = 0 if is_one_by_one else self._most
         for seq in group.unfinished:
-            if seq.draft_record is not None and seq.draft_record.is_paused:
+            if seq.draft_record is not None and seq.draft_record.is_off:
                 self._lengths.resume(seq.draft_record)
 
     def speculates(self, group: SequenceGroup) -> bool:
@@ -77,7 +77,7 @@ class DraftPlanner:
         if not group.max_drafts or group.suspicion is not None:
             return False
         records = [seq.draft_record for seq in group.unfinished]
-        return any(record is None or not record.is_paused for record in records)
+        return any(record is None or not record.is_off for record in records)
 
     def must_wait(self, seq: Sequence) -> bool:
         """Says whether a sequence waits for answers that show where its next token goes."""
@@ -114,7 +114,7 @@ class DraftPlanner:
         if record is None:
             # What the client expects is likely, whatever became of the drafts of others.
             record = seq.draft_record = DraftRecord(num_tried=bool(seq.group.request.prediction))
-        if record.is_paused or self._lengths.is_measuring:
+        if record.is_off or self._lengths.is_measuring:
             return 0
         length = self._lengths.next(record)
         if not length:

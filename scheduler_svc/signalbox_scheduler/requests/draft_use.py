@@ -12,8 +12,8 @@ class DraftRecord:
     """What became of one sequence's newest drafts, and what follows; see
     planning/draft_lengths.py."""
 
-    is_paused: bool = False
-    """True while it computes no drafts, since they would not pay, or nothing is proposed."""
+    is_off: bool = False
+    """True during a pause: drafts would not pay, or nothing is proposed."""
     num_pause_steps: int = 0
     """Steps of the last pause; 0 if drafts have paid since."""
     num_accepted: float = 0.0
