@@ -9,9 +9,11 @@ from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sections.drafts import DraftSource
+from signalbox_contract.step_result import MaskTimes, StepTimings
 from signalbox_contract.updates import FinishReason
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.planning.mask_turns import USUAL_S
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.results.result_validation import find_fault
 from signalbox_scheduler.results.step_outcome import finished_request, router_updates
@@ -301,3 +303,25 @@ def test_a_run_of_tokens_is_one_message_for_a_router() -> None:
     told = sorted(len(token_ids) for one in updates for _, _, token_ids, _ in one.runs())
     assert told == [1, 4]
     run(loop, [group, other])
+
+
+@pytest.mark.parametrize(("num_drafts", "is_dear"), [(0, True), (7, False)])
+def test_the_masks_of_a_run_are_as_dear_as_one_of_them(num_drafts: int, is_dear: bool) -> None:
+    """Eight masks that take as much together, beside a request without any."""
+    loop = make_drafting(most=7, kinds="g", num_gpu_blocks=200)
+    group = submit(loop, PROMPT, max_tokens=90, structured_output=("regex", "a"))
+    submit(loop, [9], max_tokens=90, no_speculation=True)
+    while group.times.first_token is None:
+        loop.turn()
+        loop.compile()
+    (seq,) = group.sequences
+    loop.send()
+    result = loop.worker.execute(loop.sent.popleft())
+    assert result.drafts is not None and result.drafts.num_drafts.tolist() == [7]
+    result.timings = StepTimings(forward_ns=10**6)
+    result.masks = MaskTimes(int64s([seq.seq_id]), int64s([int(8e9 * USUAL_S)]))
+    if not num_drafts:
+        result.drafts = None
+    loop.scheduler.update(result, loop.now)
+    loop.send()
+    assert (group in loop.scheduler.in_flight[-1].dear) is is_dear
