@@ -15,6 +15,7 @@ from benchmarks.harness.random_checkpoint import _MODELS, config_of, shapes_of
 from benchmarks.harness.random_gguf import FILE_TYPES, block_type, save_gguf
 from signalbox_worker.files.checkpoints.gguf.config import GGUFConfig
 from signalbox_worker.files.checkpoints.gguf.reader import read_gguf
+from tests.native_kernels import skip_without_native_kernels
 
 SMALL = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 
@@ -93,7 +94,7 @@ def test_types_of_q4_k_m_are_those_of_llama_quantize(
 
 @pytest.mark.parametrize("file_type", ["Q4_K_M", "Q8_0", "BF16"])
 def test_a_model_that_counts_draws_the_token_after_each(file_type: str, tmp_path: Path) -> None:
-    pytest.importorskip("tests.kernels.native.programs")  # skips without a C++ compiler
+    skip_without_native_kernels()
     config = make_config("llama-3.2-1b") | {"tie_word_embeddings": False}
     path = tmp_path / "model.gguf"
     save_gguf(path, config, shapes_of(config), file_type, is_counting=True)
