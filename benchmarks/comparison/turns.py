@@ -11,6 +11,7 @@ from statistics import median
 from typing import TypeVar
 
 from benchmarks.comparison.participants import BFLOAT16_FLAGS
+from benchmarks.peers.llama_server import LlamaServer, Slots
 from benchmarks.peers.process import PeerProcess, PeerUnavailable, ServerProcess
 from benchmarks.peers.signalbox_server import SignalboxServer
 from benchmarks.peers.vllm_server import VllmHttpServer
@@ -35,7 +36,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=2, help="of a peer")
     made.add_argument("--flags", default=BFLOAT16_FLAGS, help="of ours, where there is a MODEL")
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--shrink", type=int, default=1, help="divides every length, to try it out")
+    made.add_argument("--shrink", type=int, default=1, help="divides lengths, to try it out")
     return made
 
 
@@ -63,6 +64,21 @@ class Servers:
             log_folder=self._logs,
             extra_arguments=extra,
             label=label,
+        )
+        return [server]
+
+    def llama(self, label: str, *flags: str, slots: Slots) -> list[ServerProcess]:
+        """Returns a llama-server of our own file, if there is a folder of peers."""
+        if self._options.peers is None:
+            return []
+        server = LlamaServer(
+            self._options.peers,
+            num_threads=self._options.threads,
+            log_folder=self._logs,
+            extra_arguments=flags,
+            label=label,
+            model=self._options.model,
+            slots=slots,
         )
         return [server]
 

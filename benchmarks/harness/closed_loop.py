@@ -89,11 +89,11 @@ async def generate(
     *,
     max_tokens: int,
     beam_width: int = 1,
-    add_found: Callable[[int], None] = lambda _: None,
+    read_usage: Callable[[pb.Usage], None] = lambda _: None,
 ) -> AsyncIterator[int]:
     """A `Stream` over our public gRPC API, bound to a stub; of `beam_width` hypotheses, if any.
 
-    `add_found` gets the number of prompt tokens that were found in the prefix cache.
+    `read_usage` gets what the answer says of the request at its end.
     """
     params = pb.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     if beam_width > 1:
@@ -102,5 +102,5 @@ async def generate(
     request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=token_ids), sampling_params=params)
     async for response in stub.Generate(request):
         if response.HasField("usage"):
-            add_found(response.usage.cached_tokens)
+            read_usage(response.usage)
         yield sum(len(output.token_ids) for output in response.outputs)

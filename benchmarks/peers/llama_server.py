@@ -96,7 +96,9 @@ class LlamaServer(ServerProcess):
             yield so_far - num_tokens
             num_tokens = so_far
             if event.get("stop"):
-                self.add_found(len(token_ids) - event["timings"]["prompt_n"])  # those computed
+                timings = event["timings"]
+                self.add_found(len(token_ids) - timings["prompt_n"])  # those computed
+                self.add_drafts(timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
 
     def body(self, token_ids: list[int], *, max_tokens: int) -> dict[str, Any]:
         """Returns the body of a greedy request."""

@@ -166,10 +166,18 @@ class ServerProcess(PeerProcess):
 
     num_found: int | None = None
     """Prompt tokens that it has said it found in its prefix cache; None if it has said nothing."""
+    num_drafts = 0
+    """Drafts that it has said it computed for all answers."""
+    num_accepted = 0
 
     def add_found(self, num_tokens: int) -> None:
         """Notes what it says about a prompt."""
         self.num_found = (self.num_found or 0) + num_tokens
+
+    def add_drafts(self, num_computed: int, num_accepted: int) -> None:
+        """Notes what it says about drafts of an answer."""
+        self.num_drafts += num_computed
+        self.num_accepted += num_accepted
 
     @abstractmethod
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:

@@ -70,7 +70,11 @@ class SignalboxServer(ServerProcess):
         return our_build() if self._model else ""
 
     def stream(self, token_ids: list[int], *, max_tokens: int) -> AsyncIterator[int]:
-        return generate(self.stub(), token_ids, max_tokens=max_tokens, add_found=self.add_found)
+        return generate(self.stub(), token_ids, max_tokens=max_tokens, read_usage=self._read_usage)
+
+    def _read_usage(self, usage: pb.Usage) -> None:
+        self.add_found(usage.cached_tokens)
+        self.add_drafts(usage.speculation.num_drafts, usage.speculation.num_accepted)
 
     def beams(self, token_ids: list[int], *, max_tokens: int, width: int) -> AsyncIterator[int]:
         return generate(self.stub(), token_ids, max_tokens=max_tokens, beam_width=width)
