@@ -6,6 +6,7 @@ drafts and with so many. The best length is the one with which the whole step br
 a second, so that drafts of one sequence do not slow the others by more than they bring.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,8 @@ is planned outside the decode batch meanwhile, which costs little where few are.
 FIRST_PAUSE_STEPS, MOST_PAUSE_STEPS = 16, 1024
 MEASURE_STEPS = 256
 """Steps after which one without drafts is measured again, since contexts grow."""
+FORGET_STEPS = 512
+"""Steps after which those of others are forgotten: what took long by accident is tried again."""
 _KEPT = 0.85
 """Weight of a sequence's older runs, each time that it has one."""
 _KEPT_OF_ALL = 0.98
@@ -36,9 +39,11 @@ class _Mean:
     num_drafts: float
     ns: float
     num_steps: int = 0
+    last_step: int = 0
+    """Number of the last such step among those of as many sequences."""
 
-    def add(self, num_drafts: int, ns: float) -> None:
-        self.num_steps += 1
+    def add(self, num_drafts: int, ns: float, step: int) -> None:
+        self.num_steps, self.last_step = self.num_steps + 1, step
         weight = max(_NEW, 1 / self.num_steps)
         self.num_drafts += weight * (num_drafts - self.num_drafts)
         self.ns += weight * (min(ns, _MOST_AT_ONCE * self.ns) - self.ns)
@@ -50,15 +55,16 @@ class RowCosts:
 
     _means: dict[int, dict[int, _Mean]] = field(default_factory=dict)
     """By numbers of sequences, then of drafts, both rounded."""
-    _num_since: dict[int, int] = field(default_factory=dict)
-    """Steps of so many sequences since the last one without drafts."""
+    _num_steps: Counter[int] = field(default_factory=Counter)
+    """Number of steps by that of their sequences, rounded."""
 
     def observe(self, *, num_seqs: int, num_drafts: int, ns: float) -> None:
         """Takes a step that was answered and had no tokens of prompts."""
         size = _rounded(num_seqs)
         means = self._means.setdefault(size, {})
-        means.setdefault(_rounded(num_drafts), _Mean(num_drafts, ns)).add(num_drafts, ns)
-        self._num_since[size] = self._num_since.get(size, 0) + 1 if num_drafts else 0
+        self._num_steps[size] += 1
+        mean = means.setdefault(_rounded(num_drafts), _Mean(num_drafts, ns))
+        mean.add(num_drafts, ns, self._num_steps[size])
 
     def times(self, num_seqs: int, first: float, most: int) -> list[float]:
         """Returns what steps take with `first` drafts, one more, up to `most` more.
@@ -67,11 +73,14 @@ class RowCosts:
         some had, or beyond, but not far beyond: lengths grow as they are measured.
         """
         size = _rounded(num_seqs)
-        if self._num_since.get(size, MEASURE_STEPS) >= MEASURE_STEPS or not self.is_known(size):
+        step, known = self._num_steps[size], self._means.get(size, {})
+        known = {n: one for n, one in known.items() if step - one.last_step < FORGET_STEPS}
+        if 0 not in known or step - known[0].last_step >= MEASURE_STEPS:
             return []
-        means = sorted((mean.num_drafts, mean.ns) for mean in self._means[size].values())
+        self._means[size] = known
+        means = sorted((mean.num_drafts, mean.ns) for mean in known.values())
         counts, times = (np.array(column) for column in zip(*means, strict=True))
-        times = np.maximum.accumulate(times)
+        times = np.minimum.accumulate(times[::-1])[::-1]  # more drafts take no less time
         most = min(most, max(1, int(2 * counts[-1] + num_seqs - first)))
         reach = first + most - counts[-1]
         if len(counts) > 1 and reach > 0:
@@ -80,9 +89,6 @@ class RowCosts:
             times = np.append(times, times[-1] + slope * reach)
         found: list[float] = np.interp(first + np.arange(most + 1), counts, times).tolist()
         return found
-
-    def is_known(self, size: int) -> bool:
-        return 0 in self._means.get(size, {})
 
 
 class DraftLengths:

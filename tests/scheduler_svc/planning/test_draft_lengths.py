@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from signalbox_contract.step_result import StepResult, StepTimings
-from signalbox_scheduler.planning.draft_lengths import MEASURE_STEPS, RowCosts
+from signalbox_scheduler.planning.draft_lengths import FORGET_STEPS, MEASURE_STEPS, RowCosts
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
 from tests.scheduler_svc.make import Loop, make_loop, make_request, make_scheduler
@@ -172,3 +172,17 @@ def test_one_step_that_takes_long_does_not_make_drafts_dear() -> None:
     costs.observe(num_seqs=1, num_drafts=2, ns=1e6)
     costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
     assert costs.times(1, 0.0, 2)[2] < 200
+
+
+def test_a_step_that_took_long_by_accident_is_not_held_against_longer_runs_for_good() -> None:
+    costs = RowCosts()
+    costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
+    costs.observe(num_seqs=1, num_drafts=2, ns=900.0)
+    costs.observe(num_seqs=1, num_drafts=4, ns=140.0)
+    assert costs.times(1, 0.0, 4) == [100.0, 120.0, 140.0, 140.0, 140.0]
+    costs.observe(num_seqs=1, num_drafts=5, ns=900.0)
+    assert costs.times(1, 0.0, 5)[5] == 900.0
+    for _ in range(FORGET_STEPS):
+        costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
+        costs.observe(num_seqs=1, num_drafts=1, ns=110.0)
+    assert costs.times(1, 0.0, 3) == [100.0, 110.0, 120.0, 130.0]
