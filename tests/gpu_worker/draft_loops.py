@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from signalbox_contract.cache_groups import num_token_groups, state_group
 from signalbox_contract.columns import int32s, int64s
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.model import WorkerCapacity
@@ -124,6 +125,8 @@ class Loop:
         self._left: dict[int, int] = {}
         """Tokens of prompts that are not computed yet."""
         self._forked: set[int] = set()
+        self._states: dict[int, list[int]] = {}
+        """Blocks of the state of each sequence of recurrent layers, by the first."""
         self._moves: list[tuple[int, int]] = []
 
     def generate(
@@ -139,6 +142,7 @@ class Loop:
         """
         waiting = [self._new(10 * i, one, num_tokens) for i, one in enumerate(wanted)]
         ended: set[int] = set()
+        states = list(self._states.values())
         while True:
             running = {seq_id: num for seq_id, num in self._left.items() if num}
             decoding = [
@@ -153,6 +157,7 @@ class Loop:
             finished = self.answers.keys() - running.keys() - ended
             self._step(
                 new=[waiting.pop(0)] if waiting else [],
+                states=states,
                 running_seq_ids=int64s(list(running)),
                 running_num_new_tokens=int32s(list(running.values())),
                 finished=int64s(sorted(finished)),
@@ -160,6 +165,7 @@ class Loop:
                 draft_limits=_limits(limits) if limits else None,
             )
             ended |= finished
+            states = []
         for answer in self.answers.values():
             del answer.token_ids[num_tokens:], answer.logprobs[num_tokens:]
         self.table.check()
@@ -176,14 +182,21 @@ class Loop:
         """Returns the bytes of the blocks whose tokens are all known to be computed."""
         found = {}
         for seq_id, text in self.texts().items():
-            num_blocks = (len(text) - 1) // BLOCK_SIZE * len(self.groups)
-            found[seq_id] = self.pools.gpu_pool[self.tables[seq_id][:num_blocks]].tobytes()
+            blocks = self._token_blocks(seq_id)
+            blocks = blocks[: (len(text) - 1) // BLOCK_SIZE * num_token_groups(self.groups)]
+            found[seq_id] = self.pools.gpu_pool[blocks].tobytes()
         return found
+
+    def _token_blocks(self, seq_id: int) -> list[int]:
+        return [block for block in self.tables[seq_id] if block not in self._states]
+
+    def _blocks(self, seq_id: int) -> list[int]:
+        return self._token_blocks(seq_id) + self._states.get(self.tables[seq_id][-1], [])
 
     def _new(self, seq_id: int, one: Wanted, num_tokens: int) -> NewSequence:
         num_rows = -(-(len(one.prompt) + num_tokens + MOST) // BLOCK_SIZE)
         for branch in range(one.num_samples):
-            self.tables[seq_id + branch] = self._take(num_rows * len(self.groups))
+            self.tables[seq_id + branch] = self._make_table(num_rows)
             self.prompts[seq_id + branch] = list(one.prompt)
         return NewSequence(
             seq_id=seq_id,
@@ -198,6 +211,15 @@ class Loop:
             adapter=one.adapter,
             prediction=one.prediction,
         )
+
+    def _make_table(self, num_rows: int) -> list[int]:
+        """Returns a table whose rows have blocks of their own, but one state."""
+        table, group = self._take(num_rows * len(self.groups)), state_group(self.groups)
+        if group is not None:
+            blocks = self._take(group.state_blocks)
+            self._states[blocks[0]] = blocks
+            table[len(self.groups) - 1 :: len(self.groups)] = [blocks[0]] * num_rows
+        return table
 
     def _take(self, count: int) -> list[int]:
         taken, self._free = self._free[:count], self._free[count:]
@@ -217,7 +239,11 @@ class Loop:
             self.runner.apply(step)
             self._moves = []
         self._left = {one.seq_id: len(one.token_ids) - one.num_new_tokens for one in step.new}
-        self._take_result(self.table.append_tokens(self.runner.execute(batch)))
+        result = self.table.append_tokens(self.runner.execute(batch))
+        if self.table.settlement is not None:
+            self.runner.settle(self.table.settlement)
+            self.table.settlement = None
+        self._take_result(result)
 
     def _take_result(self, result: StepResult) -> None:
         own = {seq_id: seq_id % 10 for seq_id in result.seq_ids.tolist()}
@@ -240,7 +266,7 @@ class Loop:
         for key, answer in self.answers.items():
             if (branch := key % 10) and key not in self._forked:
                 forks.append(Fork(key - branch, key, branch, answer.token_ids[0]))
-                self._moves += zip(self.tables[key - branch], self.tables[key], strict=True)
+                self._moves += zip(self._blocks(key - branch), self._blocks(key), strict=True)
         self._forked |= {fork.child for fork in forks}
         return forks
 

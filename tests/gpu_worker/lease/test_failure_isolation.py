@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
+from signalbox_contract.cache_groups import FULL_GROUP, STATE, CacheGroup
 from signalbox_contract.errors import Code
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.step import NewSequence, Step
@@ -269,14 +269,19 @@ class Isolating(Planted):
 
 
 @pytest.mark.parametrize("num_tokens", [2, 5])
-def test_runs_of_drafts_are_cut_where_memory_does_not_suffice(num_tokens: int) -> None:
-    runner = make_runner_for_drafts()
+@pytest.mark.parametrize("state_blocks", [0, 2])
+def test_runs_of_drafts_are_cut_where_memory_does_not_suffice(
+    num_tokens: int, state_blocks: int
+) -> None:
+    """The states behind drafts cannot be settled then, so that none of them stays."""
+    groups = (FULL_GROUP, CacheGroup(kind=STATE, state_blocks=state_blocks))
+    runner = make_runner_for_drafts(groups=groups[: 1 + bool(state_blocks)])
     without = Loop(runner)
     expected = without.generate(DRAFTING, num_tokens=20)
     isolating = Isolating(runner, hold_at_most(num_tokens))
     cut = Loop(isolating, proposer=Oracle(without.texts()))
     assert cut.generate(DRAFTING, num_tokens=20, limit=lambda: MOST) == expected
-    assert cut.num_steps < without.num_steps
+    assert cut.num_steps == without.num_steps if state_blocks else cut.num_steps < without.num_steps
 
 
 def test_a_sequence_fails_alone_among_runs_of_drafts() -> None:
@@ -299,7 +304,7 @@ def test_a_sequence_fails_alone_among_runs_of_drafts() -> None:
 DRAFTING = [Wanted(prompt=[number, 2, 3]) for number in (5, 6, 7)]
 
 
-def make_runner_for_drafts() -> SimulatedRunner:
-    runner = SimulatedRunner(make_config(num_gpu_blocks=80, block_size=16))
+def make_runner_for_drafts(**options: Any) -> SimulatedRunner:
+    runner = SimulatedRunner(make_config(num_gpu_blocks=80, block_size=16, **options))
     runner.init_cache_engine(num_gpu_blocks=80, num_cpu_blocks=4)
     return runner

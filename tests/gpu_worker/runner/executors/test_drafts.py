@@ -64,6 +64,10 @@ def test_forms(form: dict[str, str], kv_cache_dtype: str, tmp_path: Path) -> Non
         ("gemma3", {}),
         ("qwen3-moe", {}),
         ("deepseek-v2", LATENTS),
+        ("lfm2-moe", {}),
+        ("granite-hybrid", {}),
+        ("nemotron-h", {}),
+        ("qwen3.5", {}),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
