@@ -30,6 +30,7 @@ from signalbox_worker.drafts.proposer import DraftAsk, Proposer
 
 MOST = (1, 2, 4, 8, 16)
 """Drafts of a step."""
+USUAL = SpeculationConfig()
 ROWS = (1, 2, 3, 5, 9, 17)
 CONTEXT = 256
 
@@ -60,9 +61,10 @@ class DraftReplay:
         return f"{self.run:.2f} of {self.mean_rows:.2f}; {micros:.0f}"
 
 
-def replay(found: Iterable[Trace], *, most: int) -> DraftReplay:
+def replay(found: Iterable[Trace], *, most: int, min_match: int = USUAL.min_match) -> DraftReplay:
     """Replays answers, each with at most so many drafts a step."""
-    proposer = make_proposer(SpeculationConfig(num_tokens=most), vocab_size=COUNTED)
+    config = SpeculationConfig(num_tokens=most, min_match=min_match)
+    proposer = make_proposer(config, vocab_size=COUNTED)
     done = DraftReplay()
     for seq_id, trace in enumerate(found):
         _replay(proposer, seq_id, trace, most, done)
@@ -147,11 +149,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--traces", type=int, default=32, help="of each workload")
+    parser.add_argument("--min-match", type=int, default=USUAL.min_match, help="of the proposer")
     options = parser.parse_args()
     replays: dict[str, dict[int, DraftReplay]] = {}
     for workload in WORKLOADS:
         found = traces(workload, options.traces)
-        replays[workload] = {most: replay(found, most=most) for most in MOST}
+        replays[workload] = {
+            most: replay(found, most=most, min_match=options.min_match) for most in MOST
+        }
     lines = [["tokens of a step of rows; us", *(f"{most} drafts" for most in MOST)]]
     lines += [[name, *map(str, of_most.values())] for name, of_most in replays.items()]
     print(table(lines), flush=True)
