@@ -12,7 +12,9 @@ the tokens of a step, over the cost of a step of its rows, which is measured fir
 import argparse
 import asyncio
 import json
+import signal
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -175,6 +177,7 @@ def participants(options: argparse.Namespace, prompts: Prompts) -> list[ServerPr
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
     options = parse()
     prompts = make_prompts(options.workloads, options.clients, is_counting=options.counting)
     runner = cpu_step.make_runner(options, str(options.model), "auto", "auto")
