@@ -1,9 +1,9 @@
-"""Decides how many drafts a sequence computes: as many as bring the most tokens a second.
+"""Decides how many drafts a sequence computes: the number that gives the most tokens a second.
 
-A draft is taken to be accepted as often as those of the sequence were of late, if all before it
-are. What the rows of drafts cost is measured: how long steps of as many sequences took, without
-drafts and with so many. The best length is the one with which the whole step brings the most tokens
-a second, so that drafts of one sequence do not slow the others by more than they bring.
+The probability that a draft is accepted, if all before it are, is estimated from the recent runs of
+its sequence. The cost of its row is measured: the times of steps with as many sequences, by their
+number of drafts. The best length gives the whole step the most tokens a second, so that drafts of
+one sequence do not slow the others by more than they bring.
 """
 
 from collections import Counter
@@ -14,24 +14,27 @@ import numpy as np
 from signalbox_scheduler.requests.draft_use import DraftRecord
 
 LEAST_GAIN = 0.05
-"""Tokens that drafts of a sequence must bring a step beyond their cost: both are estimates."""
+"""Tokens of a step that drafts of a sequence must add beyond their cost, since both are
+estimates."""
 IDLE_STEPS = 256
-"""Steps without a proposal after which a sequence pauses, divided by the sequences of the step: it
-is planned outside the decode batch meanwhile, which costs little where few are."""
+"""Steps without a proposal after which a sequence pauses, over the sequences of a step: outside the
+decode batch each of them costs the planner time, little where there are few."""
 FIRST_PAUSE_STEPS, MOST_PAUSE_STEPS = 16, 1024
 MEASURE_STEPS = 256
 """Steps after which one without drafts is measured again, since contexts grow."""
 FORGET_STEPS = 512
-"""Steps after which those of others are forgotten: what took long by accident is tried again."""
+"""Steps after which a mean is dropped: a number of drafts that was slow by accident is tried
+again."""
 _KEPT = 0.85
-"""Weight of a sequence's older runs, each time that it has one."""
+"""Weight that a sequence's older runs keep when one is added."""
 _KEPT_OF_ALL = 0.98
 _PRIOR_RUNS = 2.0
-"""Weight of what other sequences' drafts became, beside a sequence's own."""
+"""Weight, in runs, of the acceptance of all sequences in the estimate of one."""
 _NEW = 0.25
-"""Weight of the newest step of its kind in their mean."""
+"""Weight of the newest step in a mean."""
 _MOST_AT_ONCE = 3.0
-"""Times the mean that a step may count: what takes longer was kept from its core, more likely."""
+"""Largest multiple of the mean that a step counts as: one that took longer probably had to wait for
+its core."""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,7 @@ class RowCosts:
     """Number of steps by that of their sequences, rounded."""
 
     def observe(self, *, num_seqs: int, num_drafts: int, ns: float) -> None:
-        """Takes a step that was answered and had no tokens of prompts."""
+        """Records an answered step without tokens of prompts."""
         size = _rounded(num_seqs)
         means = self._means.setdefault(size, {})
         self._num_steps[size] += 1
@@ -67,10 +70,10 @@ class RowCosts:
         mean.add(num_drafts, ns, self._num_steps[size])
 
     def times(self, num_seqs: int, first: float, most: int) -> list[float]:
-        """Returns what steps take with `first` drafts, one more, up to `most` more.
+        """Returns the times of steps with `first` drafts, one more, and so on up to `most` more.
 
-        Empty if a step without drafts is to be measured. What no step had is between those that
-        some had, or beyond, but not far beyond: lengths grow as they are measured.
+        Empty if a step without drafts must be measured first. Numbers of drafts that no step had
+        are interpolated, and extrapolated a little: longer runs are measured as runs grow.
         """
         size = _rounded(num_seqs)
         step, known = self._num_steps[size], self._means.get(size, {})
@@ -92,7 +95,7 @@ class RowCosts:
 
 
 class DraftLengths:
-    """Follows one worker's drafts."""
+    """Chooses the lengths of one worker's runs."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -108,11 +111,14 @@ class DraftLengths:
 
     @property
     def is_measuring(self) -> bool:
-        """True if the next step is to have no drafts, so that their cost is known."""
+        """True if the next step must have no drafts, so that its time can be measured."""
         return not self._times
 
     def observe_step(self, *, num_seqs: int, num_drafts: int, num_tokens: int, ns: int) -> None:
-        """Takes a step that was answered and had no tokens of prompts, with what it drew."""
+        """Records an answered step without tokens of prompts.
+
+        Args: num_tokens: those that it drew.
+        """
         self._costs.observe(num_seqs=num_seqs, num_drafts=num_drafts, ns=ns)
         self._num_seqs = num_seqs
         self._tokens_of_seq += _NEW * (num_tokens / num_seqs - self._tokens_of_seq)
@@ -123,7 +129,7 @@ class DraftLengths:
         self.may_pay = self.is_measuring or self._best(1.0) > 0
 
     def observe_run(self, record: DraftRecord, *, num_drafts: int, num_accepted: int) -> None:
-        """Takes what became of the drafts of a step that allowed some."""
+        """Records how many drafts of a sequence were accepted in a step that allowed some."""
         if not num_drafts:
             record.num_idle += 1
             return
@@ -136,7 +142,7 @@ class DraftLengths:
         record.num_tried = 0 if is_refused else min(2 * record.num_tried, self.most)
 
     def next(self, record: DraftRecord) -> int:
-        """Returns the most drafts of a sequence's next step; 0 if it is better without for now."""
+        """Returns the most drafts of a sequence's next step; 0 if none pay at present."""
         if record.num_idle * self._num_seqs >= IDLE_STEPS or not self.may_pay:
             return 0
         prior = _PRIOR_RUNS * self._num_accepted / (self._num_accepted + self._num_refused)
@@ -147,7 +153,8 @@ class DraftLengths:
         return max(best, record.num_tried)
 
     def _best(self, share: float) -> int:
-        """Returns the best length if so many of the drafts are accepted, if all before them are."""
+        """Returns the best length, if a draft is accepted with the probability `share` when all
+        before it are."""
         best, best_rate = 0, (self._num_tokens + LEAST_GAIN) / self._times[0]
         all_before, num_tokens = 1.0, self._num_tokens
         for num_drafts, ns in enumerate(self._times[1:], start=1):
@@ -158,14 +165,14 @@ class DraftLengths:
         return best
 
     def pause(self, record: DraftRecord) -> int:
-        """Begins a sequence's pause; returns its steps, twice as many as those of the one
-        before."""
+        """Begins a sequence's pause; returns its length in steps, twice that of the last one."""
         steps = min(max(FIRST_PAUSE_STEPS, 2 * record.num_pause_steps), MOST_PAUSE_STEPS)
         record.is_off, record.num_pause_steps = True, steps
         return steps
 
     def resume(self, record: DraftRecord) -> None:
-        """Ends a pause: one draft is tried, and while they are accepted twice as many."""
+        """Ends a pause: the next run has one draft, and each one after it twice as many while all
+        are accepted."""
         record.is_off, record.num_tried, record.num_idle = False, 1, 0
 
 

@@ -1,19 +1,19 @@
-"""Lets sequences compute drafts: tokens that the worker expects behind the newest one.
+"""Decides which sequences of a plan compute drafts, and books the tokens and blocks for them.
 
-A step in flight may add as many tokens to a sequence as it has drafts, and one. All of them count
-as planned until its answer says how many there are: blocks are taken, and tokens of steps counted,
-for the most, and a later step begins where the worker is by then.
+A step adds one token to a sequence, and one for each draft that is accepted. Until the answer says
+how many were, all of them count as planned: blocks are taken and tokens counted for the most.
 
 With states of recurrent layers, no run passes the end of a row, and none begins a row before the
-answers to the runs before it: the row of the state is then the same however many drafts stay.
+runs in flight are answered: the state's row is then the same however many drafts are accepted.
 
-A sequence that has drafts is outside the decode batch, which counts a token a step. It joins when
-it pauses, and leaves to try again.
+A sequence with drafts is outside the decode batch, which counts a token a step. It joins the batch
+while it pauses.
 """
 
 import heapq
 
 from signalbox_contract.step_result import StepResult
+from signalbox_scheduler.config import StepLimits
 from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.decode_batch import DecodeBatch
@@ -30,27 +30,25 @@ class DraftPlanner:
 
     def __init__(
         self,
-        *,
-        most: int,
+        limits: StepLimits,
         queues: GroupQueues,
         blocks: BlockSpaceManager,
         decode_batch: DecodeBatch,
         worker_state: WorkerState,
     ) -> None:
-        self._most = most
         self._queues = queues
         self._blocks = blocks
         self._decode_batch = decode_batch
         self._worker_state = worker_state
-        self._lengths = DraftLengths(most)
+        self._lengths = DraftLengths(limits.max_draft_tokens)
         self._num_left = 0
         """Drafts that the step which is being planned may still have."""
         self._paused: list[tuple[int, int, Sequence]] = []
         """Heap of steps in which pauses end, with the sequences and their ids."""
 
     def begin(self, plan: StepPlan) -> None:
-        """Begins a plan: each sequence gets its token, and drafts half of what is left, so that
-        prompts go on."""
+        """Begins a plan. Each sequence gets its token; drafts get at most half of the remaining
+        budget, so that prompts make progress."""
         self._num_left = max(0, plan.token_budget - self._queues.num_sequence_slots) // 2
         while self._paused and self._paused[0][0] <= plan.step_id:
             *_, seq = heapq.heappop(self._paused)
@@ -64,30 +62,31 @@ class DraftPlanner:
                 self._pause_until(plan.step_id + FIRST_PAUSE_STEPS, seq)
 
     def take(self, group: SequenceGroup) -> None:
-        """Says how many drafts the sequences of a group that comes to run here may have."""
+        """Sets the most drafts of the sequences of a group that begins to run here."""
         request = group.request
         is_one_by_one = request.no_speculation or request.beam_search is not None or group.pools
-        group.max_drafts = 0 if is_one_by_one else self._most
+        group.max_drafts = 0 if is_one_by_one else self._lengths.most
         for seq in group.unfinished:
             if seq.draft_record is not None and seq.draft_record.is_off:
                 self._lengths.resume(seq.draft_record)
 
     def speculates(self, group: SequenceGroup) -> bool:
-        """Says whether a sequence of a group may have drafts in the next steps."""
+        """Returns True if a sequence of a group may have drafts in the next steps."""
         if not group.max_drafts or group.suspicion is not None:
             return False
         records = [seq.draft_record for seq in group.unfinished]
         return any(record is None or not record.is_off for record in records)
 
     def must_wait(self, seq: Sequence) -> bool:
-        """Says whether a sequence waits for answers that show where its next token goes."""
+        """Returns True if a sequence waits for the answers to its runs in flight, since its next
+        token would begin a row."""
         begins_row = seq.num_planned_tokens % self._blocks.block_size == 0
         return begins_row and seq.num_inflight_drafts > 0 and self._blocks.states.num_blocks > 0
 
     def book(self, plan: StepPlan, seq: Sequence) -> int:
         """Returns how many drafts a sequence may compute beside its token, and takes their blocks.
 
-        None if that leaves too few blocks: they are not worth what a preemption costs.
+        0 if there are too few free blocks: drafts are not worth a preemption.
         """
         group = seq.group
         if group.times.first_token is None or group.suspicion is not None:
@@ -112,7 +111,7 @@ class DraftPlanner:
         """Returns the best number of drafts; a sequence for which that is none pauses."""
         record = seq.draft_record
         if record is None:
-            # What the client expects is likely, whatever became of the drafts of others.
+            # A prediction is likely right, however few drafts of others were accepted.
             record = seq.draft_record = DraftRecord(num_tried=bool(seq.group.request.prediction))
         if record.is_off or self._lengths.is_measuring:
             return 0
@@ -125,7 +124,7 @@ class DraftPlanner:
         heapq.heappush(self._paused, (step_id, seq.seq_id, seq))
 
     def observe_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Takes the time of a step that was answered, if it is known and all sequences decode."""
+        """Records the time of an answered step, if it is known and all sequences decode."""
         drafts, timings = result.drafts, result.timings
         if timings.forward_ns and 0 < plan.total_tokens == len(plan.seqs):
             self._lengths.observe_step(
@@ -136,7 +135,7 @@ class DraftPlanner:
             )
 
     def observe_run(self, seq: Sequence, *, num_drafts: int, num_accepted: int) -> None:
-        """Takes what became of the drafts of a sequence in a step that allowed some."""
+        """Records how many drafts of a sequence were accepted in a step that allowed some."""
         if seq.draft_record is not None:
             self._lengths.observe_run(
                 seq.draft_record, num_drafts=num_drafts, num_accepted=num_accepted

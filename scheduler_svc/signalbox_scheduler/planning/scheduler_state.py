@@ -56,13 +56,7 @@ class SchedulerState:
         blocks = BlockSpaceManager(config.cache, costs=cost)
         queues, worker_state = GroupQueues(admission), WorkerState(blocks)
         decode_batch = DecodeBatch(blocks, admission)
-        drafts = DraftPlanner(
-            most=config.limits.max_draft_tokens,
-            queues=queues,
-            blocks=blocks,
-            decode_batch=decode_batch,
-            worker_state=worker_state,
-        )
+        drafts = DraftPlanner(config.limits, queues, blocks, decode_batch, worker_state)
         release = SequenceRelease(queues=queues, blocks=blocks, worker_state=worker_state)
         in_flight = StepsInFlight(cost)
         grammars = WorkerGrammars(queues, release, memory_bytes=config.grammar_bytes)

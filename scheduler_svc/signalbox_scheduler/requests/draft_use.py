@@ -9,20 +9,19 @@ from signalbox_rpc.metrics.sample import Sample, counter
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What became of one sequence's newest drafts, and what follows; see
-    planning/draft_lengths.py."""
+    """Acceptance of one sequence's recent drafts, and its pauses; see planning/draft_lengths.py."""
 
     is_off: bool = False
     """True during a pause: drafts would not pay, or nothing is proposed."""
     num_pause_steps: int = 0
     """Steps of the last pause; 0 if drafts have paid since."""
     num_accepted: float = 0.0
-    """Drafts that were accepted, those of older runs weigh less."""
+    """Accepted drafts; those of older runs weigh less."""
     num_refused: float = 0.0
-    """Runs that ended with a draft that was not, weighed alike."""
+    """Runs that a refused draft ended, with the same weights."""
     num_tried: int = 0
-    """Drafts of a run by which a sequence that has paused shows whether they pay again; 0 if its
-    record decides."""
+    """Drafts of the next run of a sequence that tries again after a pause; 0 if its acceptance
+    decides."""
     num_idle: int = 0
     """Consecutive steps for which nothing was proposed."""
 
