@@ -112,7 +112,8 @@ class DraftPlanner:
         record = seq.draft_record
         if record is None:
             # A prediction is likely right, however few drafts of others were accepted.
-            record = seq.draft_record = DraftRecord(num_tried=bool(seq.group.request.prediction))
+            num_tried = 1 if seq.group.request.prediction else 0
+            record = seq.draft_record = DraftRecord(num_tried=num_tried)
         if record.is_off or self._lengths.is_measuring:
             return 0
         length = self._lengths.next(record)

@@ -186,3 +186,18 @@ def test_a_step_that_took_long_by_accident_is_not_held_against_longer_runs_for_g
         costs.observe(num_seqs=1, num_drafts=0, ns=100.0)
         costs.observe(num_seqs=1, num_drafts=1, ns=110.0)
     assert costs.times(1, 0.0, 3) == [100.0, 110.0, 120.0, 130.0]
+
+
+def test_a_prediction_is_tried_though_the_drafts_of_others_are_refused() -> None:
+    loop = make_measured(reading_weights, share=0.0, num_seqs=8)
+    loop.turn(60)
+    loop.scheduler.admission.add(make_request([7, 8], max_tokens=40, prediction=(1, 2, 3)))
+    for _ in range(40):
+        loop.send()
+        plan = loop.scheduler.in_flight[-1]
+        for i, num_drafts in plan.num_drafts.items():
+            if plan.seqs[i].group.request.prediction:
+                assert (num_drafts, type(num_drafts)) == (1, int)  # a worker makes room by it
+                return
+        loop.answer()
+    raise AssertionError("it is never tried")
