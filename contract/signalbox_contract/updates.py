@@ -84,13 +84,16 @@ class FinishedSequence:
 
 
 class SpeculationUse(NamedTuple):
-    """What became of a request's drafts, of all its sequences; see scheduler.proto."""
+    """Counts of drafts of all sequences of a request; see scheduler.proto."""
 
     num_runs: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
     num_predicted: int = 0
     num_predicted_accepted: int = 0
+
+
+NO_SPECULATION = SpeculationUse()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +104,7 @@ class FinishedRequest:
     failure: RequestFailure | None
     usage: Usage
     timings: Timings
-    speculation: SpeculationUse | None = None
-    """None if no draft was computed."""
+    speculation: SpeculationUse = NO_SPECULATION
 
 
 class AdmittedRequest(NamedTuple):
@@ -263,7 +265,7 @@ def _encode_request(finished: FinishedRequest) -> pb.FinishedRequest:
         usage=pb.Usage(**finished.usage._asdict()),
         timings=pb.Timings(**finished.timings._asdict()),
     )
-    if finished.speculation is not None:
+    if finished.speculation.num_runs:
         message.speculation.CopyFrom(pb.SpeculationUse(**finished.speculation._asdict()))
     if (failure := finished.failure) is not None:
         message.code = failure.code
@@ -284,9 +286,7 @@ def _decode_request(message: pb.FinishedRequest) -> FinishedRequest:
         timings=Timings(
             timings.queued_ns, timings.prefill_ns, timings.decode_ns, timings.preempted_ns
         ),
-        speculation=_decode_speculation(message.speculation)
-        if message.HasField("speculation")
-        else None,
+        speculation=_decode_speculation(message.speculation),
     )
 
 

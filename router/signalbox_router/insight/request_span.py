@@ -144,7 +144,7 @@ class RequestSpan:
                 "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             }
         )
-        if (use := update.end.speculation) is not None:
+        if (use := update.end.speculation).num_runs:
             counts = {f"signalbox.speculation.{name}": n for name, n in use._asdict().items()}
             self._span.set_attributes(counts)
         if self._task == "embed" and update.request.vector is not None:

@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from signalbox_contract import updates
 from signalbox_contract.logprobs import TokenLogprobs
-from signalbox_contract.updates import FinishedSequence, SpeculationUse, Timings, Usage
+from signalbox_contract.updates import (
+    NO_SPECULATION,
+    FinishedSequence,
+    SpeculationUse,
+    Timings,
+    Usage,
+)
 
 
 class FinishReason(enum.Enum):
@@ -94,12 +100,13 @@ class End(NamedTuple):
     """Nanoseconds from arrival at the router until the first token was sent."""
     num_reasoning_tokens: int = 0
     """Completion tokens that are reasoning, without its markers."""
-    speculation: SpeculationUse | None = None
-    """What became of drafts; None if none was computed."""
+    speculation: SpeculationUse = NO_SPECULATION
 
 
-def acceptance_of(use: SpeculationUse) -> dict[str, float]:
-    """Returns what became of drafts, as vLLM's answers tell it."""
+def acceptance_of(use: SpeculationUse) -> dict[str, float] | None:
+    """Returns the counts of drafts under vLLM's names; None if none was computed."""
+    if not use.num_runs:
+        return None
     return {
         "mean_acceptance_length": 1 + use.num_accepted / use.num_runs,
         "draft_acceptance_rate": use.num_accepted / use.num_drafts,

@@ -16,6 +16,7 @@ from signalbox_contract.model import Numerics
 from signalbox_contract.request import Request
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import (
+    NO_SPECULATION,
     FinishReason,
     RequestFailure,
     RequestUpdates,
@@ -213,8 +214,7 @@ class SequenceGroup:
     """Set if the request ended without a result of its own making."""
     numerics: Numerics | None = None
     """Numerics of the worker that took the group last; None before, or if it did not say."""
-    speculation: SpeculationUse | None = None
-    """What became of its drafts; None if none were computed."""
+    speculation: SpeculationUse = NO_SPECULATION
     masks: MaskUse | None = None
     """Set once a mask was dear, or the group sat a step out."""
     num_preemptions: int = 0
@@ -321,7 +321,7 @@ class SequenceGroup:
         """Yields what parts have counted of this request alone."""
         if self.masks is not None:
             yield from self.masks.samples()
-        if self.speculation is not None:
+        if self.speculation.num_runs:
             yield from draft_samples(self.speculation)
         if self.num_migrations:
             yield counter(

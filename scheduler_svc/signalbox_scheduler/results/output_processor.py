@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from signalbox_contract.errors import Code
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.step_result import StepResult
-from signalbox_contract.updates import FinishReason, RequestFailure, SpeculationUse
+from signalbox_contract.updates import NO_SPECULATION, FinishReason, RequestFailure
 from signalbox_rpc.metrics.sample import Sample, counter, counters
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
@@ -30,8 +30,8 @@ class OutputProcessor:
     def __init__(self, state: SchedulerState) -> None:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
-        self.speculation = SpeculationUse()
-        """What became of all drafts; counts those that clients got."""
+        self.speculation = NO_SPECULATION
+        """Of all requests; drafts count as accepted if their tokens were sent to clients."""
         self._num_accepted_at = [0] * state.config.limits.max_draft_tokens
         """Accepted drafts by their place in a run; empty if no drafts are computed."""
         self._drafts = state.drafts
@@ -194,7 +194,7 @@ class OutputProcessor:
     ) -> None:
         seq.group.speculation, self.speculation = (
             add_run(
-                use or SpeculationUse(),
+                use,
                 num_drafts=num_drafts,
                 num_accepted=num_accepted,
                 is_predicted=source == DraftSource.PREDICTION,

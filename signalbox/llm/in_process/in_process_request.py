@@ -127,7 +127,7 @@ class InProcessRequest(ActiveRequest):
                 first_token_time=times.first_token,
                 last_token_time=times.last_token,
                 finished_time=self._ended_at,
-                speculative_decoding=_acceptance(ended),
+                speculative_decoding=acceptance_of(ended.speculation) if ended else None,
                 preempted_s=(
                     times.preempted_s if ended is None else ended.timings.preempted_ns / 1e9
                 ),
@@ -211,9 +211,3 @@ class InProcessRequest(ActiveRequest):
             return self.ended.failure.message
         finishes = [completion.finish for completion in self._completions]
         return next((one.error_message for one in finishes if one and one.error_message), None)
-
-
-def _acceptance(ended: FinishedRequest | None) -> dict[str, float] | None:
-    if ended is None or ended.speculation is None:
-        return None
-    return acceptance_of(ended.speculation)

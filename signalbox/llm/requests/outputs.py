@@ -33,7 +33,7 @@ class RequestMetrics:
     preempted_s: float = 0.0
     """Time that the request spent preempted."""
     speculative_decoding: dict[str, float] | None = None
-    """What became of drafts; None before the end, or if none was computed."""
+    """Counts of drafts under vLLM's names; None before the end, or if none was computed."""
 
     @property
     def time_in_queue(self) -> float | None:

@@ -270,7 +270,6 @@ def test_a_request_and_its_worker_count_what_became_of_drafts() -> None:
     run(loop, [group])
     # Three runs of two tokens, the last of which had room for two drafts; then the last token.
     use = group.speculation
-    assert use is not None
     assert (use.num_runs, use.num_drafts, use.num_accepted) == (3, 8, 3)
     from_prediction = SOURCES[group.sequences[0].seq_id % 2] is DraftSource.PREDICTION
     counts = (8, 3) if from_prediction else (0, 0)

@@ -130,7 +130,7 @@ def responses(kind: type[Response], update: Update) -> Iterable[Response]:
     if update.end is not None:
         message.usage.CopyFrom(pb.Usage(**update.end.usage._asdict()))
         message.usage.reasoning_tokens = update.end.num_reasoning_tokens
-        if (use := update.end.speculation) is not None:
+        if (use := update.end.speculation).num_runs:
             message.usage.speculation.CopyFrom(pb.SpeculationUse(**use._asdict()))
         message.timings.CopyFrom(_timings(update.end))
     if update.prompt_logprobs:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from signalbox_contract.errors import RpcError
-from signalbox_contract.updates import SpeculationUse, Usage
+from signalbox_contract.updates import NO_SPECULATION, SpeculationUse, Usage
 from signalbox_router.apis.openai.requests.errors import error_body
 from signalbox_router.apis.openai.requests.types import Body, GenerationBody
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ class UsageCounter:
         """
         self._num_reasoning = 0 if is_chat else None
         self._of_prompts: dict[int, Usage] = {}
-        self._drafts = SpeculationUse()
+        self._drafts = NO_SPECULATION
         self._has_prediction = False
         self._counts_tokens = plan.in_every_event
         """False if the usage is asked for only when it is in the requests' ends."""
@@ -149,8 +149,8 @@ class UsageCounter:
         self.open(update)
         if update.end is not None:
             self._of_prompts[update.position] = update.end.usage
-            if (use := update.end.speculation) is not None:
-                self._drafts = SpeculationUse(*map(sum, zip(self._drafts, use, strict=True)))
+            counts = zip(self._drafts, update.end.speculation, strict=True)
+            self._drafts = SpeculationUse(*map(sum, counts))
             if self._num_reasoning is not None:
                 self._num_reasoning += update.end.num_reasoning_tokens
         elif self._counts_tokens:
@@ -198,7 +198,6 @@ class UsageCounter:
         return body
 
     def metrics(self) -> dict[str, Any]:
-        """Returns what became of drafts, as a field of an answer; nothing if none was computed."""
-        if not self._drafts.num_runs:
-            return {}
-        return {"metrics": {"speculative_decoding": acceptance_of(self._drafts)}}
+        """Returns the counts of drafts as a field of an answer; nothing if none was computed."""
+        acceptance = acceptance_of(self._drafts)
+        return {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
