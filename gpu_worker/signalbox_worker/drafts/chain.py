@@ -26,7 +26,8 @@ class ProposerChain:
         best = NO_DRAFTS
         for proposer in self._proposers:
             found = proposer.propose(ask)
-            if found.num_matched > best.num_matched or _goes_on(found, best):
+            is_better = not best.token_ids or found.num_matched > best.num_matched
+            if found.token_ids and (is_better or _goes_on(found, best)):
                 best = found
         return best
 

@@ -117,6 +117,12 @@ def test_longer_drafts_that_agree_with_better_ones_are_taken() -> None:
     assert ProposerChain([forced, differs]).propose(ask) is forced.drafts
 
 
+def test_a_source_without_drafts_hides_those_of_no_other() -> None:
+    found, nothing = Fixed(1, 2, num_matched=3), Fixed(num_matched=64)  # the end of a prediction
+    for proposers in ([found, nothing], [nothing, found]):
+        assert ProposerChain(proposers).propose(make_ask([1])) is found.drafts
+
+
 @given(
     token_ids=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     num_prompt=st.integers(1, 40),
