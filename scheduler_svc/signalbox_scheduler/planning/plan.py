@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from signalbox_contract.columns import Column, int32s, int64s, pack_int32
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMoves
-from signalbox_contract.sections.drafts import DraftLimits
+from signalbox_contract.sections.drafts import MAX_PREDICTION_TOKENS, DraftLimits
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.sections.pooling import Pooling
 from signalbox_contract.sections.store_moves import StoreMoves
@@ -167,6 +167,7 @@ class StepPlan:
 
     def _new_sequences(self) -> tuple[NewSequence, ...]:
         params: dict[SequenceGroup, SamplingParams] = {}
+        predictions = self._predictions()
         found = []
         for i in self.new:
             seq = self.seqs[i]
@@ -186,10 +187,20 @@ class StepPlan:
                     params=params[group],
                     request_id=group.request_id,
                     adapter=group.request.adapter,
-                    prediction=group.request.prediction if group.max_drafts else (),
+                    prediction=predictions.get(group, ()),
                 )
             )
         return tuple(found)
+
+    def _predictions(self) -> dict[SequenceGroup, tuple[int, ...]]:
+        """Returns those of new groups, without the ones for which a message has no room: a worker
+        that refused it would lose all that runs there."""
+        found, left = dict[SequenceGroup, tuple[int, ...]](), MAX_PREDICTION_TOKENS
+        for group in dict.fromkeys(self.seqs[i].group for i in self.new):
+            prediction = group.request.prediction
+            if group.max_drafts and len(prediction) <= left:
+                found[group], left = prediction, left - len(prediction)
+        return found
 
 
 def _group_params(group: SequenceGroup) -> SamplingParams:

@@ -13,6 +13,7 @@ from signalbox_contract.step_result import MaskTimes, StepTimings
 from signalbox_contract.updates import FinishReason
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.planning import plan as step_plan
 from signalbox_scheduler.planning.mask_turns import USUAL_S
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.results.result_validation import find_fault
@@ -122,6 +123,22 @@ def test_a_step_names_the_limits_and_the_prediction_once() -> None:
     assert step.draft_limits.seq_ids == step.running_seq_ids
     assert step.draft_limits.most.tolist() == [3]
     assert step.running_num_new_tokens.tolist() == [1]
+
+
+def test_the_predictions_of_a_step_fit_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_plan, "MAX_PREDICTION_TOKENS", 6)
+    loop = make_drafting(most=3, kinds="g")
+    lengths = (4, 3, 2)
+    groups = [
+        submit(loop, [*PROMPT, i], max_tokens=9, n=2, prediction=(7,) * length)
+        for i, length in enumerate(lengths)
+    ]
+    loop.send()
+    step = loop.scheduler.in_flight[-1].to_step(epoch=1)
+    assert [len(new.prediction) for new in step.new] == [4, 0, 2]
+    run(loop, groups)
+    for group in groups:
+        assert_outputs(group)
 
 
 @pytest.mark.parametrize("kinds", ["g", "m"])
