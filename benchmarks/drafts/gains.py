@@ -26,7 +26,7 @@ from benchmarks.comparison.report import table
 from benchmarks.drafts.workloads import COUNTED, WORKLOADS, Trace, traces
 from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.chain import make_proposer
-from signalbox_worker.drafts.proposer import DraftAsk, Proposer
+from signalbox_worker.drafts.proposer import NO_PREDICTION, DraftAsk, Proposer
 
 MOST = (1, 2, 4, 8, 16)
 """Drafts of a step."""
@@ -77,7 +77,7 @@ def _replay(proposer: Proposer, seq_id: int, trace: Trace, most: int, done: Draf
     known = len(trace.prompt) + 1
     done.num_tokens += len(tokens) - known
     while known < len(tokens):
-        ask = DraftAsk(seq_id, tokens[:known], len(trace.prompt), most, (), None)
+        ask = DraftAsk(seq_id, tokens[:known], len(trace.prompt), most, NO_PREDICTION, None)
         start = time.perf_counter()
         drafts = proposer.propose(ask).token_ids
         done.propose_s += time.perf_counter() - start

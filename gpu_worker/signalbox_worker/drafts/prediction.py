@@ -1,7 +1,5 @@
 """Drafts of what the client expects the output to be."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from signalbox_contract.sections.drafts import DraftSource
@@ -19,7 +17,7 @@ class PredictionProposer:
         self._predictions: dict[int, Int32Array] = {}
 
     def propose(self, ask: DraftAsk) -> Drafts:
-        if not ask.prediction:
+        if not len(ask.prediction):
             return NO_DRAFTS
         prediction = self._predictions.get(ask.seq_id)
         if prediction is None:
@@ -39,9 +37,7 @@ class PredictionProposer:
         self._predictions.pop(seq_id, None)
         self._matchers.forget((DraftSource.PREDICTION, seq_id))
 
-    def _read(self, prediction: Sequence[int]) -> Int32Array:
+    def _read(self, prediction: Int32Array) -> Int32Array:
         """Returns the prediction up to its first token that the model does not have."""
-        tokens = np.array(prediction, dtype=np.int64)
-        unknown = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
-        known = tokens[: unknown[0]] if len(unknown) else tokens
-        return known.astype(np.int32)
+        unknown = np.flatnonzero((prediction < 0) | (prediction >= self._vocab_size))
+        return prediction[: unknown[0]] if len(unknown) else prediction

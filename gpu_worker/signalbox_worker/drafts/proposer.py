@@ -7,9 +7,13 @@ source may therefore guess, and one that guesses badly costs time alone.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.sampling.compiled_grammar import Grammar
+
+NO_PREDICTION: Int32Array = np.empty(0, dtype=np.int32)
 
 
 class DraftAsk(NamedTuple):
@@ -21,7 +25,7 @@ class DraftAsk(NamedTuple):
     num_prompt: int
     most: int
     """Number of drafts at most, at least 1."""
-    prediction: Sequence[int]
+    prediction: Int32Array
     """What the client expects the output to be; empty if it expects nothing."""
     grammar: Grammar | None
     """State of the sequence in its constraint, which has read no more than the known tokens."""

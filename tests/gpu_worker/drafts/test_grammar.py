@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.structured_output.scope import WHOLE, Scope
 from signalbox_worker.drafts.grammar import GrammarProposer
-from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk
+from signalbox_worker.drafts.proposer import NO_DRAFTS, NO_PREDICTION, DraftAsk
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
 from signalbox_worker.sampling import compiled_grammar
 from signalbox_worker.sampling.compiled_grammar import Grammar
@@ -99,7 +99,7 @@ def test_what_is_not_certain_is_not_proposed(
 ) -> None:
     grammar = grammars.grammar(("choice", "the family"), scope=scope)
     known = [1, 2, *tokenizer.encode(output).ids]
-    drafts = GrammarProposer().propose(DraftAsk(1, array(known), 2, 2, (), grammar))
+    drafts = GrammarProposer().propose(DraftAsk(1, array(known), 2, 2, NO_PREDICTION, grammar))
     if not expected:
         assert drafts == NO_DRAFTS
         return
@@ -120,4 +120,5 @@ def test_after_a_dear_mask_nothing_is_asked(
 
 
 def test_a_sequence_without_a_grammar_has_no_forced_tokens() -> None:
-    assert GrammarProposer().propose(DraftAsk(1, array([1]), 1, 4, (), None)) == NO_DRAFTS
+    ask = DraftAsk(1, array([1]), 1, 4, NO_PREDICTION, None)
+    assert GrammarProposer().propose(ask) == NO_DRAFTS

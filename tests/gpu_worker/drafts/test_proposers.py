@@ -42,7 +42,7 @@ def make_ask(
         np.array(token_ids, dtype=np.int32),
         len(token_ids) if num_prompt is None else num_prompt,
         most,
-        tuple(prediction),
+        np.array(prediction, dtype=np.int32),
         grammar,
     )
 
@@ -126,7 +126,7 @@ def test_a_source_without_drafts_hides_those_of_no_other() -> None:
 @given(
     token_ids=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     num_prompt=st.integers(1, 40),
-    prediction=st.lists(st.integers(-1, 4) | st.just(2**32 - 1), max_size=20),
+    prediction=st.lists(st.integers(-1, 4) | st.just(2**31 - 1), max_size=20),
     most=st.integers(1, 8),
 )
 def test_drafts_are_few_and_in_the_vocabulary(

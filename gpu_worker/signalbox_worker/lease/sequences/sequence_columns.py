@@ -19,6 +19,7 @@ from signalbox_kernels.filters import DTYPES, Filters
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.batch.batch import NO_ADAPTER
 from signalbox_worker.batch.sampling_rows import NO_LOGPROBS
+from signalbox_worker.drafts.proposer import NO_PREDICTION
 from signalbox_worker.sampling.compiled_grammar import Grammar
 from signalbox_worker.sampling.grammars import Grammars
 from signalbox_worker.sampling.token_constraints import TokenRules, make_rules
@@ -78,7 +79,7 @@ class SequenceRows:
         self.grammars: list[Grammar | None] = [None] * num_rows
         self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
-        self.predictions: list[Sequence[int]] = [()] * num_rows
+        self.predictions: list[Int32Array] = [NO_PREDICTION] * num_rows
         """What clients expect outputs to be; empty if they expect nothing."""
         self.state_blocks = state_blocks
         """[num_gpu_blocks, blocks of a state], those of the state that begins with each block, or
@@ -102,7 +103,7 @@ class SequenceRows:
         self.rules += [None] * (num_rows - len(self))
         self.grammars += [None] * (num_rows - len(self))
         self.logprob_tokens += [()] * (num_rows - len(self))
-        self.predictions += [()] * (num_rows - len(self))
+        self.predictions += [NO_PREDICTION] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence, pooling: PoolingParams = NOT_POOLED) -> None:
@@ -133,7 +134,7 @@ class SequenceRows:
             pooling.is_per_token,
         )
         self.logprob_tokens[row] = params.logprob_token_ids
-        self.predictions[row] = new.prediction
+        self.predictions[row] = _array(new.prediction)
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
         self.block_tables[row, :num_blocks] = new.block_table
@@ -159,7 +160,7 @@ class SequenceRows:
         """Drops the objects of rows without a sequence, which may be large."""
         for row in rows:
             self.rules[row] = self.grammars[row] = None
-            self.logprob_tokens[row] = self.predictions[row] = ()
+            self.logprob_tokens[row], self.predictions[row] = (), NO_PREDICTION
 
     def output(self, row: int, *, num_drafts: int = 0) -> Int32Array:
         """Returns the tokens that a sequence has drawn, and drafts behind them; not a copy."""
@@ -187,6 +188,11 @@ class SequenceRows:
     def _has_grammar(params: SamplingParams) -> bool:
         bounds_reasoning = params.constraint_scope.max_reasoning_tokens is not None
         return params.structured_output is not None or bounds_reasoning
+
+
+def _array(prediction: Sequence[int]) -> Int32Array:
+    """Returns a prediction in little memory: it may be as long as the window."""
+    return np.array(prediction, dtype=np.int32) if prediction else NO_PREDICTION
 
 
 def _taller(array: Int32Array, num_rows: int, *, used: int) -> Int32Array:
