@@ -328,15 +328,14 @@ class SpeculationConfig:
     num_tokens: int = 0
     """Most drafts of a sequence in one step; 0 computes none."""
     sources: tuple[DraftSource, ...] = _DRAFT_SOURCES
-    """Of drafts that have as much to be said for them, those of the first are taken."""
+    """Where they come from; the first source is preferred among equally long matches."""
     min_match: int = 2
-    """Newest tokens of a sequence that a place in a text has to end with, so that what follows
-    there is a draft."""
+    """Least number of newest tokens that must occur in a text, for what follows them to be
+    drafted."""
     max_match: int = 64
-    """Tokens before such a place that are compared at most; the place where most are equal is the
-    best one."""
+    """Most tokens that are compared; the longest match is taken."""
     matcher_bytes: int = 64 << 20
-    """Memory of the indices of all texts, of which a token takes 16 to 40 bytes."""
+    """Memory of the indices of all texts; a token takes 16 to 40 bytes."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:

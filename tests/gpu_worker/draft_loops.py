@@ -17,7 +17,7 @@ from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.chain import make_proposer
-from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer, Proposer
+from signalbox_worker.drafts.proposer import NO_PROPOSER, DraftAsk, Drafts, Proposer
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.sampling.grammars import Grammars
@@ -92,7 +92,7 @@ class Loop:
         self,
         runner: Any,
         *,
-        proposer: Proposer | None = None,
+        proposer: Proposer = NO_PROPOSER,
         grammars: Grammars | None = None,
         max_num_seqs: int = 16,
     ) -> None:
@@ -115,7 +115,7 @@ class Loop:
             num_gpu_blocks=self.num_blocks,
             grammars=grammars or Grammars(runner.model, tokenizer_json=b""),
             adapter_slots=runner.adapter_slots,
-            proposer=proposer or NoProposer(),
+            proposer=proposer,
         )
         self.answers: dict[int, Answer] = {}
         self.tables: dict[int, list[int]] = {}
@@ -242,7 +242,6 @@ class Loop:
         result = self.table.append_tokens(self.runner.execute(batch))
         if self.table.settlement is not None:
             self.runner.settle(self.table.settlement)
-            self.table.settlement = None
         self._take_result(result)
 
     def _take_result(self, result: StepResult) -> None:
@@ -309,7 +308,7 @@ def assert_drafts_change_nothing(
             )
         return loop, sorted(answers.items()), loop.full_blocks()
 
-    without, *expected = generate(NoProposer(), lambda: 0)
+    without, *expected = generate(NO_PROPOSER, lambda: 0)
     texts, rng = without.texts(), random.Random(seed)
     right, *found = generate(Oracle(texts), lambda: MOST)
     assert found == expected

@@ -109,8 +109,8 @@ class BatchOutput:
     hidden: NDArray[np.uint8] | None = None
     """[T, bytes of a row], of a pipeline stage that is not the last, and has nothing else."""
     can_settle: bool = True
-    """False if states behind drafts cannot be settled any more, since the batch was computed in
-    parts: none of its drafts stays then."""
+    """False if the batch was computed in parts: states behind its drafts can no longer be settled,
+    so that none is kept."""
     pooled: dict[int, FloatArray] = field(default_factory=dict)
     """Vectors [num_outputs] of the sequences that end, by their index in the batch."""
     forward_ns: int = 0

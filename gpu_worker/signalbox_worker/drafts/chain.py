@@ -10,14 +10,15 @@ from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.grammar import GrammarProposer
 from signalbox_worker.drafts.matcher_pool import MatcherPool
 from signalbox_worker.drafts.prediction import PredictionProposer
-from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts, NoProposer, Proposer
+from signalbox_worker.drafts.proposer import NO_DRAFTS, NO_PROPOSER, DraftAsk, Drafts, Proposer
 from signalbox_worker.drafts.text import TextProposer
 
 logger = logging.getLogger(__name__)
 
 
 class ProposerChain:
-    """Takes the drafts for which most known tokens speak, or others that go on from those."""
+    """Asks all sources. Takes the drafts with the longest match, or longer ones that begin with
+    them."""
 
     def __init__(self, proposers: Iterable[Proposer]) -> None:
         self._proposers = tuple(proposers)
@@ -27,7 +28,7 @@ class ProposerChain:
         for proposer in self._proposers:
             found = proposer.propose(ask)
             is_better = not best.token_ids or found.num_matched > best.num_matched
-            if found.token_ids and (is_better or _goes_on(found, best)):
+            if found.token_ids and (is_better or _extends(found, best)):
                 best = found
         return best
 
@@ -36,16 +37,16 @@ class ProposerChain:
             proposer.forget(seq_id)
 
 
-def _goes_on(found: Drafts, best: Drafts) -> bool:
+def _extends(found: Drafts, best: Drafts) -> bool:
     num_best = len(best.token_ids)
     return len(found.token_ids) > num_best and [*found.token_ids[:num_best]] == [*best.token_ids]
 
 
 def make_proposer(config: SpeculationConfig, *, vocab_size: int) -> Proposer:
-    """Returns what proposes a worker's drafts. Texts are left out, with a warning, where there are
-    no native kernels."""
+    """Returns the proposer of a worker. Without native kernels it has no drafts from texts and
+    predictions, and a warning says so."""
     if not config.num_tokens:
-        return NoProposer()
+        return NO_PROPOSER
     makers: dict[DraftSource, Callable[[], Proposer]] = {DraftSource.GRAMMAR: GrammarProposer}
     try:
         matchers = MatcherPool(config)

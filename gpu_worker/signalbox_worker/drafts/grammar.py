@@ -1,4 +1,4 @@
-"""Drafts of what a sequence's structured output leaves no choice of."""
+"""Drafts from a grammar, where it admits one token alone."""
 
 import sys
 
@@ -9,7 +9,7 @@ _CERTAIN = sys.maxsize
 
 
 class GrammarProposer(NoProposer):
-    """Keeps nothing: the state of a sequence in its constraint comes with it."""
+    """Keeps nothing of a sequence, since the state of its grammar is part of what is asked."""
 
     def propose(self, ask: DraftAsk) -> Drafts:
         if ask.grammar is None:

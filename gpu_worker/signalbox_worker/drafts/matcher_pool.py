@@ -1,4 +1,4 @@
-"""The indices of sequences' texts, within a bound on their memory."""
+"""The indices of the texts that drafts come from, within a bound on their memory."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from signalbox_kernels.native import library
 from signalbox_worker.config import SpeculationConfig
 
 _IDLE_USES = 1024
-"""Uses of others since a matcher was used, after which another one may have its memory. A step asks
-for those of all its sequences, which therefore do not drive each other out."""
+"""Uses of other matchers after which an unused one may be dropped for its memory. A step uses those
+of all its sequences, so that running sequences do not evict each other's."""
 
 MatcherKey = tuple[DraftSource, int]
 """Source and sequence."""
@@ -22,7 +22,7 @@ class _Kept(NamedTuple):
 
 
 class MatcherPool:
-    """A matcher for each text; a text has none while memory is short and all others are in use."""
+    """A matcher for each text. A text has none while memory is short and all others are in use."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         """Raises NativeUnavailable."""
@@ -35,8 +35,8 @@ class MatcherPool:
         self.num_bytes = 0
 
     def get(self, key: MatcherKey, num_tokens: int) -> Matcher | None:
-        """Returns the matcher of a text of `num_tokens`; an empty one where the text has none yet,
-        or has outgrown its own."""
+        """Returns the matcher of a text of `num_tokens`. It is empty if the text had none, or has
+        outgrown it."""
         self._num_uses += 1
         kept = self._kept.get(key)
         matcher = None if kept is None else kept.matcher

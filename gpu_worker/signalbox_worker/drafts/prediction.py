@@ -1,4 +1,4 @@
-"""Drafts of what the client expects the output to be."""
+"""Drafts from a request's prediction: what the client expects the output to be."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class PredictionProposer:
         output = ask.token_ids[ask.num_prompt :]
         num_drawn = len(output)
         rest = prediction[num_drawn : num_drawn + ask.most]
-        if len(rest) and (prediction[:num_drawn] == output).all():  # an empty output is, too
+        if len(rest) and (prediction[:num_drawn] == output).all():  # also if it is empty
             return Drafts(rest.tolist(), DraftSource.PREDICTION, self._matchers.max_match)
         matcher = self._matchers.get((DraftSource.PREDICTION, ask.seq_id), len(prediction))
         if matcher is None:

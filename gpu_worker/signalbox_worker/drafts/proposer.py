@@ -1,7 +1,7 @@
-"""What the worker asks of a source of drafts, and what it gets.
+"""The interface of a source of drafts.
 
 Drafts change no output: each is kept only if it equals the token that is drawn at its position. A
-source may therefore guess, and one that guesses badly costs time alone.
+source may therefore guess, and bad guesses only cost time.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ class DraftAsk(NamedTuple):
     """Known tokens, the newest last; C-contiguous, and not to be kept."""
     num_prompt: int
     most: int
-    """Number of drafts at most, at least 1."""
+    """Most drafts, at least 1."""
     prediction: Int32Array
-    """What the client expects the output to be; empty if it expects nothing."""
+    """What the client expects the output to be; empty if the request names nothing."""
     grammar: Grammar | None
-    """State of the sequence in its constraint, which has read no more than the known tokens."""
+    """State of the sequence in its grammar, which has read known tokens alone."""
 
 
 class Drafts(NamedTuple):
@@ -37,7 +37,8 @@ class Drafts(NamedTuple):
     token_ids: Sequence[int]
     source: DraftSource
     num_matched: int = 0
-    """Number of known tokens that speak for the drafts; compares sources."""
+    """Newest known tokens that match the place from which the drafts were read. A chain takes the
+    source with the longest match."""
 
 
 NO_DRAFTS = Drafts((), DraftSource.TEXT)
@@ -61,3 +62,6 @@ class NoProposer:
 
     def forget(self, seq_id: int) -> None:
         pass
+
+
+NO_PROPOSER: Proposer = NoProposer()

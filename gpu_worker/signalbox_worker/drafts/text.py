@@ -1,4 +1,4 @@
-"""Drafts of what followed in the sequence itself where it had the same tokens before."""
+"""Drafts from the sequence itself: what followed an earlier occurrence of its newest tokens."""
 
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.drafts.matcher_pool import MatcherPool

@@ -16,7 +16,6 @@ from signalbox_contract.step import Step
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_worker.batch.batch import Batch, BatchOutput
 from signalbox_worker.device.device_errors import is_device_lost
-from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
 from signalbox_worker.lease.execution_thread import Unfinished
 from signalbox_worker.lease.failure_isolation import Fault, execute_parts, fault_of
@@ -48,9 +47,7 @@ class Lease:
         num_gpu_blocks: int,
         num_cpu_blocks: int,
         grammars: Grammars,
-        proposer: Proposer | None = None,
     ) -> None:
-        """`proposer` proposes drafts; None is the runner's."""
         self.epoch = epoch
         self.log = StepLog(max(capacity.max_steps_in_flight, NUM_KEPT_ANSWERS))
         self.table = SequenceTable(
@@ -59,7 +56,7 @@ class Lease:
             num_gpu_blocks=num_gpu_blocks,
             grammars=grammars,
             adapter_slots=runner.adapter_slots,
-            proposer=proposer or runner.make_proposer(),
+            proposer=runner.make_proposer(),
         )
         pools = {"num_gpu_blocks": num_gpu_blocks, "num_cpu_blocks": num_cpu_blocks}
         self._transfers: BlockTransfers = runner.transfers
@@ -137,7 +134,6 @@ class Lease:
         if self.table.settlement is not None:
             began_ns = time.perf_counter_ns()
             self._runner.settle(self.table.settlement)
-            self.table.settlement = None
             samples.forward_ns += time.perf_counter_ns() - began_ns
         return finish_result(result, samples)
 

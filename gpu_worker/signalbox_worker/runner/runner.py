@@ -19,7 +19,7 @@ from signalbox_worker.device.inspection import (
     ProfileOptions,
     Recording,
 )
-from signalbox_worker.drafts.proposer import NoProposer, Proposer
+from signalbox_worker.drafts.proposer import NO_PROPOSER, Proposer
 from signalbox_worker.kv.store.block_transfers import BlockTransfers
 
 
@@ -71,7 +71,7 @@ class Runner(ABC):
 
     def make_proposer(self) -> Proposer:
         """Returns what proposes drafts for the sequences of a lease."""
-        return NoProposer()
+        return NO_PROPOSER
 
     @property
     @abstractmethod

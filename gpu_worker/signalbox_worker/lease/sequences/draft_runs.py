@@ -21,7 +21,7 @@ NO_DRAFT = -1
 
 @dataclass(slots=True, kw_only=True)
 class DraftRuns:
-    """The drafts of a batch. The draws of a sequence that has some are neighbours."""
+    """The drafts of a batch. The draws of a sequence with drafts are neighbours."""
 
     num_drafts: Int64Array
     """[num sequences]."""
@@ -33,13 +33,13 @@ class DraftRuns:
     """[num draws], the draft that is computed behind each draw, or NO_DRAFT."""
 
     def end_run(self, draw: int) -> None:
-        """Lets nothing behind a draw count."""
+        """Ends a run with a draw, so that those behind it do not count."""
         self.behind[draw] = NO_DRAFT
 
     def counts(self, token_ids: Int32Array, failed: Iterable[int]) -> NDArray[np.bool_]:
-        """Returns for each draw whether all drafts before it are what was drawn there.
+        """Returns for each draw whether all drafts before it were accepted.
 
-        Behind a draft, one that failed does not count: it will be the first of a later step.
+        A failed draw behind a draft does not count: it will be the first of a later step.
 
         Args: failed: draws that gave no token.
         """
@@ -52,8 +52,7 @@ class DraftRuns:
         return is_same & ~(has_failed & (self.ahead > 0))
 
     def run_lengths(self, keep: NDArray[np.bool_]) -> Column | None:
-        """Returns the number of tokens of each run, of the draws that are kept; None if each has
-        one."""
+        """Returns the number of kept draws of each run; None if each has one."""
         starts = np.flatnonzero(self.ahead[keep] == 0)
         num_tokens = np.count_nonzero(keep)
         if len(starts) == num_tokens:
@@ -61,7 +60,7 @@ class DraftRuns:
         return int32s(np.diff(np.append(starts, num_tokens)).astype(np.int32))
 
     def report(self, seq_ids: Int64Array, *, failed: Container[int]) -> DraftCounts | None:
-        """Returns what was computed for the sequences that have not failed.
+        """Returns the counts of the sequences that have not failed; None if there are none.
 
         Args: failed: indices into the batch.
         """

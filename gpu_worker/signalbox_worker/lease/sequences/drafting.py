@@ -1,7 +1,8 @@
-"""Adds drafts to the batch of a step: which sequences may have some, and what proposers expect.
+"""Adds drafts to the batch of a step: checks which sequences may have some, and asks the proposer.
 
-Drafts lie in a sequence's row behind its known tokens. There every rule of a draw finds them, since
-none looks beyond the draw's position; a draft that is not kept is overwritten or never read.
+Drafts are written to a sequence's row behind its known tokens. All rules of a draw read the row up
+to the draw's position, so they see the drafts before it. A draft that is not kept is overwritten or
+never read.
 """
 
 import logging
@@ -17,7 +18,7 @@ from signalbox_contract.step import Step
 from signalbox_worker.batch.arrays import Int64Array, offsets
 from signalbox_worker.batch.largest_batch import most_draws
 from signalbox_worker.batch.state_runs import with_drafts
-from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer, Proposer
+from signalbox_worker.drafts.proposer import NO_PROPOSER, DraftAsk, Drafts, Proposer
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.draft_runs import NO_DRAFT, DraftRuns
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
@@ -37,14 +38,15 @@ class Drafting:
         self._limits = limits
 
     def forget(self, step: Step) -> None:
-        """Forgets the sequences that a step ends, or lets begin again with other tokens."""
+        """Forgets the sequences that a step ends, and children of its forks, whose tokens
+        change."""
         for seq_id in step.finished.tolist():
             self._proposer.forget(seq_id)
         for fork in step.forks:
             self._proposer.forget(fork.child)
 
     def check(self, step: Step, planned: PlannedBatch) -> Asked:
-        """Returns what a step allows. Raises InvalidArgument if it may not."""
+        """Returns the drafts that a step allows. Raises InvalidArgument if it may not."""
         limits = step.draft_limits
         assert limits is not None, "else there is nothing to check"
         _check_limits(limits, most=self._limits.capacity.max_draft_tokens)
@@ -99,9 +101,9 @@ class Drafting:
         try:
             found = self._proposer.propose(ask)
             return Drafts([*map(int, found.token_ids[:most])], DraftSource(found.source))
-        except Exception:  # it may be of a package, and requests need no drafts
+        except Exception:  # it may be another package's, and requests do not need drafts
             logger.exception("a proposer has failed; this lease computes no more drafts")
-            self._proposer = NoProposer()
+            self._proposer = NO_PROPOSER
             return self._proposer.propose(ask)
 
 
@@ -118,8 +120,8 @@ def _check_limits(limits: DraftLimits, *, most: int) -> None:
 
 
 def _room(row: int, rows: SequenceRows, limits: Limits) -> int:
-    """Returns how many tokens behind the known ones a sequence has blocks for; with a state those
-    within the row of the last known one, since no snapshot is left behind a row within a run."""
+    """Returns how many tokens behind the known ones a sequence has blocks for. With a state they
+    end with the row of the last known one, since a run leaves no snapshot within itself."""
     groups, size = limits.capacity.groups, limits.capacity.block_size
     state = rows.state[row]
     num_tokens, num_blocks = int(state["num_tokens"]), int(state["num_blocks"])
@@ -134,7 +136,8 @@ def _room(row: int, rows: SequenceRows, limits: Limits) -> int:
 
 
 def _write(token_ids: Sequence[int], row: int, rows: SequenceRows) -> int:
-    """Writes drafts behind the known tokens; returns how many can be kept at all."""
+    """Writes drafts behind the known tokens; returns how many of them the vocabulary and the
+    grammar admit."""
     start = int(rows.state["num_tokens"][row])
     drafts = list(takewhile(lambda token_id: 0 <= token_id < rows.vocab_size, token_ids))
     rows.tokens[row, start : start + len(drafts)] = drafts
@@ -151,7 +154,7 @@ def _extend(
     num_drafts: Int64Array,
     sources: dict[int, DraftSource],
 ) -> None:
-    """Lets sequences compute their drafts, and draw behind each."""
+    """Adds the drafts to the rows of their sequences, and a draw behind each."""
     num_draws = 1 + num_drafts[planned.drawers]
     planned.num_new = planned.num_new + num_drafts
     if planned.states is not None:

@@ -24,7 +24,7 @@ from signalbox_worker.batch.arrays import Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.batch.state_runs import Settlement
-from signalbox_worker.drafts.proposer import NoProposer, Proposer
+from signalbox_worker.drafts.proposer import NO_PROPOSER, Proposer
 from signalbox_worker.lease.sequences import batch_builder, pooled_prompts, prompt_logprobs
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.draft_runs import DraftRuns
@@ -62,12 +62,9 @@ class SequenceTable:
         num_gpu_blocks: int,
         grammars: Grammars,
         adapter_slots: Mapping[str, int] | None = None,
-        proposer: Proposer | None = None,
+        proposer: Proposer = NO_PROPOSER,
     ) -> None:
-        """Args:
-        adapter_slots: changes with what is loaded; None is what the model has now.
-        proposer: where drafts come from; None proposes none.
-        """
+        """`adapter_slots` changes with what is loaded; None is what the model has now."""
         slots = AdapterSlots(model.adapters).of if adapter_slots is None else adapter_slots
         self._limits = Limits(
             model=model,
@@ -92,9 +89,8 @@ class SequenceTable:
         self._failed: dict[int, str] = {}
         self._planned: PlannedBatch | None = None
         self.settlement: Settlement | None = None
-        """Leaves the states behind the drafts of the last batch that stay; to be set to None once
-        it has been taken."""
-        self._drafting = Drafting(proposer or NoProposer(), self._limits)
+        """What leaves the states behind accepted drafts of the batch that was taken last."""
+        self._drafting = Drafting(proposer, self._limits)
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -206,6 +202,7 @@ class SequenceTable:
         prompt_rows, drafts = planned.prompt_rows, planned.drafts
         keep, reasons = self._kept(planned, samples)
         token_ids, starts = samples.token_ids[keep], keep
+        self.settlement = None
         if drafts is not None:
             self._append_runs(planned, drafts, keep, token_ids)
             starts = keep & (drafts.ahead == 0)

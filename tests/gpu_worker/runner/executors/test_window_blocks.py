@@ -18,7 +18,7 @@ from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.requests.sequence_group import Sequence
-from signalbox_worker.drafts.proposer import Proposer
+from signalbox_worker.drafts.proposer import NO_PROPOSER, Proposer
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.draft_loops import MOST, Oracle, spoilt
@@ -45,7 +45,7 @@ def make_sliding(tmp_path: Path) -> Path:
 class Loop:
     """A sequence of a runner, its blocks kept as the scheduler keeps them; what is free is NaN."""
 
-    def __init__(self, runner: Any, *, poisons: bool, proposer: Proposer | None = None) -> None:
+    def __init__(self, runner: Any, *, poisons: bool, proposer: Proposer = NO_PROPOSER) -> None:
         self.runner, self._poisons = runner, poisons
         footprint = runner.executor.footprint
         self.groups = footprint.groups
@@ -71,7 +71,7 @@ class Loop:
             grammars=Grammars(runner.model, tokenizer_json=b""),
             proposer=proposer,
         )
-        self._most = MOST if proposer else 0
+        self._most = 0 if proposer is NO_PROPOSER else MOST
         self.num_freed = self.num_steps = 0
 
     def generate(self, prompt: list[int], *, num_tokens: int, chunk: int) -> list[int]:
