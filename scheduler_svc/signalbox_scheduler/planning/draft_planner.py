@@ -10,8 +10,6 @@ A sequence with drafts is outside the decode batch, which counts a token a step.
 while it pauses.
 """
 
-import heapq
-
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.config import StepLimits
 from signalbox_scheduler.kv.block_allocator import AllocStatus
@@ -43,23 +41,17 @@ class DraftPlanner:
         self._lengths = DraftLengths(limits.max_draft_tokens)
         self._num_left = 0
         """Drafts that the step which is being planned may still have."""
-        self._paused: list[tuple[int, int, Sequence]] = []
-        """Heap of steps in which pauses end, with the sequences and their ids."""
+        self._paused: dict[Sequence, int] = {}
+        """Steps in which the pauses of sequences end."""
+        self._next_end = 0
+        """No pause ends before this step."""
 
     def begin(self, plan: StepPlan) -> None:
         """Begins a plan. Each sequence gets its token; drafts get at most half of the remaining
         budget, so that prompts make progress."""
         self._num_left = max(0, plan.token_budget - self._queues.num_sequence_slots) // 2
-        while self._paused and self._paused[0][0] <= plan.step_id:
-            *_, seq = heapq.heappop(self._paused)
-            record = seq.draft_record
-            if record is None or not record.is_off or not self._queues.runs(seq.group):
-                continue
-            if self._lengths.may_pay:
-                self._lengths.resume(record)
-                self._decode_batch.release(seq.group)
-            else:
-                self._pause_until(plan.step_id + FIRST_PAUSE_STEPS, seq)
+        if self._paused and self._next_end <= plan.step_id:
+            self._end_pauses(plan.step_id)
 
     def take(self, group: SequenceGroup) -> None:
         """Sets the most drafts of the sequences of a group that begins to run here."""
@@ -69,6 +61,11 @@ class DraftPlanner:
         for seq in group.unfinished:
             if seq.draft_record is not None and seq.draft_record.is_off:
                 self._lengths.resume(seq.draft_record)
+                self.forget(seq)
+
+    def forget(self, seq: Sequence) -> None:
+        """Drops what is kept of a sequence that ends."""
+        self._paused.pop(seq, None)
 
     def speculates(self, group: SequenceGroup) -> bool:
         """Returns True if a sequence of a group may have drafts in the next steps."""
@@ -122,7 +119,21 @@ class DraftPlanner:
         return length
 
     def _pause_until(self, step_id: int, seq: Sequence) -> None:
-        heapq.heappush(self._paused, (step_id, seq.seq_id, seq))
+        self._paused[seq] = step_id
+        self._next_end = min(self._next_end, step_id)
+
+    def _end_pauses(self, step_id: int) -> None:
+        for seq in [seq for seq, end in self._paused.items() if end <= step_id]:
+            del self._paused[seq]
+            record = seq.draft_record
+            if record is None or not self._queues.runs(seq.group):
+                continue  # `take` ends the pause
+            if self._lengths.may_pay:
+                self._lengths.resume(record)
+                self._decode_batch.release(seq.group)
+            else:
+                self._pause_until(step_id + FIRST_PAUSE_STEPS, seq)
+        self._next_end = min(self._paused.values(), default=0)
 
     def observe_step(self, plan: StepPlan, result: StepResult) -> None:
         """Records the time of an answered step, if it is known and all sequences decode."""
@@ -141,3 +152,8 @@ class DraftPlanner:
             self._lengths.observe_run(
                 seq.draft_record, num_drafts=num_drafts, num_accepted=num_accepted
             )
+
+    def check(self) -> None:
+        """Asserts that sequences pause which have not ended, and not beyond their turn."""
+        assert not any(seq.is_finished for seq in self._paused)
+        assert all(self._next_end <= end for end in self._paused.values())

@@ -57,7 +57,9 @@ class SchedulerState:
         queues, worker_state = GroupQueues(admission), WorkerState(blocks)
         decode_batch = DecodeBatch(blocks, admission)
         drafts = DraftPlanner(config.limits, queues, blocks, decode_batch, worker_state)
-        release = SequenceRelease(queues=queues, blocks=blocks, worker_state=worker_state)
+        release = SequenceRelease(
+            queues=queues, blocks=blocks, worker_state=worker_state, drafts=drafts
+        )
         in_flight = StepsInFlight(cost)
         grammars = WorkerGrammars(queues, release, memory_bytes=config.grammar_bytes)
         suspects = SuspectSchedule(queues, in_flight, worker_name=config.identity.address)

@@ -5,6 +5,7 @@ from collections.abc import Set
 from signalbox_contract.errors import Code
 from signalbox_contract.updates import FinishReason, RequestFailure
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
+from signalbox_scheduler.planning.draft_planner import DraftPlanner
 from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.worker_queues import GroupQueues
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup, SequenceStatus
@@ -21,11 +22,17 @@ class SequenceRelease:
     """
 
     def __init__(
-        self, *, queues: GroupQueues, blocks: BlockSpaceManager, worker_state: WorkerState
+        self,
+        *,
+        queues: GroupQueues,
+        blocks: BlockSpaceManager,
+        worker_state: WorkerState,
+        drafts: DraftPlanner,
     ) -> None:
         self._queues = queues
         self._blocks = blocks
         self._worker_state = worker_state
+        self._drafts = drafts
         self._draining: set[Sequence] = set()
         self.failed: list[SequenceGroup] = []
         """Groups that planning had to end, until `pop_failed`."""
@@ -40,6 +47,7 @@ class SequenceRelease:
         if seq.status is SequenceStatus.SWAPPED:
             self._blocks.free(seq)
         seq.finish(reason)
+        self._drafts.forget(seq)
         if seq.num_inflight_tokens:
             self._draining.add(seq)
         else:

@@ -127,6 +127,16 @@ def test_a_sequence_that_pauses_is_in_the_decode_batch_and_tries_again_ever_late
     assert group.is_in_decode_batch
 
 
+def test_what_has_ended_pauses_no_more() -> None:
+    """Else it would be kept: pauses take up to a thousand steps, and an idle worker plans none."""
+    loop = make_measured(reading_weights, share=0.0)
+    loop.turn(60)
+    (seq,) = group_of(loop).sequences
+    assert seq.draft_record is not None and seq.draft_record.is_off
+    loop.scheduler.abort(group_of(loop))
+    loop.scheduler.check()
+
+
 def test_a_sequence_for_which_nothing_is_proposed_joins_the_decode_batch() -> None:
     loop = make_measured(reading_weights, share=1.0, num_seqs=8, kinds="n")
     for _ in range(60):

@@ -297,4 +297,5 @@ class Scheduler:
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
         self.blocks.check(queued | self.state.sequence_release.draining)
         self.state.worker_state.check(queued)
+        self.state.drafts.check()
         self.grammars.check()
