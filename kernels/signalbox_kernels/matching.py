@@ -1,4 +1,4 @@
-"""Where a text has the tokens that another one ends with: csrc/matching/matcher.h behind arrays."""
+"""Finds where a text has the tokens that another one ends with; wraps csrc/matching/matcher.h."""
 
 import ctypes
 from ctypes import c_int32, c_void_p
@@ -25,12 +25,12 @@ class SbMatcher(ctypes.Structure):
     )
 
 
-class Match(NamedTuple):
-    """What follows at the place that was found; nothing if there is none."""
+class Continuation(NamedTuple):
+    """What follows the place of the longest match; nothing if no place matches."""
 
     token_ids: list[int]
     num_matched: int
-    """Tokens before the place that are equal."""
+    """Tokens before the place that equal the newest ones."""
 
 
 class Matcher:
@@ -55,7 +55,9 @@ class Matcher:
     def num_bytes(self) -> int:
         return self._arrays.nbytes
 
-    def find(self, text: NDArray[np.int32], newest: NDArray[np.int32], *, most: int) -> Match:
+    def find(
+        self, text: NDArray[np.int32], newest: NDArray[np.int32], *, most: int
+    ) -> Continuation:
         """Returns what follows where the text has the tokens that `newest` ends with.
 
         Args:
@@ -74,7 +76,7 @@ class Matcher:
             following.ctypes.data,
             ctypes.byref(self._num_matched),
         )
-        return Match(following[:count].tolist(), self._num_matched.value)
+        return Continuation(following[:count].tolist(), self._num_matched.value)
 
 
 def bytes_of_matcher(num_tokens: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signalbox_kernels.matching import Match, Matcher, bytes_of_matcher
+from signalbox_kernels.matching import Continuation, Matcher, bytes_of_matcher
 from tests.native_kernels import skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -18,7 +18,7 @@ TOKENS = st.integers(0, 2)
 
 def expected_match(
     text: Sequence[int], newest: Sequence[int], *, min_match: int, max_match: int, most: int
-) -> Match:
+) -> Continuation:
     """Compares all places, and counts what follows them."""
 
     def num_equal(place: int) -> int:
@@ -29,7 +29,7 @@ def expected_match(
     equal = {place: num_equal(place) for place in range(1, len(text))}
     best = max(equal.values(), default=0)
     if best < min_match:
-        return Match([], 0)
+        return Continuation([], 0)
     known, following = [*text], []
     places = [place for place in reversed(equal) if equal[place] == best]
     num_places = len(places)
@@ -44,7 +44,7 @@ def expected_match(
         if newest is text:
             known.append(following[-1])
         places = [p for p in places if known[p + i : p + i + 1] == following[-1:]]
-    return Match(following, best)
+    return Continuation(following, best)
 
 
 def array(tokens: Sequence[int]) -> np.ndarray:
@@ -90,8 +90,8 @@ def test_a_long_text_is_indexed_in_several_calls() -> None:
     text = array([*range(100_000), *range(5_000, 5_008)])
     matcher = Matcher(len(text), min_match=3, max_match=64)
     calls = [matcher.find(text, text, most=4) for _ in range(5)]
-    assert calls[0] == Match([], 0)
-    assert calls[-1] == Match([5_008, 5_009, 5_010, 5_011], 8)
+    assert calls[0] == Continuation([], 0)
+    assert calls[-1] == Continuation([5_008, 5_009, 5_010, 5_011], 8)
 
 
 def test_one_of_very_many_places_is_found() -> None:
@@ -103,7 +103,7 @@ def test_a_text_that_is_shorter_is_another_one() -> None:
     matcher = Matcher(60, min_match=2, max_match=8)
     long, short = array([1, 2, 3, 4] * 15), array([5, 1, 2, 6, 1, 2])
     matcher.find(long, long, most=4)
-    assert matcher.find(short, short, most=4) == Match([6, 1], 2)
+    assert matcher.find(short, short, most=4) == Continuation([6, 1], 2)
 
 
 def test_a_token_takes_few_bytes() -> None:
