@@ -11,11 +11,11 @@ from signalbox_worker.batch.sampling_rows import NO_LOGPROBS, SampleRows, neutra
 from signalbox_worker.batch.state_runs import first_states, with_drafts
 
 _MOST_DRAWS = 256
-"""Most draws of a step, unless it may have more sequences; each takes the memory of its logits."""
+"""Most draws of a step that has no more sequences; each takes the memory of its logits."""
 
 
 def most_draws(*, max_num_seqs: int, max_draft_tokens: int) -> int:
-    """Returns the most tokens of a step that are drawn behind, drafts included."""
+    """Returns the most draws of a step: one behind each sequence, and one behind each draft."""
     return max(max_num_seqs, min(max_num_seqs * (1 + max_draft_tokens), _MOST_DRAWS))
 
 
@@ -31,7 +31,7 @@ def largest_batch(
 ) -> Batch:
     """The most sequences and tokens in one step, all drawn at random.
 
-    Args: num_draws: more than sequences if tokens before their last ones are drawn behind, too.
+    Args: num_draws: those beyond the number of sequences are behind drafts.
     """
     query_lens = _spread(num_tokens=num_tokens, num_seqs=num_seqs, max_len=max_model_len)
     last = query_lens.cumsum() - 1
@@ -82,7 +82,7 @@ def _spread(*, num_tokens: int, num_seqs: int, max_len: int) -> Int64Array:
 
 
 def _first(most: Int64Array, count: int) -> Int64Array:
-    """Returns as many of each kind as there are, until there are so many of all."""
+    """Divides `count` among sequences in order, each of which takes at most its entry of `most`."""
     before = np.cumsum(most) - most
     found: Int64Array = np.clip(count - before, 0, most)
     return found

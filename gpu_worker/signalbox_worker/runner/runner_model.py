@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int:
-    """Returns the most drafts of a sequence in a step; says why there are none, if any are asked
-    for."""
+    """Returns the most drafts of a sequence in a step. If some are asked for and none can be
+    computed, logs why."""
     if not asked or (why_not := _no_drafts(executor, parallel)) is None:
         return asked
     if parallel.rank == 0:
@@ -37,9 +37,9 @@ def _no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
     if executor.model.pooling is not None:
         return "the model pools"
     if parallel.pipeline_parallel_size > 1:
-        return "stages begin a step before it is known what the one before it draws"
+        return "stages begin a step before the tokens of the one before it are known"
     if executor.device.type == "cuda":
-        return "a CUDA device begins a step before it is known what the one before it draws"
+        return "a CUDA device begins a step before the tokens of the one before it are known"
     return None
 
 
@@ -55,7 +55,7 @@ class RunnerModel(ABC):
     model: ModelInfo
     """Model as it is at the start, without adapters of run time."""
     speculation: SpeculationConfig
-    """Drafts that are asked for."""
+    """Drafts that the settings ask for."""
 
     @abstractmethod
     def tokenizer_files(self) -> dict[str, bytes]:
@@ -96,15 +96,18 @@ class CheckpointModel(RunnerModel):
         def execute(batch: Batch) -> None:
             with_one_block(lambda: executor.execute_alone(batch))
 
-        graphs_bytes = with_one_block(executor.measure_graphs)
+        footprint = replace(
+            executor.footprint,
+            graphs_bytes=with_one_block(executor.measure_graphs),
+            max_draft_tokens=most_drafts(self.speculation.num_tokens, executor, config.parallel),
+        )
         capacity = measure_capacity(
             config.cache,
-            replace(executor.footprint, graphs_bytes=graphs_bytes),
+            footprint,
             executor.device,
             execute,
             share=RankShare.of(config.parallel, executor.layers),
             store=store,
-            max_draft_tokens=most_drafts(self.speculation.num_tokens, executor, config.parallel),
         )
         return replace(capacity, block_format=self.block_content().format_of(capacity))
 

@@ -56,7 +56,7 @@ WHOLE = RankShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that a loaded model takes in addition to its weights."""
+    """What decides the memory that a loaded model takes in addition to its weights."""
 
     block_size: int
     block_bytes: int
@@ -74,6 +74,8 @@ class Footprint:
     """Bytes that are reserved for adapters, less those of adapters that are loaded."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     """Groups of layers, each of which has blocks of `block_bytes`."""
+    max_draft_tokens: int = 0
+    """Most drafts of a sequence in a step."""
 
     @property
     def least_blocks(self) -> int:
@@ -99,19 +101,15 @@ def measure_capacity(
     *,
     share: RankShare = WHOLE,
     store: StoreCapacity | None = None,
-    max_draft_tokens: int = 0,
 ) -> WorkerCapacity:
     """Runs the largest step; returns what fits. Raises MemoryError if not one block does.
 
     Args:
-        max_draft_tokens: most drafts of a sequence in a step.
         share: of RAM, and of what is asked for.
         store: that of the rank, whose blocks pass through swap space.
     """
     num_tokens = cache_config.num_batched_tokens(device.type)
-    activations, tokens_per_s = _measure_step(
-        cache_config, model, device, execute, max_draft_tokens=max_draft_tokens
-    )
+    activations, tokens_per_s = _measure_step(cache_config, model, device, execute)
     budget = _budget(
         cache_config,
         device,
@@ -137,7 +135,7 @@ def measure_capacity(
         pipeline_parallel_size=share.pipeline_parallel_size,
         store=store,
         groups=model.groups,
-        max_draft_tokens=max_draft_tokens,
+        max_draft_tokens=model.max_draft_tokens,
     )
     if store is not None and not capacity.num_cpu_blocks:
         raise MemoryError(
@@ -172,8 +170,6 @@ def _measure_step(
     model: Footprint,
     device: MeasuredDevice,
     execute: Callable[[Batch], None],
-    *,
-    max_draft_tokens: int,
 ) -> tuple[int, float]:
     """Returns the bytes that the largest step takes, and its tokens per second. Raises
     MemoryError."""
@@ -183,7 +179,7 @@ def _measure_step(
         num_tokens = max(num_tokens, model.max_model_len)
     num_seqs = -(-cache_config.max_num_seqs // divisor)
     num_draws = most_draws(
-        max_num_seqs=cache_config.max_num_seqs, max_draft_tokens=max_draft_tokens
+        max_num_seqs=cache_config.max_num_seqs, max_draft_tokens=model.max_draft_tokens
     )
     num_run = max(num_seqs, -(-num_tokens // divisor))
     batch = largest_batch(

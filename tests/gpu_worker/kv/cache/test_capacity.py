@@ -51,7 +51,6 @@ def measure(
     share: RankShare = WHOLE,
     swap_space: float | None = None,
     kv_cache_memory: float | None = None,
-    max_draft_tokens: int = 0,
     **model: Any,
 ) -> WorkerCapacity:
     return measure_capacity(
@@ -65,7 +64,6 @@ def measure(
         device,
         device.execute,
         share=share,
-        max_draft_tokens=max_draft_tokens,
     )
 
 

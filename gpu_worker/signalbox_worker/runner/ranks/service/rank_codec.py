@@ -39,11 +39,9 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
 
 T = TypeVar("T")
 
+_OWN_MESSAGES = (Batch, Settlement, Step, Hello, WorkerCapacity)
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in get_args(Command | Report)
-    if kind
-    not in (Batch, Settlement, Step, Hello, WorkerCapacity)  # these have messages of their own
+    kind.__name__: kind for kind in get_args(Command | Report) if kind not in _OWN_MESSAGES
 }
 _NO_TOKENS = np.empty(0, dtype=np.int64)
 
