@@ -14,7 +14,6 @@ import asyncio
 import math
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -44,6 +43,7 @@ from benchmarks.peers.process import (
     FoundInCache,
     PeerUnavailable,
     ServerProcess,
+    exit_on_sigterm,
     finding_nothing,
 )
 from signalbox.bench.http_stream import HttpStatusError
@@ -259,7 +259,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
+    exit_on_sigterm()
     options = parse(sys.argv[1:])
     options.output.mkdir(parents=True, exist_ok=True)
     loads = [

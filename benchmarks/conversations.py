@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import shlex
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -34,7 +32,7 @@ from benchmarks.peers.conversing import (
     SignalboxConversing,
     VllmConversing,
 )
-from benchmarks.peers.process import PeerUnavailable
+from benchmarks.peers.process import PeerUnavailable, exit_on_sigterm
 from signalbox.bench.measurements import percentile_ms
 
 _ELEMENT_BYTES = 2
@@ -200,7 +198,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
+    exit_on_sigterm()
     options = parse()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         asyncio.run(run(options, Path(folder)))

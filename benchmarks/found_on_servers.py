@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import itertools
 import random
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,7 +27,7 @@ from benchmarks.found_prefixes import NUM_AT_ONCE, Turn, common_prefixes, rounds
 from benchmarks.harness.random_checkpoint import config_of, shapes_of
 from benchmarks.harness.random_gguf import save_gguf
 from benchmarks.peers.llama_server import LlamaServer, Slots
-from benchmarks.peers.process import PeerUnavailable
+from benchmarks.peers.process import PeerUnavailable, exit_on_sigterm
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE, VOCAB_SIZE
 from benchmarks.simulated_time.simulated_worker import TOKEN
 from signalbox.bench.http_stream import post
@@ -225,7 +224,7 @@ def main() -> None:
         "--only", nargs="+", metavar="NAME", help="as REQUESTS, room for ROOM; or a part of it"
     )
     parser.add_argument("--servers", nargs="+", metavar="NAME", help="or a part of it")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
+    exit_on_sigterm()
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(run(options, Path(folder)))

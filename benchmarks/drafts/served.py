@@ -12,9 +12,7 @@ the tokens of a step, over the cost of a step of its rows, which is measured fir
 import argparse
 import asyncio
 import json
-import signal
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -29,7 +27,7 @@ from benchmarks.drafts.gains import Costs, step_ms
 from benchmarks.drafts.workloads import OUTPUT_TOKENS, WORKLOADS, copied, counting, traces
 from benchmarks.harness.closed_loop import drive
 from benchmarks.peers.llama_server import Slots
-from benchmarks.peers.process import ServerProcess
+from benchmarks.peers.process import ServerProcess, exit_on_sigterm
 from signalbox.bench.measurements import Measured
 
 VLLM_DRAFTS = {
@@ -177,7 +175,7 @@ def participants(options: argparse.Namespace, prompts: Prompts) -> list[ServerPr
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that every server is ended
+    exit_on_sigterm()
     options = parse()
     prompts = make_prompts(options.workloads, options.clients, is_counting=options.counting)
     runner = cpu_step.make_runner(options, str(options.model), "auto", "auto")

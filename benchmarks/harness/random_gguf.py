@@ -79,6 +79,19 @@ def save_gguf(
     }
     if is_counting:
         types["token_embd.weight"] = types["output.weight"]
+    _write_header(writer, tensors, types)
+    rng = np.random.default_rng(0)
+    for name, shape in tensors.items():
+        is_table = is_counting and name in _TABLES
+        own = _counting_table if is_table else partial(_values, rng)
+        writer.write_tensor_data(own(name, shape, types[name]))
+    writer.close()
+    return path
+
+
+def _write_header(
+    writer: GGUFWriter, tensors: Mapping[str, Shape], types: Mapping[str, BlockType]
+) -> None:
     for name, shape in tensors.items():
         row = _bytes_of_row(shape, types[name])
         num_bytes = int(np.prod(shape[:-1])) * row
@@ -88,13 +101,6 @@ def save_gguf(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    rng = np.random.default_rng(0)
-    for name, shape in tensors.items():
-        is_table = is_counting and name in _TABLES
-        own = _counting_table if is_table else partial(_values, rng)
-        writer.write_tensor_data(own(name, shape, types[name]))
-    writer.close()
-    return path
 
 
 def _add_fields(writer: GGUFWriter, config: Mapping[str, Any], *, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,6 +36,11 @@ class PeerUnavailable(Exception):
 
 class FoundInCache(Exception):
     """Tokens of prompts were in a prefix cache that were to be computed."""
+
+
+def exit_on_sigterm() -> None:
+    """Lets SIGTERM raise SystemExit, so that every server is ended on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 class PeerProcess(ABC):
