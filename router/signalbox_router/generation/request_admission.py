@@ -24,7 +24,13 @@ from signalbox_router.generation.pooling.prompt_encoder import (
 from signalbox_router.generation.turn_truncation import encode_latest_turns
 from signalbox_router.limits.payers import Payer
 from signalbox_router.params import params_validation
-from signalbox_router.params.generation_params import POOLED, GenerationParams, SharedFields
+from signalbox_router.params.generation_params import (
+    NO_TEXTS,
+    POOLED,
+    EncodedFields,
+    GenerationParams,
+    SharedFields,
+)
 from signalbox_router.params.request_seeds import RequestSeeds
 from signalbox_router.params.structured_output_check import (
     Constraint,
@@ -64,9 +70,7 @@ class EncodedPrompt(NamedTuple):
     takes_tools: bool = False
     """True if the conversation's template renders tools."""
     echo: Echo | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    prediction: tuple[int, ...] = ()
-    """What the output is expected to be."""
+    fields: EncodedFields = NO_TEXTS
     reasoning: Reasoning | None = None
     """Reasoning of a conversation's answer."""
     tool_format: ToolCallFormat | None = None
@@ -139,19 +143,8 @@ class Admission:
             echo=await self._echo(api_request, model, token_ids, payer)
             if api_request.delivery.echo
             else None,
-            bad_words=await model.tokenizer.encode_words(api_request.sampling.get("bad_words", ())),
-            prediction=await self._prediction(api_request, model, payer),
+            fields=await _encode_fields(api_request.sampling, model, payer),
         )
-
-    async def _prediction(
-        self, api_request: ApiRequest, model: ServedModel, payer: Payer
-    ) -> tuple[int, ...]:
-        """Returns the tokens of what the client expects the output to be."""
-        if not (text := api_request.sampling.get("prediction")):
-            return ()
-        token_ids = await model.tokenizer.encode(text, add_special_tokens=False, payer=payer)
-        params_validation.check_prediction(token_ids, model)
-        return tuple(token_ids)
 
     async def _constrain(
         self, encoded: EncodedPrompt, api_request: ApiRequest, model: ServedModel, payer: Payer
@@ -278,8 +271,7 @@ class Admission:
             defaults=model.sampling_defaults,
             max_default_tokens=api_request.max_default_tokens,
             cuts_max_tokens=api_request.cuts_max_tokens,
-            bad_words=prompt.bad_words,
-            prediction=prompt.prediction,
+            encoded=prompt.fields,
         )
 
     @property
@@ -376,3 +368,14 @@ def _check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:
     elif fields.checked_for is not model:
         params_validation.check_sampling(fields, model)
         fields.checked_for = model
+
+
+async def _encode_fields(
+    sampling: Mapping[str, Any], model: ServedModel, payer: Payer
+) -> EncodedFields:
+    bad_words = await model.tokenizer.encode_words(sampling.get("bad_words", ()))
+    if not (text := sampling.get("prediction")):
+        return EncodedFields(bad_words)
+    token_ids = await model.tokenizer.encode(text, add_special_tokens=False, payer=payer)
+    params_validation.check_prediction(token_ids, model)
+    return EncodedFields(bad_words, tuple(token_ids))

@@ -1,7 +1,7 @@
 """The checked parameters of one request's generation, with every default applied."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.sampling_params import SamplingParams
@@ -15,6 +15,17 @@ class SharedFields(dict[str, Any]):
     """
 
     checked_for: ServedModel | None = None
+
+
+class EncodedFields(NamedTuple):
+    """Tokens of sampling fields that are texts."""
+
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    prediction: tuple[int, ...] = ()
+    """What the client expects the output to be; empty if it expects nothing."""
+
+
+NO_TEXTS = EncodedFields()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +50,7 @@ class GenerationParams:
     speculation: bool = True
     """False computes no drafts."""
     prediction: tuple[int, ...] = ()
-    """What the client expects the output to be, as tokens; empty if it expects nothing."""
+    """Tokens that the client expects the output to be; empty if it expects nothing."""
 
     @property
     def num_sequences(self) -> int:

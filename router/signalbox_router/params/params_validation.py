@@ -23,7 +23,7 @@ from signalbox_contract.structured_output.grammar_cost import UNMEASURED
 from signalbox_contract.structured_output.scope import WHOLE
 from signalbox_contract.wording import counted
 from signalbox_router.params.branch_validation import beam_search, check_sequences
-from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.params.generation_params import NO_TEXTS, EncodedFields, GenerationParams
 from signalbox_router.params.sampling_defaults import with_defaults
 from signalbox_router.params.structured_output_check import check_structured_output
 from signalbox_router.params.token_validation import (
@@ -141,8 +141,7 @@ def resolve_params(
     defaults: SamplingDefaults,
     max_default_tokens: int | None = None,
     cuts_max_tokens: bool = False,
-    bad_words: tuple[tuple[int, ...], ...] = (),
-    prediction: tuple[int, ...] = (),
+    encoded: EncodedFields = NO_TEXTS,
 ) -> GenerationParams:
     """Applies the defaults to checked fields, and checks limits that depend on the prompt's
     length.
@@ -152,8 +151,7 @@ def resolve_params(
         max_default_tokens: bounds a max_tokens that comes from defaults.
         cuts_max_tokens: True if a max_tokens beyond the window is cut, by the scheduler for its
             own window, too.
-        bad_words: the tokens of the fields' bad words.
-        prediction: the tokens of the fields' prediction.
+        encoded: the tokens of those fields that are texts.
     """
     caps = (max_default_tokens, defaults.fields().get("max_tokens"))
     may_cut = cuts_max_tokens or "max_tokens" not in fields
@@ -169,7 +167,7 @@ def resolve_params(
             model,
             max_tokens=max_tokens,
             num_logprobs=0 if hides_logprobs else num_logprobs,
-            bad_words=bad_words,
+            bad_words=encoded.bad_words,
         ),
         max_tokens=max_tokens,
         max_tokens_is_default=may_cut,
@@ -182,7 +180,7 @@ def resolve_params(
         beam_search=beam_search(fields),
         skip_special_tokens=fields.get("skip_special_tokens", True),
         speculation=fields.get("speculation", True),
-        prediction=prediction,
+        prediction=encoded.prediction,
     )
 
 

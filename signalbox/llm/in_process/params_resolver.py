@@ -1,6 +1,7 @@
 """Makes the parameters of a request from `SamplingParams`: defaults, seeds, checks."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from signalbox.llm.in_process.wiring import CoreConfig
@@ -10,7 +11,7 @@ from signalbox.llm.requests.sampling_params import LIMITS, LOGPROBS, SamplingPar
 from signalbox.llm.requests.structured_outputs import prepare
 from signalbox_contract.sampling_defaults import NO_DEFAULTS
 from signalbox_router.params import params_validation
-from signalbox_router.params.generation_params import GenerationParams
+from signalbox_router.params.generation_params import EncodedFields, GenerationParams
 from signalbox_router.prompt.served_model import ServedModel
 
 
@@ -46,17 +47,17 @@ class ParamsResolver:
                 num_prompt_tokens=num_prompt_tokens,
                 model=self._model,
                 defaults=NO_DEFAULTS,  # parameters that are given are whole
-                bad_words=self._model.tokenizer.encode_words_blocking(fields["bad_words"]),
-                prediction=self._prediction(fields.get("prediction")),
+                encoded=self._encode_fields(fields),
             )
 
-    def _prediction(self, text: str | None) -> tuple[int, ...]:
-        """Returns the tokens of what the output is expected to be. Raises InvalidArgument."""
-        if not text:
-            return ()
-        token_ids = self._model.tokenizer.encode_blocking(text, add_special_tokens=False)
+    def _encode_fields(self, fields: Mapping[str, Any]) -> EncodedFields:
+        tokenizer = self._model.tokenizer
+        bad_words = tokenizer.encode_words_blocking(fields["bad_words"])
+        if not (text := fields.get("prediction")):
+            return EncodedFields(bad_words)
+        token_ids = tokenizer.encode_blocking(text, add_special_tokens=False)
         params_validation.check_prediction(token_ids, self._model)
-        return tuple(token_ids)
+        return EncodedFields(bad_words, tuple(token_ids))
 
     def _resolve_logprobs(self, fields: dict[str, Any]) -> None:
         """Replaces -1 by the vocabulary's size. Raises ValueError beyond the bounds."""
