@@ -20,6 +20,7 @@ from tests.router.fakes import (
     FakeScheduler,
     finished,
     ids_of,
+    request_finished,
     step,
 )
 from tests.waiting import EVENT_S, eventually
@@ -127,6 +128,20 @@ def saying(*texts: str) -> Callable[[scheduler_pb2.Request], Outputs]:
         for text in texts[:-1]:
             yield step((add.handle, 0, ids_of(text)))
         yield step((add.handle, 0, ids_of(texts[-1])), **finished(add.handle))
+
+    return script
+
+
+def drafting(**counts: int) -> Callable[[scheduler_pb2.Request], Outputs]:
+    """Returns a script that answers "one" with counts of drafts, unless the request refuses
+    them."""
+
+    def script(add: scheduler_pb2.Request) -> Outputs:
+        ends = finished(add.handle)
+        if not add.no_speculation:
+            use = scheduler_pb2.SpeculationUse(**counts)
+            ends["requests"] = [request_finished(add.handle, speculation=use)]
+        yield step((add.handle, 0, ids_of("one")), **ends)
 
     return script
 

@@ -13,13 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
-from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_rpc.telemetry import tracing
 from tests.grpc_errors import code_of
 from tests.router.apis.openai.clients import make_http
-from tests.router.fakes import finished, ids_of, request_finished, step
 from tests.router.generation.pooling.pooling_stack import EMBEDS, SCORES, embed, make_pooling_stack
-from tests.router.stack import Outputs, make_generate, make_stack, saying
+from tests.router.stack import drafting, make_generate, make_stack, saying
 from tests.waiting import eventually, with_longer_deadlines
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -81,13 +79,7 @@ async def test_a_request_is_one_trace_from_client_to_scheduler(
 
 
 async def test_a_span_says_what_became_of_drafts(exporter: InMemorySpanExporter) -> None:
-    use = scheduler_pb2.SpeculationUse(num_runs=1, num_drafts=4, num_accepted=2)
-
-    def script(add: scheduler_pb2.Request) -> Outputs:
-        ends = finished(add.handle) | {"requests": [request_finished(add.handle, speculation=use)]}
-        yield step((add.handle, 0, ids_of("x")), **ends)
-
-    async with make_stack(script) as stack:
+    async with make_stack(drafting(num_runs=1, num_drafts=4, num_accepted=2)) as stack:
         await stack.generate()
         await eventually(lambda: len(exporter.get_finished_spans()) == 3)
         attributes = attributes_of(spans_by_name(exporter)["text_completion tiny"])

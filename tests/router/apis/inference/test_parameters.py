@@ -12,11 +12,10 @@ from tests.router.fakes import (
     MAX_MODEL_LEN,
     finished,
     ids_of,
-    request_finished,
     step,
     token,
 )
-from tests.router.stack import Outputs, make_stack, saying, text_of
+from tests.router.stack import Outputs, drafting, make_stack, saying, text_of
 
 
 async def test_every_sampling_parameter_reaches_the_scheduler() -> None:
@@ -58,15 +57,7 @@ async def test_what_is_not_asked_for_is_neutral() -> None:
 
 
 async def test_a_request_may_refuse_drafts_and_is_told_what_became_of_them() -> None:
-    use = scheduler_pb2.SpeculationUse(num_runs=2, num_drafts=5, num_accepted=3)
-
-    def script(add: scheduler_pb2.Request) -> Outputs:
-        ends = finished(add.handle)
-        if not add.no_speculation:
-            ends["requests"] = [request_finished(add.handle, speculation=use)]
-        yield step((add.handle, 0, ids_of("x")), **ends)
-
-    async with make_stack(script) as stack:
+    async with make_stack(drafting(num_runs=2, num_drafts=5, num_accepted=3)) as stack:
         *_, last = await stack.generate()
         told = last.usage.speculation
         assert (told.num_runs, told.num_drafts, told.num_accepted) == (2, 5, 3)

@@ -25,11 +25,10 @@ from tests.router.fakes import (
     ids_of,
     make_files,
     make_tokenizer,
-    request_finished,
     step,
     token,
 )
-from tests.router.stack import Outputs, saying
+from tests.router.stack import Outputs, drafting, saying
 
 TOOL = {
     "type": "function",
@@ -533,14 +532,9 @@ PREDICTIONS = ["one two", [{"type": "text", "text": "one"}, {"type": "text", "te
 
 @pytest.mark.parametrize("content", PREDICTIONS)
 async def test_a_prediction_reaches_the_scheduler_and_is_counted_alone(content: Any) -> None:
-    use = scheduler_pb2.SpeculationUse(
+    script = drafting(
         num_runs=4, num_drafts=10, num_accepted=6, num_predicted=5, num_predicted_accepted=3
     )
-
-    def script(add: scheduler_pb2.Request) -> Outputs:
-        ends = finished(add.handle) | {"requests": [request_finished(add.handle, speculation=use)]}
-        yield step((add.handle, 0, ids_of("one")), **ends)
-
     async with make_http(script) as http:
         predicted = {"prediction": {"type": "content", "content": content}}
         answer = await http.chat(**predicted)
@@ -561,13 +555,7 @@ async def test_a_prediction_reaches_the_scheduler_and_is_counted_alone(content: 
 
 
 async def test_drafts_of_all_prompts_are_summed() -> None:
-    use = scheduler_pb2.SpeculationUse(num_runs=1, num_drafts=4, num_accepted=2)
-
-    def script(add: scheduler_pb2.Request) -> Outputs:
-        ends = finished(add.handle) | {"requests": [request_finished(add.handle, speculation=use)]}
-        yield step((add.handle, 0, ids_of("one")), **ends)
-
-    async with make_http(script) as http:
+    async with make_http(drafting(num_runs=1, num_drafts=4, num_accepted=2)) as http:
         answer = await http.complete(prompt=["a", "b", "c"])
         counts = answer.metrics["speculative_decoding"]
         assert (counts["num_draft_tokens"], counts["mean_acceptance_length"]) == (12, 3)
