@@ -1,4 +1,4 @@
-"""The settings of speculation: whether a worker drafts tokens, and from what, in vLLM's form."""
+"""The settings of speculation, in vLLM's form: whether a worker drafts tokens, and from what."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from signalbox_rpc.settings.service_settings import SettingsGroup
 from signalbox_worker.config import SpeculationConfig
 
 USUAL_DRAFT_TOKENS = 8
-"""Most drafts of a sequence in a step, where nothing says how many."""
+"""Default of the most drafts of a sequence in a step."""
 _NGRAM, _SUFFIX = "ngram", "suffix"
 _USUAL_LOOKUP = 5
 """vLLM's prompt_lookup_max and prompt_lookup_min of the method ngram."""
@@ -38,7 +38,7 @@ _WITHOUT_EFFECT = {
 
 
 def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
-    """Returns what the fields of vLLM's SpeculativeConfig ask for; none of them is no speculation.
+    """Returns what the fields of vLLM's SpeculativeConfig ask for. Without any there are no drafts.
 
     Raises ValueError that names the field.
     """
@@ -116,7 +116,7 @@ SpeculativeConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_check
 
 
 class SpeculationSettings(SettingsGroup):
-    """Drafts: tokens that are expected, computed with those known, and kept if they are drawn."""
+    """Drafts: tokens that a worker expects next, computed early and kept if they are drawn."""
 
     GROUP: ClassVar[str] = "model and device"
 

@@ -28,7 +28,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     num_drafts: int = 0
-    """Tokens that were computed because they were expected."""
+    """Tokens that were expected and computed early."""
     num_accepted_drafts: int = 0
 
 

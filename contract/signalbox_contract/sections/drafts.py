@@ -1,6 +1,6 @@
-"""Drafts in a step and in its result: tokens that a worker expects, and computes with those known.
+"""Drafts in a step and in its result: tokens that a worker expects next, and computes early.
 
-A draft is kept if and only if it equals the token that is drawn at its position.
+A draft is accepted if it equals the token that is drawn at its position, and all before it are.
 """
 
 from enum import IntEnum
@@ -28,7 +28,7 @@ class DraftSource(IntEnum):
 
 
 class DraftLimits(NamedTuple):
-    """Sequences that may compute drafts, and how many each may at most, at least 1."""
+    """Sequences that may compute drafts, and the most drafts of each, at least 1."""
 
     seq_ids: Column
     most: Column
@@ -65,7 +65,7 @@ def encode_draft_counts(counts: DraftCounts) -> pb.DraftCounts:
 
 
 def decode_draft_counts(message: pb.DraftCounts) -> DraftCounts:
-    """Raises InvalidArgument if the columns differ in length, or one has a number that is none."""
+    """Raises InvalidArgument if the columns differ in length, or a number is less than 1."""
     counts = DraftCounts(
         int64s(message.seq_ids, "drafts.seq_ids"),
         int32s(message.num_drafts, "drafts.num_drafts"),

@@ -3,9 +3,10 @@
 A table's row of the group of states names the state behind the row's last computed token by its
 first block, the head; worker.proto says which of them a step reads and leaves.
 
-Drafts leave no state, since it is not known yet which of them stay: the step leaves the one behind
-the last known token, and keeps what its recurrent layers read of the drafts. Once draws have shown
-which ones stay, the states behind them are settled: these layers alone go over those rows again.
+The run of a sequence's drafts leaves no state, since draws decide which of them are accepted: the
+step leaves the state behind the last known token, and keeps the inputs of its recurrent layers at
+the drafts. Then the states behind accepted drafts are settled: these layers alone compute those
+rows again.
 """
 
 from typing import NamedTuple
@@ -19,12 +20,12 @@ from signalbox_worker.batch.arrays import Int32Array, Int64Array, offsets
 
 
 class Settlement(NamedTuple):
-    """Drafts that stay, whose states are to be left."""
+    """Accepted drafts, behind which states are to be left."""
 
     rows: Int64Array
-    """Which of the drafts of the batch that was computed last, in its order."""
+    """Their indices among the drafts of the batch that was computed last."""
     states: StateArrays
-    """Of the sequences that have such drafts, and of these drafts alone."""
+    """Runs of their sequences, of these drafts alone."""
 
 
 def state_runs(
@@ -69,10 +70,10 @@ def state_runs(
 
 
 def with_drafts(states: StateArrays, num_drafts: Int64Array) -> StateArrays:
-    """Returns runs of sequences whose tokens are followed by drafts.
+    """Returns the runs of sequences with their drafts behind them.
 
     Args:
-        states: of the tokens without drafts.
+        states: the runs of the tokens before the drafts.
         num_drafts: [B].
     """
     has_drafts = num_drafts > 0
@@ -98,12 +99,12 @@ def settlement(
     *,
     block_size: int,
 ) -> Settlement | None:
-    """Returns what settles the drafts that stay of a batch; None if none does. Raises
+    """Returns what settles a batch's accepted drafts; None if there are none. Raises
     InvalidArgument, as `state_runs` does.
 
     Args:
         computed: [B], tokens of each sequence before its drafts.
-        num_kept: [B], how many of the drafts of each stay.
+        num_kept: [B], accepted drafts of each.
     """
     seqs = np.flatnonzero(num_kept)
     if not len(seqs):
@@ -115,7 +116,7 @@ def settlement(
 
 
 def rows_without_state(states: StateArrays) -> Int64Array:
-    """Returns the rows of runs that leave no state, the drafts of a batch, in its order."""
+    """Returns the rows of a batch's drafts: those of runs that leave no state."""
     leaves_none = states.writes[:, 0] == NO_BLOCK
     return np.flatnonzero(np.repeat(leaves_none, np.diff(states.run_start)))
 

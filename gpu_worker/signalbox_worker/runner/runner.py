@@ -67,10 +67,10 @@ class Runner(ABC):
 
     @abstractmethod
     def settle(self, settlement: Settlement) -> None:
-        """Leaves the states behind drafts of the batch that was executed last."""
+        """Leaves the states behind accepted drafts of the batch that was executed last."""
 
     def make_proposer(self) -> Proposer:
-        """Returns what proposes drafts for the sequences of a lease."""
+        """Returns the source of drafts of a new lease."""
         return NO_PROPOSER
 
     @property

@@ -32,7 +32,7 @@ MAX_MASK_CPU_S = 0.1
 """CPU time of one mask; a sequence whose mask takes more ends. llguidance's own limits stop most
 masks after 20 to 80 ms, and a mask of a usual schema takes a tenth of a millisecond."""
 _MAX_FORCED_NS = 2_000_000
-"""CPU time of a mask after which nothing is asked beyond it."""
+"""Forced tokens are not asked of a grammar whose last mask took more CPU time."""
 _TOO_MANY_STATES = "too many states"
 
 
@@ -107,13 +107,13 @@ class Grammar:
         self._num_reasoned = 0
         """Tokens of all reasoning so far."""
         self._left: LLMatcher | None = None
-        """Matcher of the state that `ahead` returns to."""
+        """The matcher in whose state `ahead` began; None outside."""
         self._num_ahead = 0
-        """Tokens that it has read since."""
+        """Tokens that it has read since, to be rolled back."""
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
-        """Lets drafts be read in the block, behind which the state is as it was before."""
+        """Restores the state at the end of the block, in which drafts may be read."""
         left = self._left = self._matcher
         self._num_ahead = 0
         before = vars(self).copy()
@@ -127,7 +127,7 @@ class Grammar:
                 self.begin_again()
 
     def num_admitted(self, output: Int32Array, num_drafts: int) -> int:
-        """Returns how many of the drafts, which are the last of the output, may follow there."""
+        """Returns how many of the drafts, with which the output ends, the grammar admits."""
         first = len(output) - num_drafts
         try:
             self._catch_up(output[:first])
@@ -159,9 +159,9 @@ class Grammar:
         return mask
 
     def forced(self, output: Int32Array) -> list[int]:
-        """Returns tokens of which each is the only one that may follow there; not all there are.
+        """Returns next tokens that are each the only one admitted; there may be more.
 
-        Nothing is said of an output that does not conform: its mask will be refused.
+        Returns none for an output that does not conform; its mask will be refused.
         """
         if self.mask_ns > _MAX_FORCED_NS:
             return []
@@ -287,7 +287,7 @@ class Grammar:
 
 
 def _roll_back(matcher: LLMatcher, num_tokens: int) -> bool:
-    """Returns false if a matcher cannot be put back; it is of no use then."""
+    """Rolls a matcher back. Returns False if that fails, after which it is unusable."""
     return not num_tokens or (matcher.rollback(num_tokens) and not matcher.is_error())
 
 

@@ -14,7 +14,7 @@ MAX_STEP_CPU_S = 0.2
 256 sequences of usual schemas take 30 ms."""
 
 MAX_DRAFT_CPU_S = 0.05
-"""CPU time of the masks behind a step's drafts; runs end before those that are left then."""
+"""CPU time of the masks behind a step's drafts; runs end where it is spent."""
 
 
 class Masks(NamedTuple):
@@ -51,7 +51,7 @@ def step_masks(asked: Mapping[int, tuple[Grammar, Int32Array]]) -> Masks:
 
 
 class DraftedOutput(NamedTuple):
-    """Output of a sequence with drafts behind it."""
+    """The output of a sequence, and drafts behind it."""
 
     grammar: Grammar
     token_ids: Int32Array
@@ -60,11 +60,12 @@ class DraftedOutput(NamedTuple):
 
 
 def draft_masks(asked: Mapping[int, DraftedOutput], known: Masks) -> dict[int, list[Mask | None]]:
-    """Computes the masks behind drafts of sequences, whose masks before them are known.
+    """Computes the masks behind the drafts of sequences; adds their costs to those of `known`.
 
-    A sequence has masks for fewer drafts if one is not admitted, or no mask can be computed behind
-    it: if that ends the sequence, the first mask of a later step says so. Costs are added to those
-    that are known.
+    A sequence has fewer masks than drafts if a draft is not admitted, or the mask behind it fails.
+    Such a failure does not end the sequence; the first mask of a later step may.
+
+    Args: known: the masks before the drafts.
     """
     found: dict[int, list[Mask | None]] = {}
     left_ns = int(MAX_DRAFT_CPU_S * 1e9)
@@ -79,7 +80,7 @@ def draft_masks(asked: Mapping[int, DraftedOutput], known: Masks) -> dict[int, l
 def _masks_ahead(
     one: DraftedOutput, mask: Mask | None, left_ns: int
 ) -> tuple[list[Mask | None], int]:
-    """Returns masks of one sequence, and the CPU time that they took."""
+    """Returns the masks behind one sequence's drafts, and their CPU time."""
     token_ids, masks, cpu_ns = one.token_ids, list[Mask | None](), 0
     with one.grammar.ahead():
         for end in range(len(token_ids) - one.num_drafts, len(token_ids)):

@@ -63,11 +63,11 @@ class Sequence:
     num_computed_tokens: int = 0
     """Tokens whose K and V exist, by steps that are answered."""
     num_inflight_tokens: int = 0
-    """Tokens computed by steps that are planned and not answered. With drafts, the most of them."""
+    """Tokens computed by steps that are planned and not answered; all of their drafts count."""
     num_inflight_samples: int = 0
-    """Most tokens that those steps draw: one each, and their drafts."""
+    """Tokens that those steps may draw: one each, and one for each draft."""
     num_inflight_drafts: int = 0
-    """Most drafts of those steps, which count as tokens and as samples until their answers."""
+    """Drafts that those steps may compute."""
     block_table: list[int] = field(default_factory=list)
     """Rows of a block of each group of layers, for block_size tokens each. Written by
     BlockSpaceManager alone; blocks of the CPU pool while SWAPPED."""
@@ -80,7 +80,7 @@ class Sequence:
     num_sent_blocks: int = 0
     """Leading entries of the block table that the worker has."""
     draft_record: DraftRecord | None = field(default=None, repr=False)
-    """Set once it may have drafts."""
+    """Set once the sequence may have drafts."""
     decode_index: int = -1
     """Index in the decode batch, which then keeps the counters; -1 outside."""
     is_on_worker: bool = False

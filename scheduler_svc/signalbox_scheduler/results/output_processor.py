@@ -155,9 +155,9 @@ class OutputProcessor:
                 self._accept_draws(seq, drawn.rows(i), num_samples, result, outcome, now)
 
     def _accept_run(self, i: int, drawn: DrawnTokens, outcome: StepOutcome, now: float) -> None:
-        """Takes the drafts of a sequence that were accepted, and the token behind them.
+        """Appends the accepted drafts of a sequence and the token drawn behind them.
 
-        What follows a token that ends the sequence is dropped. A failure leaves none of them.
+        Tokens behind one that ends the sequence are dropped.
         """
         plan, result = drawn.plan, drawn.result
         seq, run, most = plan.seqs[i], drawn.run(i), plan.num_drafts[i]
@@ -185,7 +185,7 @@ class OutputProcessor:
         self._record_first_token(seq.group, now)
         self.num_generated_tokens += num_new
         self._admission.charge(seq.group.flow, [seq.group], num_output_tokens=num_new)
-        self._blocks.cache_blocks(seq)  # what was refused is never found
+        self._blocks.cache_blocks(seq)  # of accepted tokens alone
         if reason:
             self._finish(seq, reason, outcome, now)
 

@@ -1,9 +1,8 @@
 """Says what is wrong with a worker's result, before anything of it reaches requests.
 
-A result belongs to a plan: each branch that draws has a run of one token, or of as many drafts as
-were accepted and one, or a vector if it pools, or its sequence has an error, and no other sequence
-is in it. The rules are those of
-ExecuteModelResponse in worker.proto.
+A result belongs to a plan: each branch that draws has a run of one token, behind the drafts that
+were accepted, or a vector if it pools, or its sequence has an error; no other sequence is in it.
+The rules are those of ExecuteModelResponse in worker.proto.
 """
 
 import math

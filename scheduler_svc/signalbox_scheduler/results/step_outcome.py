@@ -26,7 +26,7 @@ class StepOutcome:
     """Sequence of each accepted token."""
     token_ids: list[int] = field(default_factory=list)
     has_runs: bool = False
-    """True if some of these tokens, one after the other, may be of one sequence."""
+    """True if a sequence has several of these tokens in a row."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """Log probabilities of the tokens for which they were asked, by index."""
     prompt_logprobs: list[tuple[SequenceGroup, int, list[TokenLogprobs]]] = field(

@@ -16,14 +16,14 @@ from signalbox_worker.sampling.token_constraints import Mask, RuledRows
 
 
 class Masking(NamedTuple):
-    """What the masks of a batch add to it."""
+    """Parts of a batch to which its masks write."""
 
     refused: dict[int, str]
     """Reason by draw, for those to which their grammar leaves no token."""
     mask_ns: dict[int, int]
     """CPU time of the masks of each sequence, by its first draw."""
     drafts: DraftRuns | None
-    """Drafts, of which runs are ended that their grammar does not admit."""
+    """A run ends before a draft that its grammar does not admit."""
 
 
 def logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
@@ -97,7 +97,7 @@ def _grammar_masks(ruled: RuledRows, rows: SequenceRows, masking: Masking) -> li
 def _drafted(
     drafts: DraftRuns, ruled: RuledRows, rows: SequenceRows, *, refused: Container[int]
 ) -> dict[int, DraftedOutput]:
-    """Returns the outputs with drafts of sequences with grammars, which have not refused them."""
+    """Returns the outputs with drafts of sequences whose grammars have admitted the output."""
     owners, ahead = ruled.owners.tolist(), drafts.ahead[ruled.rows].tolist()
     most = dict(zip(owners, ahead, strict=True))  # of each, that of its last draw
     return {

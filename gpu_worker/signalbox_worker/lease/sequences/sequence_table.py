@@ -284,7 +284,7 @@ class SequenceTable:
         keep: NDArray[np.bool_],
         token_ids: Int32Array,
     ) -> None:
-        """Does so with all draws of its run; the drafts among them are computed."""
+        """Appends all kept draws of each sequence's run. Accepted drafts count as computed."""
         drawers, ahead = planned.drawers[keep], drafts.ahead[keep]
         is_own = (np.diff(drawers, prepend=-1) != 0) | (ahead > 0)
         drawers, ahead = drawers[is_own], ahead[is_own]

@@ -76,7 +76,8 @@ def states_of(
 def settlement_of(
     planned: PlannedBatch, rows: SequenceRows, run_lengths: Int64Array, *, limits: Limits
 ) -> Settlement | None:
-    """Returns what settles the states of a batch with drafts; None if it has left them all.
+    """Returns what settles the states of a batch with drafts; None if no draft was accepted, or
+    the model has no states.
 
     Args: run_lengths: [B], tokens that each sequence has got.
     """

@@ -58,7 +58,7 @@ class Executor(ABC):
         """
 
     def settle(self, settlement: Settlement) -> None:
-        """Leaves the states behind drafts of the batch that was executed last."""
+        """Leaves the states behind accepted drafts of the batch that was executed last."""
         raise NotImplementedError("this executor keeps no states")
 
     def execute_alone(self, batch: Batch) -> None:

@@ -277,7 +277,8 @@ def _head_alone(tokens: Int64Array, logits: NDArray[np.float32]) -> StepArrays:
 
 
 def _settling(settlement: Settlement) -> StepArrays:
-    """A step that goes over rows which the program has kept, and leaves states alone."""
+    """Returns a step that computes rows which the program has kept, and does no more than leave
+    their states."""
     unread = np.zeros(len(settlement.rows), dtype=np.int64)
     return replace(
         _head_alone(unread[:0], np.empty((0, 0), dtype=np.float32)),
