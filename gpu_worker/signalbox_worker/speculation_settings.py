@@ -28,6 +28,9 @@ _MOST = {
 _FIELDS = ("method", "model", *_MOST)
 """Fields of vLLM's SpeculativeConfig that are read."""
 _FOLLOWS = "the number of drafts follows how many were kept"
+_METHODS = f"method may be {_NGRAM} or {_SUFFIX}, which draft from a sequence's own text"
+_OF_NGRAM = ("prompt_lookup_max", "prompt_lookup_min")
+_OF_SUFFIX = ("suffix_decoding_max_tree_depth",)
 _WITHOUT_EFFECT = {
     "suffix_decoding_max_cached_requests": "drafts come from a sequence's own text alone",
     "suffix_decoding_max_spec_factor": _FOLLOWS,
@@ -51,18 +54,21 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
         if (value := fields.get(name)) not in (None, _NGRAM, _SUFFIX):
             raise ValueError(
                 f"{name} {value!r} is not served: no other model drafts, and no layers for it"
-                f" (MTP, EAGLE, Medusa); method may be {_NGRAM} or {_SUFFIX}, which draft from a"
-                " sequence's own text"
+                f" (MTP, EAGLE, Medusa); {_METHODS}"
             )
     _check_numbers(fields)
-    method = fields.get("method") or fields.get("model")
+    method = _method(fields)
     if method is None:
-        raise ValueError(f"it has no method; {_takes()}")
+        raise ValueError(f"it has no method; {_METHODS}")
     return _ngram(fields) if method == _NGRAM else _suffix(fields)
 
 
 def _takes() -> str:
     return f"it takes {', '.join((*_FIELDS, *_WITHOUT_EFFECT))}"
+
+
+def _method(fields: Mapping[str, Any]) -> Any:
+    return fields.get("method") or fields.get("model")
 
 
 def _ngram(fields: Mapping[str, Any]) -> SpeculationConfig:
@@ -148,8 +154,10 @@ class SpeculationSettings(SettingsGroup):
     def speculation_notices(self) -> list[str]:
         """Lines about fields of `speculative_config` that have no effect."""
         given = json.loads(self.speculative_config or "{}")
+        others = _OF_SUFFIX if _method(given) == _NGRAM else _OF_NGRAM
+        without = _WITHOUT_EFFECT | dict.fromkeys(others, "it is of the other method")
         return [
             f"speculative_config: {name} has no effect: {why}"
-            for name, why in _WITHOUT_EFFECT.items()
+            for name, why in without.items()
             if given.get(name) is not None
         ]

@@ -23,7 +23,7 @@ def test_drafts_are_off_unless_they_are_asked_for() -> None:
     assert made(speculation=True) == SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS)
     assert made(**asked).num_tokens == made(speculation=True, **asked).num_tokens == 24
     assert made(speculation=False, **asked) == OFF
-    assert made(speculative_config={}) == OFF
+    assert made(speculative_config={}) == OFF, "what llama.cpp's --spec-type none becomes"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_suffixes_have_vllms_depth() -> None:
         ({"model": "org/small"}, "model 'org/small' is not served: no other model drafts"),
         ({"method": "mtp", "num_speculative_tokens": 1}, "method 'mtp' is not served"),
         ({"method": ["ngram"]}, "is not served"),
-        ({"num_speculative_tokens": 3}, "it has no method; it takes method, model"),
+        ({"num_speculative_tokens": 3}, "it has no method; method may be ngram or suffix"),
         ({"method": "ngram", "quantization": "fp8"}, "it has 'quantization', which is not served"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),
@@ -85,6 +85,19 @@ def test_fields_that_only_tune_vllm_are_told() -> None:
     assert settings.speculation_notices == [
         "speculative_config: suffix_decoding_min_token_prob has no effect:"
         " the number of drafts follows how many were kept"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "other"),
+    [("ngram", "suffix_decoding_max_tree_depth"), ("suffix", "prompt_lookup_min")],
+)
+def test_fields_of_the_other_method_are_told(method: str, other: str) -> None:
+    own = {"ngram": "prompt_lookup_max", "suffix": "suffix_decoding_max_tree_depth"}[method]
+    fields = {"method": method, own: 7, other: 6}
+    settings = WorkerSettings(simulate=True, speculative_config=fields)  # type: ignore[arg-type]
+    assert settings.speculation_notices == [
+        f"speculative_config: {other} has no effect: it is of the other method"
     ]
 
 
