@@ -1,14 +1,14 @@
-"""How many drafts of the sequence's own text are accepted, what their rows cost, and the gain.
+"""How many drafts from a sequence's own text are accepted, what their rows cost, and the gain.
 
     python -m benchmarks.drafts.gains [MODEL] [--form auto] [--rounds 10] [--clients 1 8 32]
 
-The first table replays the proposer over prompts and answers that are known: an answer is what it
-is without drafts, so a model that gives these answers accepts as many. It has the tokens of a step,
-those that were drafted included, its rows, and the proposer's microseconds for a token. With MODEL,
-the second one has the milliseconds of steps of 1 to 17 rows of each client's sequence, with a draw
-at each row, and in brackets that over the step of one row; medians of rounds in turn. The third one
-has tokens/s over those without drafts, with as many drafts as give most, in brackets. It counts the
-steps alone, neither the proposer nor the scheduler, and one number of drafts for all steps.
+The first table replays the proposer over known prompts and answers: drafts change no answer, so a
+model that gives these answers accepts as many. A cell has the mean tokens and rows of a step, and
+the proposer's microseconds for a token. With MODEL, the second table has the milliseconds of steps
+of 1 to 17 rows of each client's sequence, with a draw at each row, and in brackets their ratio to
+the step of one row; medians of rounds in turn. The third one has tokens/s over those without
+drafts, and in brackets the number of drafts that gives the most. It counts steps alone, neither the
+proposer nor the scheduler, with one number of drafts for all steps.
 """
 
 import argparse

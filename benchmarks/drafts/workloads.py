@@ -1,8 +1,8 @@
-"""Prompts and their right answers, made by rule of the pages and modules of this tree.
+"""Prompts and their right answers, made of the pages and modules of this tree.
 
 How much of an answer can be copied is a property of the work, and a model with made-up weights
-copies nothing. So the answers here are what a good model would say, and a model that counts
-(`benchmarks.harness.random_checkpoint --counting`) is given prompts of which as much can be copied.
+copies nothing. So the answers here are those of a good model, and a model that counts
+(`benchmarks.harness.random_checkpoint --counting`) gets prompts from which as much can be copied.
 """
 
 import json
@@ -49,8 +49,8 @@ def traces(workload: str, number: int) -> list[Trace]:
 
 
 def copied(trace: Trace) -> list[bool | None]:
-    """Says of each token of the answer whether it followed the three tokens before it when they
-    came last; None if they have not come yet."""
+    """Returns for each token of the answer whether it followed the last occurrence of the three
+    tokens before it; None if they have not occurred."""
     tokens, found = [*trace.prompt, *trace.output], list[bool | None]()
     followed = dict[tuple[int, ...], int]()
     for place in range(_KEY, len(tokens)):
@@ -62,10 +62,11 @@ def copied(trace: Trace) -> list[bool | None]:
 
 
 def counting(found: Sequence[bool | None], *, prompt_tokens: int, number: int) -> Trace:
-    """Returns a trace of a model that counts, of whose answer as much can be copied.
+    """Returns a trace of a model that counts, with as much to copy as `copied` has found in
+    another trace.
 
-    No token comes twice in the answer. What `copied` has found of another trace is in the prompt:
-    stretches that go on as the answer does, and end with another token.
+    No token occurs twice in the answer. What can be copied is in the prompt: stretches that go on
+    as the answer does, and end with another token.
 
     Args:
         prompt_tokens: of the prompt; it is longer if the stretches are.
@@ -160,7 +161,7 @@ def _summary() -> Iterator[Trace]:
 
 
 def _chat() -> Iterator[Trace]:
-    """Prose that goes on; an answer has as much in common with its conversation."""
+    """The next part of a page, as an answer that shares words with its conversation."""
     passages = _passages(_CHARS)
     pairs = zip(passages, passages, strict=False)
     return _encoded((_CHAT.format(text), after) for text, after in pairs)
@@ -174,7 +175,7 @@ def _random() -> Iterator[Trace]:
 
 
 def _misled() -> Iterator[Trace]:
-    """All that is found goes on otherwise: what drafts cost at the most."""
+    """All that is found is followed by another token: the most that drafts can cost."""
     for number in count():
         yield counting([False] * OUTPUT_TOKENS, prompt_tokens=OUTPUT_TOKENS, number=number)
 
