@@ -128,17 +128,18 @@ class SpeculationSettings(SettingsGroup):
 
     speculation: bool | None = Field(
         None,
-        description="compute tokens that a sequence is expected to go on with in the step of its"
-        " last one, and keep those that are drawn, so that output stays the same; --no-speculation"
-        " turns --speculative-config off (default: off, unless --speculative-config is given)",
+        description="compute drafts, the tokens that a sequence is expected to have next, in the"
+        " step of its last token, and keep those that are drawn: output stays the same;"
+        " --no-speculation turns --speculative-config off (default: off, unless"
+        " --speculative-config is given)",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None,
         description="JSON object as vLLM's, which turns speculation on: method is ngram or suffix,"
-        " num_speculative_tokens most drafts of a sequence in a step, at most"
+        " num_speculative_tokens is the most drafts of a sequence in a step, up to"
         f" {MAX_DRAFT_TOKENS}; prompt_lookup_min and prompt_lookup_max, or"
-        " suffix_decoding_max_tree_depth, are how many of its last tokens are looked up in its"
-        " text",
+        " suffix_decoding_max_tree_depth, bound how many of its newest tokens are looked up in"
+        " its text",
     )
 
     @property
