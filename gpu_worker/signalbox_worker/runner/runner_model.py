@@ -24,13 +24,16 @@ T = TypeVar("T")
 
 
 def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int:
-    """Returns the most drafts of a sequence in a step. If some are asked for and none can be
-    computed, logs why."""
-    if not asked or (why_not := _no_drafts(executor, parallel)) is None:
-        return asked
-    if parallel.rank == 0:
+    """Returns the most drafts of a sequence in a step; if any are asked for, says how many, or why
+    none."""
+    if not asked:
+        return 0
+    why_not = _no_drafts(executor, parallel)
+    if parallel.rank == 0 and why_not is None:
+        logger.info("a sequence computes at most %d drafts in a step", asked)
+    elif parallel.rank == 0:
         logger.info("no drafts are computed: %s", why_not)
-    return 0
+    return 0 if why_not else asked
 
 
 def _no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:

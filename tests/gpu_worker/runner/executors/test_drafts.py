@@ -102,6 +102,7 @@ FOUR = SpeculationConfig(num_tokens=4)
 def test_a_worker_announces_its_drafts(native_tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert load(native_tiny).profile().max_draft_tokens == 0
+        assert "drafts" not in caplog.text
         runner = load(native_tiny, speculation=FOUR)
         assert runner.profile().max_draft_tokens == 4
     assert isinstance(runner.make_proposer(), ProposerChain)
