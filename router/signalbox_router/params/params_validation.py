@@ -81,7 +81,8 @@ def check_sampling_values(
     check_sequences(fields)
     check_lists(fields)
     if fields.get("prediction") and not fields.get("speculation", True):
-        raise InvalidArgument("sampling_params.prediction", "a text", "none without speculation")
+        allowed = "none with speculation: false"
+        raise InvalidArgument("sampling_params.prediction", "a text", allowed)
     if (constraint := fields.get("structured_output")) is not None:
         check_structured_output(constraint)
 

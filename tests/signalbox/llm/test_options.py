@@ -79,7 +79,7 @@ def test_neutral_values_are_accepted() -> None:
         ({"logprob_token_ids": [5], "logprobs": 2}, "logprobs is 2; with logprob_token_ids"),
         ({"logprob_token_ids": [5], "use_beam_search": True}, "logprob_token_ids: .*beam_search"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is 0"),
-        ({"prediction": "x", "speculation": False}, "prediction: .*none without speculation"),
+        ({"prediction": "x", "speculation": False}, "prediction: .*none with speculation: false"),
     ],
 )
 def test_a_value_out_of_range_is_refused(field: dict[str, Any], message: str) -> None:
