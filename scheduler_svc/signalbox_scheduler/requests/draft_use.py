@@ -42,13 +42,11 @@ def add_run(
 def draft_samples(use: SpeculationUse) -> Iterator[Sample]:
     """Yields counts under the names that vLLM gives them."""
     yield counter(
-        "spec_decode_num_drafts", "Runs of drafts: steps of a sequence with some.", use.num_runs
+        "spec_decode_num_drafts", "Steps of a sequence that computed drafts.", use.num_runs
     )
-    yield counter(
-        "spec_decode_num_draft_tokens", "Drafts that steps have computed.", use.num_drafts
-    )
+    yield counter("spec_decode_num_draft_tokens", "Drafts that were computed.", use.num_drafts)
     yield counter(
         "spec_decode_num_accepted_tokens",
-        "Of those, drafts that equalled the token that was drawn.",
+        "Drafts that were kept, since they equalled the token that was drawn.",
         use.num_accepted,
     )
