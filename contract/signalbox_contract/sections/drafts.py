@@ -12,9 +12,6 @@ from signalbox_protos.worker.v1 import worker_pb2 as pb
 MAX_DRAFT_TOKENS = 64
 """Most drafts of a sequence in one step that a worker may announce."""
 
-MAX_PREDICTION_TOKENS = 8 << 20
-"""Most tokens of all predictions in one step: they take half of a worker's largest message."""
-
 
 class DraftSource(IntEnum):
     """Where drafts come from; see worker.proto."""

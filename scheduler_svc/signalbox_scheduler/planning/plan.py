@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from signalbox_contract.columns import Column, int32s, int64s, pack_int32
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.sections.block_moves import NO_MOVES, BlockMoves
-from signalbox_contract.sections.drafts import MAX_PREDICTION_TOKENS, DraftLimits
+from signalbox_contract.sections.drafts import DraftLimits
 from signalbox_contract.sections.forks import Fork
 from signalbox_contract.sections.pooling import Pooling
 from signalbox_contract.sections.store_moves import StoreMoves
@@ -21,6 +21,8 @@ from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 _NO_COUNTS = NO_MOVES.counts
 _NO_IDS = int64s([])
 _ONE = pack_int32([1])
+MAX_PREDICTION_TOKENS = 8 << 20
+"""Most tokens of all predictions in one step: they take half of a worker's largest message."""
 
 
 @dataclass(slots=True, kw_only=True)
