@@ -96,7 +96,7 @@ class Request:
     no_speculation: bool = False
     """True if the request computes no drafts."""
     prediction: tuple[int, ...] = ()
-    """What the client expects the output to be, as tokens; empty if it expects nothing."""
+    """Tokens that the client expects as the output; empty if the request names none."""
 
 
 _FIELDS = pb.Request.DESCRIPTOR.fields_by_name

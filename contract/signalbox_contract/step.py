@@ -66,7 +66,7 @@ class NewSequence:
     adapter: str = ""
     """SHA-256 of the adapter that computes the sequence; empty is the base model."""
     prediction: Sequence[int] = ()
-    """What the client expects the output to be; empty if it expects nothing."""
+    """Tokens that the client expects as the output; empty if the request names none."""
 
 
 class TablePatch(NamedTuple):

@@ -328,7 +328,7 @@ class SpeculationConfig:
     num_tokens: int = 0
     """Most drafts of a sequence in one step; 0 computes none."""
     sources: tuple[DraftSource, ...] = _DRAFT_SOURCES
-    """Where they come from; the first source is preferred among equally long matches."""
+    """Sources of drafts; the first is preferred among equally long matches."""
     min_match: int = 2
     """Least number of newest tokens that must occur in a text, for what follows them to be
     drafted."""

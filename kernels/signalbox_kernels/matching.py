@@ -26,7 +26,7 @@ class SbMatcher(ctypes.Structure):
 
 
 class Continuation(NamedTuple):
-    """What follows the place of the longest match; nothing if no place matches."""
+    """Tokens behind the place of the longest match; none if no place matches."""
 
     token_ids: list[int]
     num_matched: int

@@ -26,7 +26,7 @@ class DraftAsk(NamedTuple):
     most: int
     """Most drafts, at least 1."""
     prediction: Int32Array
-    """What the client expects the output to be; empty if the request names nothing."""
+    """Tokens that the client expects as the output; empty if the request names none."""
     grammar: Grammar | None
     """State of the sequence in its grammar, which has read known tokens alone."""
 

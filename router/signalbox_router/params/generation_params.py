@@ -22,7 +22,7 @@ class EncodedFields(NamedTuple):
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     prediction: tuple[int, ...] = ()
-    """What the client expects the output to be; empty if it expects nothing."""
+    """Tokens that the client expects as the output; empty if the request names none."""
 
 
 NO_TEXTS = EncodedFields()
@@ -50,7 +50,7 @@ class GenerationParams:
     speculation: bool = True
     """False computes no drafts."""
     prediction: tuple[int, ...] = ()
-    """Tokens that the client expects the output to be; empty if it expects nothing."""
+    """Tokens that the client expects as the output; empty if the request names none."""
 
     @property
     def num_sequences(self) -> int:

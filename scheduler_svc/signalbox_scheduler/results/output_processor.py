@@ -31,7 +31,7 @@ class OutputProcessor:
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
         self.speculation = NO_SPECULATION
-        """Of all requests; drafts count as accepted if their tokens were sent to clients."""
+        """Counts of all requests; drafts are accepted if their tokens were sent to clients."""
         self._num_accepted_at = [0] * state.config.limits.max_draft_tokens
         """Accepted drafts by their place in a run; empty if no drafts are computed."""
         self._drafts = state.drafts

@@ -56,7 +56,7 @@ WHOLE = RankShare()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What decides the memory that a loaded model takes in addition to its weights."""
+    """Properties of a loaded model that decide how much memory it takes beyond its weights."""
 
     block_size: int
     block_bytes: int

@@ -89,7 +89,7 @@ class SequenceTable:
         self._failed: dict[int, str] = {}
         self._planned: PlannedBatch | None = None
         self.settlement: Settlement | None = None
-        """What leaves the states behind accepted drafts of the batch that was taken last."""
+        """Accepted drafts of the last batch, behind which the runner is to leave states."""
         self._drafting = Drafting(proposer, self._limits)
 
     def __len__(self) -> int:
