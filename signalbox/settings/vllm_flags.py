@@ -44,9 +44,18 @@ def _gib(text: str) -> float:
     return whole_number(text) / _BYTES_PER_GIB
 
 
+_SPECULATIVE = "--speculative-config."
+"""Before the name of a member, which vLLM takes as a flag of its own."""
+
+
 def _lookup(member: str, also: tuple[str, ...] = ()) -> Alias:
     """Returns the row of a number in speculative_config."""
-    return Alias(setting="speculative_config", member=member, also=also, meaning=f"its `{member}`")
+    return Alias(
+        setting="speculative_config",
+        member=member,
+        also=(*also, _SPECULATIVE + member),
+        meaning=f"its `{member}`",
+    )
 
 
 VLLM_FLAGS: Mapping[str, ForeignFlag] = {
@@ -231,7 +240,11 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "max_context_len_to_capture": NoEffect(why=_NO_GRAPH_SIZES),
     "disable_cascade_attn": NoEffect(why="there is no cascade attention", takes=SWITCH),
     "spec_method": Alias(
-        setting="speculative_config", member="method", is_text=True, meaning="its `method`"
+        setting="speculative_config",
+        member="method",
+        is_text=True,
+        also=(f"{_SPECULATIVE}method",),
+        meaning="its `method`",
     ),
     "num_speculative_tokens": _lookup("num_speculative_tokens", also=("--spec-tokens",)),
     "ngram_prompt_lookup_max": _lookup("prompt_lookup_max"),

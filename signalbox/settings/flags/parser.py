@@ -198,15 +198,17 @@ class CommandParser(argparse.ArgumentParser):
         return argument if following in action.choices else f"{argument}={action.const}"
 
     def _with_dash(self, argument: str) -> str:
-        """Returns --max-num-seqs=1 for --max_num_seqs=1, and --config-of=1 for --config-of.part=1.
+        """Returns --max-num-seqs=1 for --max_num_seqs=1, and --config-of=1 for --config-of.part=1
+        unless that part is a flag here.
 
         vLLM takes both: parts of a flag that is JSON may be set one by one.
         """
         if not (found := _NAME.match(argument)):
             return argument
         name, rest = found[0].replace("_", "-"), argument[found.end() :]
-        if rest.startswith(".") and name in self._option_string_actions:
-            rest = rest[len(rest.partition("=")[0]) :]
+        part, known = rest.partition("=")[0], self._option_string_actions
+        if rest.startswith(".") and name in known and name + part not in known:
+            rest = rest[len(part) :]
         return name + rest
 
     def _unknown(self, rest: Sequence[str]) -> str:

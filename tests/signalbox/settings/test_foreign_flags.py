@@ -210,6 +210,10 @@ def test_vllms_names_of_a_models_settings_set_ours(
         (["m", "--spec-default"], {"speculation": True}),
         (["m", "--spec-type", "none"], {"speculation_config": SpeculationConfig()}),
         (
+            ["m", "--speculative_config.method=ngram", "--speculative-config.prompt_lookup_max=7"],
+            {"speculation_config": SpeculationConfig(num_tokens=8, min_match=7, max_match=7)},
+        ),
+        (
             ["m", "--spec-type", "ngram-mod", "--draft-max", "16", "--spec-ngram-mod-n-match=7"],
             {"speculation_config": SpeculationConfig(num_tokens=16, min_match=7, max_match=7)},
         ),
