@@ -92,7 +92,7 @@ def why_not_meant(
         if value not in ("auto", "native"):
             return f"{name} is {value!r}"
     if not _is_on_cpu(device_config):
-        return "it runs on a CPU, not on cuda"
+        return "the device is cuda, and native programs run on CPUs"
     reason = _why_not_as_set(model_config, cache_config)
     if reason is not None or opened is None:
         return reason

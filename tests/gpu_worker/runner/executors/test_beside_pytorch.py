@@ -170,4 +170,4 @@ def test_a_driver_makes_pytorch_find_the_device(
     monkeypatch.setattr(eligibility, "_DEVICE_FILES", (tmp_path / "nvidiactl",))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
-    assert reason(native_tiny) == "it runs on a CPU, not on cuda"
+    assert reason(native_tiny) == "the device is cuda, and native programs run on CPUs"
