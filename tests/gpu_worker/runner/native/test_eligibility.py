@@ -42,7 +42,7 @@ def reason(path: Path, **options: Any) -> str | None:
         ({"device": "cpu", "linear_backend": "triton"}, "linear_backend is 'triton'"),
         ({"device": "cpu", "dtype": "float16"}, "not in float16"),
         ({"device": "cpu", "block_size": 8}, "block size 8 is no multiple of 16"),
-        ({"device": "cuda"}, "not on cuda"),
+        ({"device": "cuda"}, "the device is cuda"),
     ],
     ids=str,
 )
