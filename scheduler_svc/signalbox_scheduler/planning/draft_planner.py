@@ -92,6 +92,8 @@ class DraftPlanner:
             return 0
         num_to_last = group.max_length - 2 - seq.num_planned_tokens
         num_drafts = min(self._length(plan, seq), num_to_last, self._num_left)
+        if not self._num_left:  # a step so full that none is possible; it may go on so
+            self.observe_run(seq, num_drafts=0, num_accepted=0)
         if has_states := self._blocks.states.num_blocks > 0:
             size = self._blocks.block_size
             num_drafts = min(num_drafts, size - 1 - seq.num_planned_tokens % size)

@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -60,11 +61,21 @@ class MeasuredWorker(FakeWorker):
 
 
 def make_measured(
-    cost: Cost, *, share: float, most: int = MOST, num_seqs: int = 1, kinds: str = "g"
+    cost: Cost,
+    *,
+    share: float,
+    most: int = MOST,
+    num_seqs: int = 1,
+    kinds: str = "g",
+    **options: Any,
 ) -> Loop:
     """Returns a loop whose sequences have their first token."""
     scheduler = make_scheduler(
-        max_draft_tokens=most, block_size=16, num_gpu_blocks=2000, max_model_len=2000
+        max_draft_tokens=most,
+        block_size=16,
+        num_gpu_blocks=2000,
+        max_model_len=2000,
+        **options,
     )
     loop = make_loop(scheduler)
     loop.worker = MeasuredWorker(16, draft_kinds=kinds, cost=cost, share=share)
@@ -150,6 +161,15 @@ def test_a_sequence_for_which_nothing_is_proposed_joins_the_decode_batch() -> No
     loop.turn(60)
     assert not any(group.is_in_decode_batch for group in loop.scheduler.running)
     assert measured(loop).num_drafts
+
+
+def test_sequences_for_whose_drafts_no_step_has_room_join_the_decode_batch() -> None:
+    loop = make_measured(reading_weights, share=1.0, num_seqs=8, max_num_batched_tokens=8)
+    num_inside = []
+    for _ in range(60):
+        loop.turn()
+        num_inside.append(sum(group.is_in_decode_batch for group in loop.scheduler.running))
+    assert max(num_inside) == 8
 
 
 def test_drafts_that_become_right_are_found_again_and_grow() -> None:
