@@ -55,7 +55,7 @@ def generate(path: Path, tp: int, pp: int, **options: Any) -> tuple[Any, list[fl
     with LLM._from_runner(partial(load_threads, start), CoreConfig()) as llm:
         outputs = llm.generate(prompts[:3], PARAMS, use_tqdm=False)
         outputs += llm.generate(prompts[1:], PARAMS, use_tqdm=False)
-        assert llm.llm_engine._core.scheduler.planner.num_prefix_hits == 2 * 32
+        assert llm.llm_engine._core.scheduler.planner.num_prefix_hits == 3 * 32
         assert_at_rest(llm.llm_engine)
     return tokens_of(outputs), logprobs_of(outputs)
 
