@@ -111,7 +111,7 @@ def _fault_of_runs(plan: StepPlan, result: StepResult) -> str | None:
         if len(run) > 1 + num_drafts:
             return f"{len(run)} tokens of sequence {seq_id} with {num_drafts} drafts"
     if (num_drawn := first + sum(map(len, drawn.runs.values()))) != len(result.token_ids):
-        return f"{num_drawn} of {len(result.token_ids)} tokens"
+        return f"{len(result.token_ids)} of {num_drawn} tokens"
     return None
 
 
