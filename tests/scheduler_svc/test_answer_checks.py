@@ -111,7 +111,7 @@ def test_a_column_of_runs_has_all_tokens() -> None:
     plan = make_plan(SamplingParams())
     answer = make_result(plan.seqs[0], num_tokens=int32s([1]))
     answer.token_ids = int32s([1, 2])
-    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == "1 of 2 tokens"
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) == "2 of 1 tokens"
 
 
 RUNS = st.tuples(st.integers(1, 8), st.integers(0, 2))
