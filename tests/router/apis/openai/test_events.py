@@ -23,7 +23,10 @@ HEAD: Any = ResponseHead(
     id='"\0"', model="\0", tokenizer=sentinel.tokenizer, system_fingerprint="f"
 )
 REQUEST: Any = SimpleNamespace(
-    prompt_token_ids=[1, 2, 3], echo=None, params=SimpleNamespace(n=2), tokenizer=sentinel.tokenizer
+    prompt_token_ids=[1, 2, 3],
+    echo=None,
+    params=SimpleNamespace(n=2, prediction=()),
+    tokenizer=sentinel.tokenizer,
 )
 USAGE = {"include_usage": True}
 

@@ -134,13 +134,10 @@ function factsOf({ usage = {}, timing = {}, finish = {} }) {
     timing.tokensPerS && `${number(timing.tokensPerS)} tokens/s`,
     timing.firstTokenMs && `first token after ${duration(timing.firstTokenMs / 1000)}`,
     promptTokens && `prompt of ${number(promptTokens)}, ${number(cachedTokens)} cached`,
-    speculation && draftsOf(speculation),
+    speculation &&
+      `${number(speculation.numAccepted ?? 0)} of ${counted(speculation.numDrafts, "draft")} kept`,
     ENDS[finish.reason]?.(finish),
   ].filter(Boolean);
-}
-
-function draftsOf({ numDrafts, numAccepted = 0 }) {
-  return `${number(numAccepted)} of ${counted(numDrafts, "draft")} kept`;
 }
 
 function Branches({ id, siblings, onBranch }) {
