@@ -323,7 +323,7 @@ _DRAFT_SOURCES = (DraftSource.GRAMMAR, DraftSource.PREDICTION, DraftSource.TEXT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """How many drafts a worker computes, and where they come from."""
+    """Number and sources of the drafts that a worker computes."""
 
     num_tokens: int = 0
     """Most drafts of a sequence in one step; 0 computes none."""

@@ -14,7 +14,7 @@ MAX_DRAFT_TOKENS = 64
 
 
 class DraftSource(IntEnum):
-    """Where drafts come from; see worker.proto."""
+    """Source of drafts; see worker.proto."""
 
     GRAMMAR = pb.DRAFT_SOURCE_GRAMMAR
     TEXT = pb.DRAFT_SOURCE_TEXT

@@ -16,7 +16,7 @@ from signalbox_contract.sections.drafts import DraftCounts, DraftSource
 from signalbox_worker.batch.arrays import Int32Array, Int64Array
 
 NO_DRAFT = -1
-"""In the place of a draft, behind the last draw of a run; no token equals it."""
+"""Stands for a draft behind the last draw of a run; no token equals it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class DraftRuns:
     num_drafts: Int64Array
     """[num sequences]."""
     sources: dict[int, DraftSource]
-    """Of the sequences that have drafts, by their index in the batch."""
+    """Source of each sequence that has drafts, by its index in the batch."""
     ahead: Int64Array
     """[num draws], drafts between the sequence's known tokens and each draw."""
     behind: Int32Array

@@ -238,12 +238,13 @@ class SequenceTable:
     ) -> tuple[NDArray[np.bool_], dict[int, str]]:
         """Returns which draws are kept, and why sequences have failed, by index in the batch."""
         keep = np.ones(len(planned.drawers), dtype=np.bool_)
+        failed = samples.failed | planned.refused
         if (drafts := planned.drafts) is not None:
-            keep = drafts.counts(samples.token_ids, samples.failed | planned.refused)
+            keep = drafts.counts(samples.token_ids, failed)
             if not samples.can_settle:
                 keep &= drafts.ahead == 0
         reasons = dict[int, str]()
-        for row, reason in (samples.failed | planned.refused).items():
+        for row, reason in failed.items():
             if keep[row]:
                 reasons[int(planned.drawers[row])] = reason
         if planned.prompt_rows is not None:
@@ -294,7 +295,7 @@ class SequenceTable:
         state["num_tokens"][planned.rows] += lengths
         num_kept = np.maximum(lengths - 1, 0)
         state["num_computed"][planned.rows] -= drafts.num_drafts - num_kept
-        self.settlement = settlement_of(planned, self._rows, lengths, limits=self._limits)
+        self.settlement = settlement_of(planned, self._rows, num_kept, limits=self._limits)
 
 
 def _mask_times(planned: PlannedBatch) -> MaskTimes:

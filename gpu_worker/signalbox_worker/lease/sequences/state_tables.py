@@ -74,12 +74,12 @@ def states_of(
 
 
 def settlement_of(
-    planned: PlannedBatch, rows: SequenceRows, run_lengths: Int64Array, *, limits: Limits
+    planned: PlannedBatch, rows: SequenceRows, num_kept: Int64Array, *, limits: Limits
 ) -> Settlement | None:
     """Returns what settles the states of a batch with drafts; None if no draft was accepted, or
     the model has no states.
 
-    Args: run_lengths: [B], tokens that each sequence has got.
+    Args: num_kept: [B], accepted drafts of each sequence.
     """
     if rows.state_blocks is None:
         return None
@@ -90,6 +90,6 @@ def settlement_of(
         rows.state_blocks,
         planned.state["num_computed"] + planned.num_new - planned.drafts.num_drafts,
         planned.drafts.num_drafts,
-        np.maximum(run_lengths - 1, 0),
+        num_kept,
         block_size=limits.capacity.block_size,
     )
