@@ -3,7 +3,6 @@
 They are those that vLLM reads too.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from signalbox_contract.sampling_defaults import DefaultParams
 from signalbox_contract.sampling_params import API_LIMITS
+from signalbox_rpc.settings.quantities import from_json, json_text
 
 _UINT32_MAX = (1 << 32) - 1
 _MAX_SHOWN_CHARS = 80
@@ -89,19 +89,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def _json(value: Any) -> Any:
-    """Returns the value as JSON text; a YAML file may give a mapping."""
-    return json.dumps(value) if isinstance(value, Mapping) else value
-
-
 def _checked_override(text: str) -> str:
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from None
-    check_override(config)
+    check_override(from_json(text))
     return text
 
 
-GenerationOverride = Annotated[str, BeforeValidator(_json), AfterValidator(_checked_override)]
+GenerationOverride = Annotated[str, BeforeValidator(json_text), AfterValidator(_checked_override)]
 """A generation_config.json as text."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
+from signalbox_rpc.settings.quantities import from_json, json_text
 from signalbox_rpc.settings.service_settings import SettingsGroup
 from signalbox_worker.config import SpeculationConfig
 
@@ -101,23 +102,15 @@ def _check_numbers(fields: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
 
 
-def _json(value: Any) -> Any:
-    """Returns the value as JSON text; a YAML file and `LLM` may give a mapping."""
-    return json.dumps(value) if isinstance(value, Mapping) else value
-
-
 def _checked(text: str) -> str:
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from None
+    fields = from_json(text)
     if not isinstance(fields, Mapping):
         raise ValueError('it must be a JSON object, such as {"method": "suffix"}')
     speculation_of(fields)
     return text
 
 
-SpeculativeConfig = Annotated[str, BeforeValidator(_json), AfterValidator(_checked)]
+SpeculativeConfig = Annotated[str, BeforeValidator(json_text), AfterValidator(_checked)]
 """Fields of vLLM's SpeculativeConfig as text."""
 
 

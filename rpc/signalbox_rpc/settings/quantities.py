@@ -94,3 +94,16 @@ def texts(value: Any) -> Any:
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(texts)]
 """Several texts, or one text with commas between them."""
+
+
+def json_text(value: Any) -> Any:
+    """Returns the value as JSON text; a YAML file, and `LLM`, may give a mapping."""
+    return json.dumps(value) if isinstance(value, Mapping) else value
+
+
+def from_json(text: str) -> Any:
+    """Returns the value that a text has in JSON. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from None
