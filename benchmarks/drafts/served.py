@@ -87,7 +87,10 @@ def make_prompts(workloads: Sequence[str], clients: Sequence[int], *, is_countin
 async def measure(
     server: ServerProcess, prompts: Prompts, *, max_tokens: int
 ) -> dict[DraftCase, DraftFigures]:
-    """Puts all cases to a server that is ready, as many requests at once as there are clients."""
+    """Puts all cases to a server that is ready, as many requests at once as there are clients.
+
+    Prompts are computed first, so that answers which are wanted at once begin at once.
+    """
     found = dict[DraftCase, DraftFigures]()
     await drive(server.stream, [[7] * 64, [8] * 64], max_tokens=16, concurrency=2)  # warm-up
     for case, of_case in prompts.items():
@@ -95,6 +98,7 @@ async def measure(
         num_decoded, decode_s = 0, 0.0
         for begin in range(0, len(of_case), case.clients):
             wave = of_case[begin : begin + case.clients]
+            await drive(server.stream, wave, max_tokens=1, concurrency=case.clients)
             measured = await drive(
                 server.stream, wave, max_tokens=max_tokens, concurrency=case.clients
             )
