@@ -18,11 +18,14 @@ from signalbox_contract.errors import InvalidArgument
 
 _Values = Sequence[int] | NDArray[np.integer]
 
-_INT32, _INT64 = "i", "q"
+_INT32, _INT64, _FLOAT32 = "i", "q", "f"
 """Codes of `array.array` and `struct`; dictionaries by dtype cost more than a short column."""
-_DTYPES: dict[str, np.dtype[np.signedinteger]] = {_INT32: np.dtype("<i4"), _INT64: np.dtype("<i8")}
-_SIZES = {_INT32: 4, _INT64: 8}
-_FLOAT32 = np.dtype("<f4")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    _INT32: np.dtype("<i4"),
+    _INT64: np.dtype("<i8"),
+    _FLOAT32: np.dtype("<f4"),
+}
+_SIZES = {_INT32: 4, _INT64: 8, _FLOAT32: 4}
 _IS_BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -39,7 +42,7 @@ def pack_int64(values: _Values) -> bytes:
 def pack_float32(values: Iterable[float] | NDArray[np.float32]) -> bytes:
     if not isinstance(values, np.ndarray):
         values = np.array(list(values))
-    return values.astype(_FLOAT32, copy=False).tobytes()
+    return _pack(values, _FLOAT32)
 
 
 def unpack_int32(data: bytes, field: str = "column") -> NDArray[np.int32]:
@@ -64,11 +67,10 @@ def int64_list(data: bytes, field: str = "column") -> list[int]:
 
 def unpack_float32(data: bytes, field: str = "column") -> NDArray[np.float32]:
     """Returns a read-only view of `data`. Raises InvalidArgument if an element is cut off."""
-    _check_size(data, _FLOAT32.itemsize, field)
-    return np.frombuffer(data, dtype=_FLOAT32)
+    return _unpack(data, _FLOAT32, field)
 
 
-def _pack(values: _Values, code: str) -> bytes:
+def _pack(values: _Values | NDArray[np.floating], code: str) -> bytes:
     if isinstance(values, np.ndarray):
         return values.astype(_DTYPES[code], copy=False).tobytes()
     return struct.pack(f"<{len(values)}{code}", *values)
@@ -95,7 +97,7 @@ def _check_size(data: bytes, size: int, field: str) -> None:
 
 
 class Column:
-    """A column of integers: a list, an array or packed bytes, converted only when it is read.
+    """A column of numbers: a list, an array or packed bytes, converted only when it is read.
 
     The caller must not change a list or an array after it has made a column of it.
     """
@@ -129,20 +131,16 @@ class Column:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Column):
             return NotImplemented
-        if self._code != other._code:
-            return False
-        if self._data is not None and other._data is not None:
-            return self._data == other._data
-        return self.tolist() == other.tolist()
+        return self._code == other._code and self.pack() == other.pack()  # by bits, NaN too
 
     def __hash__(self) -> int:
-        return hash((self._code, tuple(self.tolist())))
+        return hash((self._code, self.pack()))
 
     def __repr__(self) -> str:
         return f"Column({self._code!r}, {self.tolist()})"
 
     def tolist(self) -> list[int]:
-        """Returns the numbers as a list, which is not to be changed."""
+        """Returns the numbers as a list, of floats in a column of float32; not to be changed."""
         if self._list is None:
             if self._array is not None:
                 self._list = self._array.tolist()
@@ -177,6 +175,11 @@ def int64s(values: list[int] | NDArray[np.int64] | bytes, field: str = "column")
 def int32s(values: list[int] | NDArray[np.int32] | bytes, field: str = "column") -> Column:
     """Raises InvalidArgument, which names `field`, if bytes are cut off."""
     return Column(_INT32, values, field)
+
+
+def float32s(values: NDArray[np.float32] | bytes, field: str = "column") -> Column:
+    """Raises InvalidArgument, which names `field`, if bytes are cut off."""
+    return Column(_FLOAT32, values, field)
 
 
 def check_length(field: str, length: int, expected: int) -> None:

@@ -1,5 +1,6 @@
 """Model and capacity of a worker, with the fields of common.v1."""
 
+import re
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -129,6 +130,8 @@ _MOST = {
 """Most that a worker may announce of each; beyond it no device goes, and the scheduler plans by
 it."""
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 STORE_KINDS = ("disk", "shared", "memory")
 """Kinds of a worker's store of KV blocks, which are labels of metrics."""
 
@@ -177,6 +180,9 @@ class WorkerCapacity:
     """Groups of layers, each of which has a block for the same tokens of a sequence."""
     max_draft_tokens: int = 0
     """Most drafts that a sequence computes in one step; 0 if it computes none."""
+    arithmetic: str = ""
+    """Digest of the bits that the worker computes, in lower-case hex: workers that announce the
+    same compute the same bits. Empty if they depend on the batch."""
 
     @property
     def num_stages(self) -> int:
@@ -198,6 +204,8 @@ class WorkerCapacity:
         if not 0 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
             most = MAX_DRAFT_TOKENS
             raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; it is at most {most}")
+        if self.arithmetic and not _DIGEST.fullmatch(self.arithmetic):
+            raise ValueError(f"arithmetic is {self.arithmetic[:80]!r}; it is no SHA-256 in hex")
         check_groups(self.groups)
         if self.store is not None and not self.num_cpu_blocks:
             raise ValueError("a worker with a store of KV blocks has no CPU blocks to move them in")

@@ -67,6 +67,8 @@ class NewSequence:
     """SHA-256 of the adapter that computes the sequence; empty is the base model."""
     prediction: Sequence[int] = ()
     """Tokens that the client expects as the output; empty if the request names none."""
+    returns_logits: bool = False
+    """True if results have the logit of each token that is drawn (`StepResult.draw_logits`)."""
 
 
 class TablePatch(NamedTuple):
@@ -186,10 +188,10 @@ def decode_step(message: pb.ExecuteModelRequest) -> Step:
 
 def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGroupMetadata]:
     """Yields a message for each request: its sequences share one object of parameters."""
-    groups: dict[tuple[str, str, int, int], list[NewSequence]] = {}
+    groups: dict[tuple[str, str, int, int, bool], list[NewSequence]] = {}
     for new in sequences:
         key = (new.request_id, new.adapter, new.num_prompt_tokens, id(new.params))
-        groups.setdefault(key, []).append(new)
+        groups.setdefault((*key, new.returns_logits), []).append(new)
     for members in groups.values():
         yield pb.SequenceGroupMetadata(
             request_id=members[0].request_id,
@@ -197,6 +199,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
             num_prompt_tokens=members[0].num_prompt_tokens,
             adapter=members[0].adapter,
             prediction=pack_int32(members[0].prediction),
+            returns_logits=members[0].returns_logits,
             sequences=[
                 pb.SequenceMetadata(
                     seq_id=new.seq_id,
@@ -232,6 +235,7 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             request_id=group.request_id,
             adapter=group.adapter,
             prediction=prediction,
+            returns_logits=group.returns_logits,
         )
 
 

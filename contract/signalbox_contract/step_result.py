@@ -11,6 +11,7 @@ from signalbox_contract.columns import (
     Column,
     check_length,
     check_lowest,
+    float32s,
     int32s,
     int64s,
 )
@@ -114,6 +115,10 @@ class StepResult:
     """Tokens of all runs, one run after the other."""
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     """Log probabilities of tokens, by index in `token_ids`."""
+    draw_logits: Column | None = None
+    """Column of float32, the logit of each of `token_ids` as the model gives it, or NaN of a
+    sequence that does not return it (`NewSequence.returns_logits`); None if no sequence of the step
+    does."""
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     failures: Mapping[int, RequestFailure] = field(default_factory=dict)
     """Failures by sequence id. Such a sequence has no run; the others are unharmed. One of ABORTED
@@ -172,6 +177,8 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         message.branches = result.branches.pack()
     if result.num_tokens is not None:
         message.num_tokens = result.num_tokens.pack()
+    if result.draw_logits is not None:
+        message.draw_logits = result.draw_logits.pack()
     if result.logprobs:
         rows = result.logprobs.items()
         message.logprobs.extend([logprobs.encode(one, row=row) for row, one in rows])
@@ -180,8 +187,7 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
     if result.pooled:
         message.pooled.CopyFrom(encode_pooled(result.pooled))
     if result.masks is not None:
-        message.masks.seq_ids = result.masks.seq_ids.pack()
-        message.masks.cpu_ns = result.masks.cpu_ns.pack()
+        message.masks.CopyFrom(_encode_masks(result.masks))
     if result.drafts is not None:
         message.drafts.CopyFrom(encode_draft_counts(result.drafts))
     if result.moves:
@@ -222,8 +228,16 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         ),
         max_num_batched_tokens=message.max_num_batched_tokens or None,
     )
+    _add_optional_parts(result, message)
+    return result
+
+
+def _add_optional_parts(result: StepResult, message: pb.ExecuteModelResponse) -> None:
     if entries := message.logprobs:
         result.logprobs = {entry.row: logprobs.decode(entry) for entry in entries}
+    if message.draw_logits:
+        result.draw_logits = float32s(message.draw_logits, "draw_logits")
+        check_length("draw_logits", len(result.draw_logits), len(result.token_ids))
     if runs := message.prompt_logprobs:
         result.prompt_logprobs = tuple(_decode_prompt(run) for run in runs)
     if message.HasField("pooled"):
@@ -236,7 +250,6 @@ def decode_result(message: pb.ExecuteModelResponse) -> StepResult:
         result.drafts = decode_draft_counts(message.drafts)
     if moves := message.moves:
         result.moves = tuple(map(decode_move_result, moves))
-    return result
 
 
 def encode_stages(stages: Stages) -> list[common_pb2.StageTimings]:
@@ -255,6 +268,10 @@ def decode_stages(messages: Iterable[common_pb2.StageTimings]) -> Stages:
         )
         for one in messages
     )
+
+
+def _encode_masks(masks: MaskTimes) -> pb.MaskTimes:
+    return pb.MaskTimes(seq_ids=masks.seq_ids.pack(), cpu_ns=masks.cpu_ns.pack())
 
 
 def _decode_masks(message: pb.MaskTimes) -> MaskTimes:

@@ -63,6 +63,7 @@ CAPACITY = WorkerCapacity(
     ),
     block_format="simulated, 16",
     max_draft_tokens=4,
+    arithmetic="0123456789abcdef" * 4,
     groups=(
         CacheGroup(layers=(0, 2)),
         CacheGroup(layers=(1, 3)),
@@ -151,6 +152,7 @@ def test_models_differ_in_the_first_field_that_does() -> None:
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
         ({"grammar_bytes": 0}, "grammar_bytes is 0"),
         ({"num_cpu_blocks": 0}, "no CPU blocks"),
+        ({"arithmetic": "Z" * 64}, "it is no SHA-256 in hex"),
         ({"store": StoreCapacity(kind="x" * 1000)}, "one of disk, shared, memory"),
     ],
 )

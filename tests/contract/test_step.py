@@ -1,5 +1,8 @@
 """A step on the wire."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from signalbox_contract.columns import int32s, int64s
@@ -16,8 +19,8 @@ def test_the_blocks_of_states_survive_the_wire_in_their_order() -> None:
     assert decode_step(pb.ExecuteModelRequest.FromString(data)).states == step.states
 
 
-def test_limits_of_drafts_and_predictions_survive_the_wire() -> None:
-    new = NewSequence(
+def make_new(**fields: Any) -> NewSequence:
+    return NewSequence(
         seq_id=3,
         branch=0,
         token_ids=[1],
@@ -27,8 +30,19 @@ def test_limits_of_drafts_and_predictions_survive_the_wire() -> None:
         block_table=[0],
         num_samples=1,
         params=SamplingParams(),
-        prediction=(5, 6),
+        **fields,
     )
+
+
+def test_sequences_that_return_logits_do_so_behind_the_wire() -> None:
+    first = make_new()
+    new = (first, replace(first, seq_id=4, returns_logits=True))
+    data = encode_step(Step(epoch=1, step_id=2, new=new)).SerializeToString()
+    assert decode_step(pb.ExecuteModelRequest.FromString(data)).new == new
+
+
+def test_limits_of_drafts_and_predictions_survive_the_wire() -> None:
+    new = make_new(prediction=(5, 6))
     limits = DraftLimits(int64s([8, 9]), int32s([4, 1]))
     step = Step(epoch=1, step_id=2, new=(new,), draft_limits=limits)
     message = pb.ExecuteModelRequest.FromString(encode_step(step).SerializeToString())

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalbox_contract.columns import int32s, int64s, pack_int32, pack_int64
+from signalbox_contract.columns import float32s, int32s, int64s, pack_int32, pack_int64
 from signalbox_contract.errors import Code, InvalidArgument
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.sections.drafts import DraftCounts, DraftSource
@@ -40,6 +40,7 @@ WHOLE = StepResult(
     max_num_batched_tokens=64,
     moves=(MoveResult(1, 7), MoveResult(2, 3, 4096, 1 << 40, "cancelled")),
     drafts=DraftCounts(int64s([5]), int32s([3]), int32s([DraftSource.TEXT])),
+    draw_logits=float32s(np.array([1.5, np.nan, -0.0, 2e-45], dtype=np.float32)),
 )
 
 
@@ -102,6 +103,10 @@ def test_a_run_is_known_by_its_sequence_and_branch(
         ({"seq_ids": pack_int64([1]), "num_tokens": pack_int32([0])}, "num_tokens"),
         ({"seq_ids": pack_int64([1]), "num_tokens": pack_int32([2]), "token_ids": pack_int32([3])},
          "token_ids"),
+        ({"seq_ids": pack_int64([1]), "token_ids": pack_int32([3]), "draw_logits": bytes(8)},
+         "draw_logits"),
+        ({"seq_ids": pack_int64([1]), "token_ids": pack_int32([3]), "draw_logits": bytes(3)},
+         "draw_logits"),
     ],
 )  # fmt: skip
 def test_columns_that_do_not_match_are_refused(columns: dict[str, bytes], field: str) -> None:

@@ -9,6 +9,7 @@ With pipeline stages, this rank has the last one. Its shard then works on a thre
 behind the stages before it, so that the next batches are sent to the first stage meanwhile.
 """
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -174,6 +175,7 @@ class RankedRunner(Runner):
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
             store=_slowest(everywhere),
             block_format=format_of_ranks([one.block_format for one in everywhere]),
+            arithmetic=_arithmetic([one.arithmetic for one in everywhere]),
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
             ranks=(self._description, *(rank for one in everywhere[1:] for rank in one.ranks)),
         )
@@ -327,3 +329,8 @@ def _slowest(everywhere: Sequence[WorkerCapacity]) -> StoreCapacity | None:
     if not stores:
         return None
     return replace(stores[0], read_bytes_per_s=min(one.read_bytes_per_s for one in stores))
+
+
+def _arithmetic(digests: Sequence[str]) -> str:
+    """Returns the digest of all ranks together; empty if the bits of one depend on the batch."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if all(digests) else ""

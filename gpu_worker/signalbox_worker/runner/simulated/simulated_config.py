@@ -1,5 +1,6 @@
 """Properties of a simulated worker."""
 
+import hashlib
 from dataclasses import dataclass
 
 from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, check_groups
@@ -10,6 +11,7 @@ from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.runner.loading.byte_tokenizer import MIN_VOCAB_SIZE
 
 SIMULATED = Numerics(factors="uint64", kernels="simulated", kv_cache_dtype="uint64")
+SIMULATED_ARITHMETIC = hashlib.sha256(b"simulated").hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class SimulatedConfig:
     """Shares of the pipeline stages in the time of a forward pass."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     numerics: Numerics = SIMULATED
+    arithmetic: str = SIMULATED_ARITHMETIC
     adapters: tuple[Adapter, ...] = ()
     """Adapters, each of which changes what its requests write to their slots."""
     speculation: SpeculationConfig = SpeculationConfig()  # noqa: RUF009 (it is immutable)

@@ -40,6 +40,7 @@ class SimulatedModel(RunnerModel):
             ranks=_ranks(num_stages) if num_stages > 1 else (),
             store=store,
             groups=config.groups,
+            arithmetic=config.arithmetic,
             block_format=f"simulated, {config.block_size}" if has_blocks else "",
             max_draft_tokens=most_drafts(
                 self.speculation.num_tokens,

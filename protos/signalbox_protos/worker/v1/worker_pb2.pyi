@@ -213,20 +213,22 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SequenceGroupMetadata(_message.Message):
-    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter", "prediction")
+    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter", "prediction", "returns_logits")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_LOGITS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     sampling_params: _common_pb2.SamplingParams
     num_prompt_tokens: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceMetadata]
     adapter: str
     prediction: bytes
-    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ..., prediction: _Optional[bytes] = ...) -> None: ...
+    returns_logits: bool
+    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ..., prediction: _Optional[bytes] = ..., returns_logits: _Optional[bool] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
     __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")
@@ -455,7 +457,7 @@ class Pooled(_message.Message):
     def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ..., num_values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks", "drafts")
+    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks", "drafts", "draw_logits")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +473,7 @@ class ExecuteModelResponse(_message.Message):
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MASKS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAW_LOGITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -486,7 +489,8 @@ class ExecuteModelResponse(_message.Message):
     moves: _containers.RepeatedCompositeFieldContainer[MoveResult]
     masks: MaskTimes
     drafts: DraftCounts
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ..., drafts: _Optional[_Union[DraftCounts, _Mapping]] = ...) -> None: ...
+    draw_logits: bytes
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ..., drafts: _Optional[_Union[DraftCounts, _Mapping]] = ..., draw_logits: _Optional[bytes] = ...) -> None: ...
 
 class MaskTimes(_message.Message):
     __slots__ = ("seq_ids", "cpu_ns")
