@@ -123,6 +123,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "planning",
         "transfers",
         "results",
+        "audits",
         "insight",
         "workers",
         "service",
