@@ -19,8 +19,10 @@ from signalbox.commands.inspect.load_rates import (
 )
 from signalbox.commands.inspect.readings import Quantiles, Readings
 from signalbox.commands.inspect.stage_use import stage_table
+from signalbox_contract.wording import counted
 
 BAR_WIDTH = 20
+_PLACES = {"local": "on this machine", "ray": "on Ray"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,9 @@ def render(
 
 
 def _launcher(launcher: LauncherLoad) -> Text:
-    shown = Text(f"workers that serve keeps ({launcher.placement}): {launcher.num_workers}")
+    workers = counted(launcher.num_workers, "worker")
+    place = _PLACES.get(launcher.placement, launcher.placement)
+    shown = Text(f"signalbox serve keeps {workers} running {place}")
     for name, reason in launcher.pending.items():
         text = reason if reason.startswith(name) else f"{name}: {reason}"
         shown.append(f"\n{text}", style="yellow")

@@ -132,7 +132,7 @@ def test_workers_on_nodes_show_certificates_as_operators_do(
             assert len(generate(channel, 0)) == NUM_TOKENS
         until_joined(stack, 2)
         top = ("top", "--once", "--scheduler", scheduler)
-        kept = "workers that serve keeps (ray): 2"
+        kept = "signalbox serve keeps 2 workers running on Ray"
         wait_until(lambda: kept in signalbox(*top, *shown).stdout)
         assert signalbox(*top).returncode != 0
         assert stack.stop() == 0

@@ -363,7 +363,7 @@ def test_a_refused_request_is_one_line(shared: Stack) -> None:
 def test_top_says_how_many_workers_serve_keeps(shared: Stack) -> None:
     found = re.search(r"listening on (\S+);", shared.log.read_text())
     assert found is not None
-    shown = "workers that serve keeps (local): 2\n"
+    shown = "signalbox serve keeps 2 workers running on this machine\n"
     top = partial(run_here, "top", "--once", "--interval=0.1", "--scheduler", found[1])
     wait_until(lambda: shown in top().stdout, told=shared.log.read_text)
 

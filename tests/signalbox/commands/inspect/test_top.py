@@ -280,4 +280,5 @@ def test_the_screen_says_how_many_workers_are_kept_and_what_they_wait_for() -> N
         )
     )
     shown = text_of(render(measure(stats, stats), "a:1"))
-    assert "workers that serve keeps (ray): 2\nworker 0 exited\nworker 1: waits for Ray" in shown
+    kept = "signalbox serve keeps 2 workers running on Ray"
+    assert f"{kept}\nworker 0 exited\nworker 1: waits for Ray" in shown
