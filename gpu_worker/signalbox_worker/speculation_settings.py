@@ -42,15 +42,13 @@ _WITHOUT_EFFECT = {
 
 
 def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
-    """Returns what the fields of vLLM's SpeculativeConfig ask for. Without any there are no drafts.
+    """Returns what the fields of vLLM's SpeculativeConfig ask for.
 
     Raises ValueError that names the field.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     if unknown := fields.keys() - {*_FIELDS, *_WITHOUT_EFFECT}:
         raise ValueError(f"it has {min(unknown)!r}, which is not served; {_takes()}")
-    if not fields:
-        return SpeculationConfig()
     for name in ("method", "model"):
         if (value := fields.get(name)) not in (None, _NGRAM, _SUFFIX):
             raise ValueError(
@@ -139,10 +137,9 @@ class SpeculationSettings(SettingsGroup):
     def speculation_config(self) -> SpeculationConfig:
         if self.speculation is False:
             return SpeculationConfig()
-        asked = speculation_of(json.loads(self.speculative_config or "{}"))
-        if self.speculation and not asked.num_tokens:
-            return SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS)
-        return asked
+        if self.speculative_config is not None:
+            return speculation_of(json.loads(self.speculative_config))
+        return SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS if self.speculation else 0)
 
     @property
     def speculation_notices(self) -> list[str]:

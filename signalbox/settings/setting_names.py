@@ -62,7 +62,7 @@ def translate(source: Source, fields: Iterable[str], tell: Tell) -> dict[str, An
             if name in EARLIER:
                 tell(f"{_shown(source, name)} {old_name(setting)}")
             if setting in names and _is_member(name) and _is_member(names[setting]):
-                ours = {**translated[setting], **ours}
+                ours = {**(translated[setting] or {}), **(ours or {})} or None
             elif setting in names and ours == translated[setting]:
                 continue
             elif setting in names:
@@ -83,7 +83,7 @@ def _translate(source: Source, name: str, value: Any, tell: Tell) -> Mapping[str
         raise SettingsError(f"{value if is_spelling else shown} is not served: {flag.remedy}")
     if isinstance(flag, Alias):
         ours = _converted(flag, shown, value)
-        return {flag.setting: _members(flag, shown, ours) if flag.member else ours}
+        return {flag.setting: (_members(flag, shown, ours) or None) if flag.member else ours}
     if flag.values and text.lower() not in flag.values:
         given = f"{shown} {text}" if not isinstance(value, bool) else _switched(shown, on=value)
         raise SettingsError(f"{given} is not served: {flag.otherwise}")

@@ -23,7 +23,6 @@ def test_drafts_are_off_unless_they_are_asked_for() -> None:
     assert made(speculation=True) == SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS)
     assert made(**asked).num_tokens == made(speculation=True, **asked).num_tokens == 24
     assert made(speculation=False, **asked) == OFF
-    assert made(speculative_config={}) == OFF, "what llama.cpp's --spec-type none becomes"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,8 @@ def test_suffixes_have_vllms_depth() -> None:
         ({"method": "mtp", "num_speculative_tokens": 1}, "method 'mtp' is not served"),
         ({"method": ["ngram"]}, "is not served"),
         ({"num_speculative_tokens": 3}, "it has no method; method may be ngram or suffix"),
+        ({}, "it has no method; method may be ngram or suffix"),
+        ({"method": None}, "it has no method"),
         ({"method": "ngram", "quantization": "fp8"}, "it has 'quantization', which is not served"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64"),

@@ -255,6 +255,7 @@ def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> No
         (["m", "--spec-type", "draft-mtp"], "method 'draft-mtp' is not served: no other model"),
         (["m", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not served"),
         (["m", "-sc", "[]"], "it must be a JSON object"),
+        (["m", "-sc", "{}"], "it has no method; method may be ngram or suffix"),
         (["m", "-sc", '{"num_speculative_tokens": 2}'], "it has no method; method may be"),
         (["m", "-pp", "2", "--pipeline-layer-partition", "1,2,3"], "has 3 numbers, and pipeline_"),
         (["m", "--pipeline-layer-partition", "3,0"], "whole numbers of at least 1, with commas"),
