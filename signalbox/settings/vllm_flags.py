@@ -44,8 +44,12 @@ def _gib(text: str) -> float:
     return whole_number(text) / _BYTES_PER_GIB
 
 
-_SPECULATIVE = "--speculative-config."
+_SPECULATIVE = ("--speculative-config.", "-sc.")
 """Before the name of a member, which vLLM takes as a flag of its own."""
+
+
+def _of_member(member: str) -> tuple[str, ...]:
+    return tuple(before + member for before in _SPECULATIVE)
 
 
 def _lookup(member: str, also: tuple[str, ...] = ()) -> Alias:
@@ -53,7 +57,7 @@ def _lookup(member: str, also: tuple[str, ...] = ()) -> Alias:
     return Alias(
         setting="speculative_config",
         member=member,
-        also=(*also, _SPECULATIVE + member),
+        also=(*also, *_of_member(member)),
         meaning=f"its `{member}`",
     )
 
@@ -243,7 +247,7 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
         setting="speculative_config",
         member="method",
         is_text=True,
-        also=(f"{_SPECULATIVE}method",),
+        also=_of_member("method"),
         meaning="its `method`",
     ),
     "num_speculative_tokens": _lookup("num_speculative_tokens", also=("--spec-tokens",)),

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from signalbox.settings.spelling import did_you_mean
 
-_NAME = re.compile(r"--[\w-]+")
+_NAME = re.compile(r"--[\w-]+|-[A-Za-z]{1,5}(?=\.[A-Za-z])")
 _SHORT_NAME = re.compile(r"-[A-Za-z]{1,5}")
 _VALUE_FOR_NONE = re.compile(r"ignored explicit argument .*", re.DOTALL)
 """Reason of argparse, with the value, for a flag that takes none."""

@@ -214,6 +214,10 @@ def test_vllms_names_of_a_models_settings_set_ours(
             {"speculation_config": SpeculationConfig(num_tokens=8, min_match=7, max_match=7)},
         ),
         (
+            ["m", "-sc.method=ngram", "-sc.prompt_lookup_max", "7"],
+            {"speculation_config": SpeculationConfig(num_tokens=8, min_match=7, max_match=7)},
+        ),
+        (
             ["m", "--spec-type", "ngram-mod", "--draft-max", "16", "--spec-ngram-mod-n-match=7"],
             {"speculation_config": SpeculationConfig(num_tokens=16, min_match=7, max_match=7)},
         ),
@@ -256,6 +260,7 @@ def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> No
         (["m", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not served"),
         (["m", "-sc", "[]"], "it must be a JSON object"),
         (["m", "-sc", "{}"], "it has no method; method may be ngram or suffix"),
+        (["m", "-sc.colour=blue"], "it is no JSON"),
         (["m", "-sc", '{"num_speculative_tokens": 2}'], "it has no method; method may be"),
         (["m", "-pp", "2", "--pipeline-layer-partition", "1,2,3"], "has 3 numbers, and pipeline_"),
         (["m", "--pipeline-layer-partition", "3,0"], "whole numbers of at least 1, with commas"),
