@@ -81,9 +81,10 @@ class DraftPlanner:
         return begins_row and seq.num_inflight_drafts > 0 and self._blocks.states.num_blocks > 0
 
     def book(self, plan: StepPlan, seq: Sequence) -> int:
-        """Returns how many drafts a sequence may compute beside its token, and takes their blocks.
+        """Returns how many drafts a sequence may compute beside its token, and takes their blocks
+        and that of the token.
 
-        0 if there are too few free blocks: drafts are not worth a preemption.
+        0, taking none, if there are too few free blocks: drafts are not worth a preemption.
         """
         group = seq.group
         if group.times.first_token is None or group.suspicion is not None:
@@ -94,15 +95,14 @@ class DraftPlanner:
         num_drafts = min(self._length(plan, seq), num_to_last, self._num_left)
         if not self._num_left:  # a step so full that none is possible; it may go on so
             self.observe_run(seq, num_drafts=0, num_accepted=0)
-        if has_states := self._blocks.states.num_blocks > 0:
+        if self._blocks.states.num_blocks:
             size = self._blocks.block_size
             num_drafts = min(num_drafts, size - 1 - seq.num_planned_tokens % size)
         if num_drafts < 1 or plan.is_short_of_blocks:
             return 0
-        if not has_states:  # else the token's row is all
-            if self._blocks.can_append_slots(seq, 1 + num_drafts) is not AllocStatus.OK:
-                return 0
-            self._worker_state.append_slots(plan, seq, 1 + num_drafts)
+        if self._blocks.can_append_slots(seq, 1 + num_drafts) is not AllocStatus.OK:
+            return 0
+        self._worker_state.append_slots(plan, seq, 1 + num_drafts)
         self._num_left -= num_drafts
         return num_drafts
 

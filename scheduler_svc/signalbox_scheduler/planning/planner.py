@@ -188,8 +188,10 @@ class Planner:
             if left <= 0:
                 return
             for seq in group.sequences if plan.takes(group) else ():
-                if self._can_decode(seq, plan) and self._preemption.make_room(seq, plan, now):
-                    num_drafts = self._drafts.book(plan, seq) if group.max_drafts else 0
+                if not self._can_decode(seq, plan):
+                    continue
+                num_drafts = self._drafts.book(plan, seq) if group.max_drafts else 0
+                if num_drafts or self._preemption.make_room(seq, plan, now):
                     self._worker_state.add(plan, seq, 1, num_drafts=num_drafts)
                     left = min(left - 1, plan.token_budget)
                     if left <= 0:

@@ -15,7 +15,7 @@ from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.planning import plan as step_plan
 from signalbox_scheduler.planning.mask_turns import USUAL_S
-from signalbox_scheduler.requests.sequence_group import SequenceGroup
+from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.results.result_validation import find_fault
 from signalbox_scheduler.results.step_outcome import finished_request, router_updates
 from tests.scheduler_svc.beams import assert_found
@@ -108,6 +108,23 @@ def test_two_steps_in_flight_each_have_drafts() -> None:
     assert (seq.num_computed_tokens, seq.num_inflight_tokens) == (num_computed + 2, 4)
     run(loop, [group])
     assert_outputs(group)
+
+
+@pytest.mark.parametrize("groups", [(FULL_GROUP,), WINDOWS])
+def test_a_plan_takes_all_blocks_of_a_run_at_once(
+    groups: tuple[CacheGroup, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = make_drafting(most=5, kinds="gb", groups=groups)
+    state, taken = loop.scheduler.state.worker_state, list[tuple[int, int]]()
+    append_slots = state.append_slots
+
+    def count(plan: step_plan.StepPlan, seq: Sequence, num_new_tokens: int) -> None:
+        taken.append((plan.step_id, seq.seq_id))
+        append_slots(plan, seq, num_new_tokens)
+
+    monkeypatch.setattr(state, "append_slots", count)
+    run(loop, [submit(loop, [*PROMPT, i], max_tokens=20, n=1 + i) for i in range(2)])
+    assert taken and len(taken) == len(set(taken))
 
 
 def test_a_step_names_the_limits_and_the_prediction_once() -> None:
