@@ -167,8 +167,8 @@ class AdmissionBounds(SettingsGroup):
     max_queued_tokens: int | None = Field(
         None,
         gt=0,
-        description="prompt tokens that may wait; more are refused, unless no other request waits"
-        " (default: unbounded)",
+        description="tokens of prompts and predictions that may wait; more are refused, unless no"
+        " other request waits (default: unbounded)",
     )
     max_tenant_requests: int | None = Field(
         None,

@@ -81,18 +81,16 @@ def _beyond_bounds(
         num_live: the tenant's requests that live.
     """
     most_live, most_tokens = bounds.max_tenant_requests, bounds.max_queued_tokens
-    num_waiting, num_tokens = len(admission), admission.num_prompt_tokens
+    num_waiting = len(admission)
+    num_tokens = admission.num_prompt_tokens + admission.num_predicted_tokens
+    num_more = group.num_prompt_tokens + len(group.request.prediction)
     if most_live is not None and num_live >= most_live:
         return too_many(f"this tenant has {counted(num_live, 'live request')}, as many as may be")
     if num_waiting >= bounds.max_queued_requests:
         return too_many(f"there is no room behind {counted(num_waiting, 'waiting request')}")
-    if (
-        most_tokens is not None
-        and num_waiting
-        and num_tokens + group.num_prompt_tokens > most_tokens
-    ):
+    if most_tokens is not None and num_waiting and num_tokens + num_more > most_tokens:
         return too_many(
-            f"{num_tokens} prompt tokens are waiting already; with {group.num_prompt_tokens} more"
-            f" they would exceed {most_tokens}"
+            f"{num_tokens} tokens of prompts and predictions are waiting already; with {num_more}"
+            f" more they would exceed {most_tokens}"
         )
     return None

@@ -35,6 +35,8 @@ class AdmissionQueue:
         self.waits = WaitLedger()
         self.num_prompt_tokens = 0
         """Prompt tokens of all waiting groups."""
+        self.num_predicted_tokens = 0
+        """Tokens of the predictions of all waiting groups."""
         self.adapters: frozenset[str] = frozenset()
         """SHA-256 of the adapters that all workers have; a group of another one waits for it."""
         self.parked = Parked()
@@ -108,6 +110,7 @@ class AdmissionQueue:
         self._put(group)
         self.groups.add(group)
         self.num_prompt_tokens += group.num_prompt_tokens
+        self.num_predicted_tokens += len(group.request.prediction)
         if group.has_started:
             self._started[group] = None
         if group.suspicion is not None:
@@ -152,6 +155,7 @@ class AdmissionQueue:
         self._started.pop(group, None)
         self.suspects.pop(group, None)
         self.num_prompt_tokens -= group.num_prompt_tokens
+        self.num_predicted_tokens -= len(group.request.prediction)
         if (worker := self._reserved_by.pop(group, None)) is not None:
             del self._reserved[worker]
         if self.prefixes and (prefix := self.prefixes.pop(group, None)) is not None:
@@ -236,6 +240,8 @@ class AdmissionQueue:
         assert self._started.keys() == {group for group in groups if group.has_started}
         assert self.suspects.keys() == {group for group in groups if group.suspicion}
         assert self.num_prompt_tokens == sum(group.num_prompt_tokens for group in groups)
+        predictions = (group.request.prediction for group in groups)
+        assert self.num_predicted_tokens == sum(map(len, predictions))
         assert self._reserved_by.keys() <= self.groups
         assert self.prefixes.keys() <= self.groups
         assert {group: worker for worker, group in self._reserved.items()} == self._reserved_by

@@ -52,10 +52,23 @@ def test_prompt_tokens_that_may_wait_are_bounded(most: int, is_in: bool) -> None
     failure = failure_of_next(AdmissionBounds(max_queued_tokens=most), 2)
     too_many = (
         Code.RESOURCE_EXHAUSTED,
-        "10 prompt tokens are waiting already; with 5 more they would exceed 14",
+        "10 tokens of prompts and predictions are waiting already; with 5 more they would exceed"
+        " 14",
         1.0,
     )
     assert failure == (None if is_in else too_many)
+
+
+def test_tokens_of_predictions_that_may_wait_are_bounded_with_those_of_prompts() -> None:
+    cluster = make_cluster(bounds=AdmissionBounds(max_queued_tokens=4 * PROMPT_TOKENS - 1))
+    router, predicted = Router(), {"prediction": (1,) * PROMPT_TOKENS}
+    _, loop = join_worker(cluster)
+    assert cluster.requests.add(make_group(1, router, **predicted))
+    assert not cluster.requests.add(make_group(2, router, **predicted))
+    assert failure_of(router, 2)[1].startswith("10 tokens of prompts and predictions are waiting")
+    assert cluster.requests.add(make_group(3, router))
+    cluster.check()
+    finish(cluster, loop)
 
 
 def test_a_prompt_longer_than_may_wait_is_let_in_when_nothing_waits() -> None:
