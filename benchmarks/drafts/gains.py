@@ -79,7 +79,7 @@ def _replay(proposer: Proposer, seq_id: int, trace: Trace, most: int, done: Draf
     while known < len(tokens):
         ask = DraftAsk(seq_id, tokens[:known], len(trace.prompt), most, NO_PREDICTION, None)
         start = time.perf_counter()
-        drafts = proposer.propose(ask).token_ids
+        drafts = proposer.propose([ask])[0].token_ids
         done.propose_s += time.perf_counter() - start
         done.rows[1 + len(drafts)] += 1
         known += 1

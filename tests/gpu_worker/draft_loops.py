@@ -17,7 +17,13 @@ from signalbox_contract.step import NewSequence, Step, TablePatch
 from signalbox_contract.step_result import StepResult
 from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.chain import make_proposer
-from signalbox_worker.drafts.proposer import NO_PROPOSER, DraftAsk, Drafts, Proposer
+from signalbox_worker.drafts.proposer import (
+    NO_PROPOSER,
+    DraftAsk,
+    Drafts,
+    NoProposer,
+    Proposer,
+)
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.runner.loading.byte_tokenizer import tokenizer_files
 from signalbox_worker.sampling.grammars import Grammars
@@ -49,7 +55,7 @@ class Answer:
     failure: str = ""
 
 
-class Oracle:
+class Oracle(NoProposer):
     """Proposes what is known to come; what it makes worse of that is `spoil`'s."""
 
     def __init__(
@@ -61,7 +67,7 @@ class Oracle:
         self.forgotten: list[int] = []
         self._texts, self._spoil = texts, spoil
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         known, text = ask.token_ids.tolist(), list(self._texts[ask.seq_id])
         assert known == text[: len(known)] or len(known) > len(text)
         rest = text[len(known) :][: ask.most]

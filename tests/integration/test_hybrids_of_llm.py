@@ -32,7 +32,7 @@ class SometimesWrong(NoProposer):
         self._texts = texts
         self._num_asked = 0
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         known = ask.token_ids.tolist()
         text = next(one for one in self._texts if one[: len(known)] == known)
         drafts = text[len(known) :][: ask.most]

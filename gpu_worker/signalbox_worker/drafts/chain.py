@@ -1,7 +1,7 @@
 """The sources of a worker's drafts, and the choice between what they propose."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from signalbox_contract.sections.drafts import DraftSource
@@ -23,18 +23,22 @@ class ProposerChain:
     def __init__(self, proposers: Iterable[Proposer]) -> None:
         self._proposers = tuple(proposers)
 
-    def propose(self, ask: DraftAsk) -> Drafts:
-        best = NO_DRAFTS
-        for proposer in self._proposers:
-            found = proposer.propose(ask)
-            is_better = not best.token_ids or found.num_matched > best.num_matched
-            if found.token_ids and (is_better or _extends(found, best)):
-                best = found
-        return best
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+        found = [proposer.propose(asks) for proposer in self._proposers]
+        return [_best(drafts) for _, *drafts in zip(asks, *found, strict=True)]
 
     def forget(self, seq_id: int) -> None:
         for proposer in self._proposers:
             proposer.forget(seq_id)
+
+
+def _best(candidates: Iterable[Drafts]) -> Drafts:
+    best = NO_DRAFTS
+    for found in candidates:
+        is_better = not best.token_ids or found.num_matched > best.num_matched
+        if found.token_ids and (is_better or _extends(found, best)):
+            best = found
+    return best
 
 
 def _extends(found: Drafts, best: Drafts) -> bool:

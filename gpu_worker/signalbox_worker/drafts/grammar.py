@@ -11,7 +11,7 @@ _CERTAIN = sys.maxsize
 class GrammarProposer(NoProposer):
     """Keeps nothing of a sequence, since the state of its grammar is part of what is asked."""
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         if ask.grammar is None:
             return NO_DRAFTS
         forced = ask.grammar.forced(ask.token_ids[ask.num_prompt :])

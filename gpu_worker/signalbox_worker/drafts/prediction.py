@@ -5,10 +5,10 @@ import numpy as np
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.batch.arrays import Int32Array
 from signalbox_worker.drafts.matcher_pool import MatcherPool
-from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts
+from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts, NoProposer
 
 
-class PredictionProposer:
+class PredictionProposer(NoProposer):
     """Looks for the newest tokens of an output in its prediction."""
 
     def __init__(self, matchers: MatcherPool, vocab_size: int) -> None:
@@ -16,7 +16,7 @@ class PredictionProposer:
         self._vocab_size = vocab_size
         self._predictions: dict[int, Int32Array] = {}
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         if not len(ask.prediction):
             return NO_DRAFTS
         prediction = self._predictions.get(ask.seq_id)

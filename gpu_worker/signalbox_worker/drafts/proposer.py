@@ -47,17 +47,21 @@ NO_DRAFTS = Drafts((), DraftSource.TEXT)
 class Proposer(Protocol):
     """A source of drafts. Used on the execution thread alone."""
 
-    def propose(self, ask: DraftAsk) -> Drafts:
-        """Returns at most `ask.most` drafts, or none."""
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+        """Returns the drafts of each sequence of a step: at most `most` of its ask, or none."""
 
     def forget(self, seq_id: int) -> None:
         """Drops what is kept of a sequence, if anything."""
 
 
 class NoProposer:
-    """Proposes nothing."""
+    """Proposes nothing; the base class of sources that look at one sequence at a time."""
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+        return [self.propose_one(ask) for ask in asks]
+
+    def propose_one(self, ask: DraftAsk) -> Drafts:
+        """Returns the drafts of one sequence."""
         return NO_DRAFTS
 
     def forget(self, seq_id: int) -> None:

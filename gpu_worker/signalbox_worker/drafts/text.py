@@ -2,16 +2,16 @@
 
 from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.drafts.matcher_pool import MatcherPool
-from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts
+from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts, NoProposer
 
 
-class TextProposer:
+class TextProposer(NoProposer):
     """Looks for the newest tokens of a sequence in its prompt and its output."""
 
     def __init__(self, matchers: MatcherPool) -> None:
         self._matchers = matchers
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         matcher = self._matchers.get((DraftSource.TEXT, ask.seq_id), len(ask.token_ids))
         if matcher is None:
             return NO_DRAFTS

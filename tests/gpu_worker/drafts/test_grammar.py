@@ -99,7 +99,7 @@ def test_what_is_not_certain_is_not_proposed(
 ) -> None:
     grammar = grammars.grammar(("choice", "the family"), scope=scope)
     known = [1, 2, *tokenizer.encode(output).ids]
-    drafts = GrammarProposer().propose(DraftAsk(1, array(known), 2, 2, NO_PREDICTION, grammar))
+    drafts = GrammarProposer().propose_one(DraftAsk(1, array(known), 2, 2, NO_PREDICTION, grammar))
     if not expected:
         assert drafts == NO_DRAFTS
         return
@@ -121,4 +121,4 @@ def test_after_a_dear_mask_nothing_is_asked(
 
 def test_a_sequence_without_a_grammar_has_no_forced_tokens() -> None:
     ask = DraftAsk(1, array([1]), 1, 4, NO_PREDICTION, None)
-    assert GrammarProposer().propose(ask) == NO_DRAFTS
+    assert GrammarProposer().propose_one(ask) == NO_DRAFTS

@@ -47,6 +47,11 @@ def make_ask(
     )
 
 
+def propose(proposer: Proposer, ask: DraftAsk) -> Drafts:
+    (found,) = proposer.propose([ask])
+    return found
+
+
 @pytest.mark.parametrize(
     ("token_ids", "expected"),
     [
@@ -61,7 +66,7 @@ def make_ask(
 def test_drafts_from_the_text_follow_its_newest_tokens(
     token_ids: list[int], expected: list[int]
 ) -> None:
-    found = make_chain().propose(make_ask(token_ids))
+    found = propose(make_chain(), make_ask(token_ids))
     assert [*found.token_ids] == expected
     assert found.source is DraftSource.TEXT
 
@@ -86,7 +91,7 @@ def test_drafts_from_a_prediction_go_on_where_the_output_is(
 ) -> None:
     prompt = [1, 2, 3]
     ask = make_ask([*prompt, *output], num_prompt=3, prediction=PREDICTION)
-    found = make_chain().propose(ask)
+    found = propose(make_chain(), ask)
     assert [*found.token_ids] == [*expected]
     assert not expected or found.source is DraftSource.PREDICTION
 
@@ -95,9 +100,9 @@ def test_of_prediction_and_text_the_longer_match_is_taken() -> None:
     known = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5]
     chain = make_chain()
     near, far = [9, 3, 4, 5, 20, 21], [9, 8, 7, 1, 2, 3, 4, 5, 30, 31]
-    text = chain.propose(make_ask(known, num_prompt=2, prediction=near))
+    text = propose(chain, make_ask(known, num_prompt=2, prediction=near))
     assert text == Drafts([6, 7, 1, 2, 3], DraftSource.TEXT, 5)
-    prediction = chain.propose(make_ask(known, num_prompt=2, prediction=far, seq_id=2))
+    prediction = propose(chain, make_ask(known, num_prompt=2, prediction=far, seq_id=2))
     assert prediction == Drafts([30, 31], DraftSource.PREDICTION, 6)
 
 
@@ -105,7 +110,7 @@ class Fixed(NoProposer):
     def __init__(self, *token_ids: int, num_matched: int) -> None:
         self.drafts = Drafts(token_ids, DraftSource.TEXT, num_matched)
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         return self.drafts
 
 
@@ -113,14 +118,14 @@ def test_longer_drafts_that_agree_with_better_ones_are_taken() -> None:
     forced, agrees = Fixed(1, 2, num_matched=100), Fixed(1, 2, 3, num_matched=3)
     differs = Fixed(1, 4, 5, 6, num_matched=4)
     ask = make_ask([1])
-    assert ProposerChain([forced, differs, agrees]).propose(ask) is agrees.drafts
-    assert ProposerChain([forced, differs]).propose(ask) is forced.drafts
+    assert propose(ProposerChain([forced, differs, agrees]), ask) is agrees.drafts
+    assert propose(ProposerChain([forced, differs]), ask) is forced.drafts
 
 
 def test_a_source_without_drafts_hides_those_of_no_other() -> None:
     found, nothing = Fixed(1, 2, num_matched=3), Fixed(num_matched=64)  # the end of a prediction
     for proposers in ([found, nothing], [nothing, found]):
-        assert ProposerChain(proposers).propose(make_ask([1])) is found.drafts
+        assert propose(ProposerChain(proposers), make_ask([1])) is found.drafts
 
 
 @given(
@@ -134,7 +139,7 @@ def test_drafts_are_few_and_in_the_vocabulary(
 ) -> None:
     chain = make_proposer(SpeculationConfig(num_tokens=8, min_match=1), vocab_size=4)
     ask = make_ask(token_ids, num_prompt=num_prompt, prediction=prediction, most=most)
-    found = chain.propose(ask)
+    found = propose(chain, ask)
     assert len(found.token_ids) <= most
     assert all(0 <= token_id < 4 for token_id in found.token_ids)
 
@@ -158,7 +163,7 @@ def test_where_memory_is_short_what_is_not_used_goes(monkeypatch: pytest.MonkeyP
     chain = make_chain(matcher_bytes=2 * BYTES_OF_ONE)
 
     def found_of(seq_id: int) -> list[int]:
-        return [*chain.propose(make_ask(REPEATED, seq_id=seq_id)).token_ids]
+        return [*propose(chain, make_ask(REPEATED, seq_id=seq_id)).token_ids]
 
     assert [found_of(seq_id) for seq_id in (1, 2, 3)] == [[4, 1, 2], [4, 1, 2], []]
     assert found_of(2) == [4, 1, 2]
@@ -173,7 +178,7 @@ def test_where_memory_is_short_what_is_not_used_goes(monkeypatch: pytest.MonkeyP
 def test_a_text_that_outgrows_its_index_gets_another() -> None:
     chain = make_chain()
     for length in range(1, 400):
-        drafts = chain.propose(make_ask([*REPEATED[:4] * 100][:length]))
+        drafts = propose(chain, make_ask([*REPEATED[:4] * 100][:length]))
         assert [*drafts.token_ids][:1] == ([] if length < 6 else [length % 4 + 1])
 
 
@@ -188,13 +193,13 @@ def test_without_native_kernels_texts_give_no_drafts(
     with caplog.at_level(logging.WARNING):
         chain = make_chain()
     matcher_pool.library.cache_clear()
-    assert chain.propose(make_ask(REPEATED)) == NO_DRAFTS
+    assert propose(chain, make_ask(REPEATED)) == NO_DRAFTS
     assert "no drafts from texts and predictions: there is no C++ compiler" in caplog.text
 
 
 def test_without_drafts_nothing_is_proposed() -> None:
     proposer = make_proposer(SpeculationConfig(), vocab_size=VOCAB_SIZE)
-    assert proposer.propose(make_ask(REPEATED)) == NO_DRAFTS
+    assert propose(proposer, make_ask(REPEATED)) == NO_DRAFTS
     assert isinstance(proposer, NoProposer)
 
 

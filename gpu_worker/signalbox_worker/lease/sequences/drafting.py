@@ -69,13 +69,16 @@ class Drafting:
         num_drafts = np.zeros(len(planned.seq_ids), dtype=np.int64)
         sources: dict[int, DraftSource] = {}
         left = self._room_in_step(planned)
+        asks: dict[int, DraftAsk] = {}
         for i, most in asked.items():
             row = int(planned.rows[i])
             most = min(most, left, _room(row, rows, self._limits))
-            if most < 1:
-                continue
-            found = self._ask(int(planned.seq_ids[i]), row, rows, most=most)
-            if count := _write(found.token_ids, row, rows):
+            if most > 0:
+                asks[i] = _ask(int(planned.seq_ids[i]), row, rows, most=most)
+        proposed = self._propose([*asks.values()]) if asks else []
+        for i, found in zip(asks, proposed, strict=True):
+            token_ids = found.token_ids[:left]
+            if count := _write(token_ids, int(planned.rows[i]), rows):
                 num_drafts[i], sources[i] = count, found.source
                 left -= count
         if sources:
@@ -89,22 +92,29 @@ class Drafting:
         )
         return min(tokens, draws - len(planned.drawers))
 
-    def _ask(self, seq_id: int, row: int, rows: SequenceRows, *, most: int) -> Drafts:
-        ask = DraftAsk(
-            seq_id=seq_id,
-            token_ids=rows.tokens[row, : rows.state["num_tokens"][row]],
-            num_prompt=int(rows.state["num_prompt"][row]),
-            most=most,
-            prediction=rows.predictions[row],
-            grammar=rows.grammars[row],
-        )
+    def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
         try:
-            found = self._proposer.propose(ask)
-            return Drafts([*map(int, found.token_ids[:most])], DraftSource(found.source))
+            proposed = self._proposer.propose(asks)
+            pairs = zip(asks, proposed, strict=True)
+            return [
+                Drafts([*map(int, found.token_ids[: ask.most])], DraftSource(found.source))
+                for ask, found in pairs
+            ]
         except Exception:  # it may be another package's, and requests do not need drafts
             logger.exception("a proposer has failed; this lease computes no more drafts")
             self._proposer = NO_PROPOSER
-            return self._proposer.propose(ask)
+            return self._proposer.propose(asks)
+
+
+def _ask(seq_id: int, row: int, rows: SequenceRows, *, most: int) -> DraftAsk:
+    return DraftAsk(
+        seq_id=seq_id,
+        token_ids=rows.tokens[row, : rows.state["num_tokens"][row]],
+        num_prompt=int(rows.state["num_prompt"][row]),
+        most=most,
+        prediction=rows.predictions[row],
+        grammar=rows.grammars[row],
+    )
 
 
 def _check_limits(limits: DraftLimits, *, most: int) -> None:

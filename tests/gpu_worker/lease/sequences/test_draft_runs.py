@@ -15,7 +15,7 @@ from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import Step, TablePatch
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
-from signalbox_worker.drafts.proposer import DraftAsk, Drafts
+from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.builders import make_new, make_runner, make_step
@@ -24,7 +24,7 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 MOST = 4
 
 
-class Proposals:
+class Proposals(NoProposer):
     """Proposes what a test says, and keeps what it was asked."""
 
     def __init__(self, *drafts: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class Proposals:
         self.asked: list[DraftAsk] = []
         self.forgotten: list[int] = []
 
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         self.asked.append(ask._replace(token_ids=ask.token_ids.copy()))
         return Drafts(self.drafts.pop(0), DraftSource.TEXT)
 
@@ -41,7 +41,7 @@ class Proposals:
 
 
 class Broken(Proposals):
-    def propose(self, ask: DraftAsk) -> Drafts:
+    def propose_one(self, ask: DraftAsk) -> Drafts:
         raise LookupError("of a package")
 
 
@@ -127,6 +127,23 @@ def test_sequences_with_drafts_and_without_are_one_batch() -> None:
         (2, 1): range(3, 4),
     }
     assert (table.token_ids(1)[6:], table.token_ids(2)) == ([20, 21, 30], [1, 40])
+
+
+def test_sequences_are_asked_about_at_once_and_share_the_room_of_the_step() -> None:
+    sizes: list[int] = []
+
+    class Together(Proposals):
+        def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+            sizes.append(len(asks))
+            return super().propose(asks)
+
+    proposer = Together([21, 22, 23], [31, 32, 33])
+    table = make_drafting(proposer, max_num_batched_tokens=6)
+    table.append_tokens(draw(table.apply(make_step(new=[make_new(2, [1], [4, 5])])), 30))
+    batch = table.apply(limited({1: 3, 2: 3}))
+    assert batch.token_ids.tolist() == [20, 21, 22, 23, 30, 31]
+    assert sizes == [2]
+    assert [ask.most for ask in proposer.asked] == [3, 3]
 
 
 def test_no_proposal_is_a_step_as_any_other() -> None:
