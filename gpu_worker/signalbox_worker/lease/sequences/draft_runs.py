@@ -31,6 +31,8 @@ class DraftRuns:
     """[num draws], drafts between the sequence's known tokens and each draw."""
     behind: Int32Array
     """[num draws], the draft that is computed behind each draw, or NO_DRAFT."""
+    proposing_ns: int = 0
+    """Nanoseconds in which they were proposed."""
 
     def end_run(self, draw: int) -> None:
         """Ends a run with a draw, so that those behind it do not count."""

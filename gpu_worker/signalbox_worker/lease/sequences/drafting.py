@@ -8,6 +8,7 @@ never read.
 import logging
 from collections.abc import Sequence
 from itertools import takewhile
+from time import perf_counter_ns
 
 import numpy as np
 
@@ -75,14 +76,17 @@ class Drafting:
             most = min(most, left, _room(row, rows, self._limits))
             if most > 0:
                 asks[i] = _ask(int(planned.seq_ids[i]), row, rows, most=most)
+        began_ns = perf_counter_ns()
         proposed = self._propose([*asks.values()]) if asks else []
+        proposing_ns = perf_counter_ns() - began_ns
         for i, found in zip(asks, proposed, strict=True):
             token_ids = found.token_ids[:left]
             if count := _write(token_ids, int(planned.rows[i]), rows):
                 num_drafts[i], sources[i] = count, found.source
                 left -= count
         if sources:
-            _extend(planned, rows, num_drafts, sources)
+            drafts = _extend(planned, rows, num_drafts, sources)
+            drafts.proposing_ns = proposing_ns
 
     def _room_in_step(self, planned: PlannedBatch) -> int:
         limits, capacity = self._limits, self._limits.capacity
@@ -163,7 +167,7 @@ def _extend(
     rows: SequenceRows,
     num_drafts: Int64Array,
     sources: dict[int, DraftSource],
-) -> None:
+) -> DraftRuns:
     """Adds the drafts to the rows of their sequences, and a draw behind each."""
     num_draws = 1 + num_drafts[planned.drawers]
     planned.num_new = planned.num_new + num_drafts
@@ -176,6 +180,7 @@ def _extend(
     positions = planned.state["num_tokens"][drawers] + ahead
     is_followed = ahead < num_drafts[drawers]
     behind = np.where(is_followed, rows.tokens[planned.rows[drawers], positions], NO_DRAFT)
-    planned.drafts = DraftRuns(
+    drafts = planned.drafts = DraftRuns(
         num_drafts=num_drafts, sources=sources, ahead=ahead, behind=behind.astype(np.int32)
     )
+    return drafts

@@ -205,6 +205,7 @@ class SequenceTable:
         self.settlement = None
         if drafts is not None:
             self._append_runs(planned, drafts, keep, token_ids)
+            samples.forward_ns += drafts.proposing_ns
             starts = keep & (drafts.ahead == 0)
         elif booked is None:
             self._append(planned, planned.drawers[keep], token_ids)

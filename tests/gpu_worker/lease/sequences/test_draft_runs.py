@@ -16,6 +16,7 @@ from signalbox_contract.step import Step, TablePatch
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
 from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer
+from signalbox_worker.lease.sequences import drafting
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.sampling.grammars import Grammars
 from tests.gpu_worker.builders import make_new, make_runner, make_step
@@ -151,6 +152,19 @@ def test_no_proposal_is_a_step_as_any_other() -> None:
     batch = table.apply(limited({1: 2}))
     result = table.append_tokens(draw(batch, 21))
     assert (result.num_tokens, result.drafts) == (None, None)
+
+
+@pytest.mark.parametrize(("drafts", "forward_ns"), [([21], 7 + 500), ([], 7)])
+def test_the_time_in_which_drafts_are_proposed_counts_as_the_steps(
+    drafts: list[int], forward_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(1000, 3000, 500))
+    monkeypatch.setattr(drafting, "perf_counter_ns", lambda: next(now))
+    table = make_drafting(Proposals(drafts))
+    samples = draw(table.apply(limited({1: 1})), *[21, 22][: 1 + len(drafts)])
+    samples.forward_ns = 7
+    table.append_tokens(samples)
+    assert samples.forward_ns == forward_ns
 
 
 @pytest.mark.parametrize(
