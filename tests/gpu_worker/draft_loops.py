@@ -1,9 +1,12 @@
 """Generates through a sequence table, as a scheduler would, with drafts or without."""
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from signalbox_contract.cache_groups import num_token_groups, state_group
 from signalbox_contract.columns import int32s, int64s
@@ -43,6 +46,7 @@ class Wanted:
     num_samples: int = 1
     adapter: str = ""
     prediction: Sequence[int] = ()
+    returns_logits: bool = False
 
 
 @dataclass(slots=True)
@@ -51,6 +55,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    logits: list[int | None] = field(default_factory=list)
+    """Bits of the logit of each token; None where there is none."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     failure: str = ""
 
@@ -172,8 +178,11 @@ class Loop:
             )
             ended |= finished
             states = []
-        for answer in self.answers.values():
+        for key, answer in self.answers.items():
             del answer.token_ids[num_tokens:], answer.logprobs[num_tokens:]
+            del answer.logits[num_tokens:]
+            returns_logits = wanted[key // 10].returns_logits
+            assert all((one is not None) == returns_logits for one in answer.logits)
         self.table.check()
         return self.answers
 
@@ -216,6 +225,7 @@ class Loop:
             params=one.params,
             adapter=one.adapter,
             prediction=one.prediction,
+            returns_logits=one.returns_logits,
         )
 
     def _make_table(self, num_rows: int) -> list[int]:
@@ -252,11 +262,12 @@ class Loop:
 
     def _take_result(self, result: StepResult) -> None:
         own = {seq_id: seq_id % 10 for seq_id in result.seq_ids.tolist()}
-        tokens = result.token_ids.tolist()
+        tokens, logits = result.token_ids.tolist(), _bits_of(result)
         for (seq_id, branch), run in result.runs(own).items():
             answer = self.answers.setdefault(seq_id - seq_id % 10 + branch, Answer())
             answer.token_ids += [tokens[i] for i in run]
             answer.logprobs += [result.logprobs.get(i) for i in run]
+            answer.logits += [logits[i] for i in run]
         for run in result.prompt_logprobs:
             answer = self.answers.setdefault(run.seq_id, Answer())
             answer.prompt_logprobs += run.logprobs
@@ -280,6 +291,15 @@ def make_byte_grammars(runner: Any, vocab_size: int) -> Grammars:
     """Returns the grammars of a model whose tokens are bytes, and others that only decode."""
     files = tokenizer_files(vocab_size=vocab_size, max_model_len=256)
     return Grammars(runner.model, tokenizer_json=files["tokenizer.json"])
+
+
+def _bits_of(result: StepResult) -> list[int | None]:
+    """Returns the bits of each drawn token's logit, or None."""
+    if result.draw_logits is None:
+        return [None] * len(result.token_ids)
+    logits = result.draw_logits.array()
+    pairs = zip(logits.tolist(), logits.view(np.uint32).tolist(), strict=True)
+    return [None if math.isnan(logit) else bits for logit, bits in pairs]
 
 
 def _limits(limits: Mapping[int, int]) -> DraftLimits:

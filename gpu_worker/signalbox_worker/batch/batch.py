@@ -102,6 +102,9 @@ class BatchOutput:
     logprobs: list[Logprobs] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     """Row to the reason for its failure, such as logits that are not finite."""
+    logits: FloatArray | None = None
+    """[num_rows], logits of the drawn tokens as the model gives them; NaN of rows that return none.
+    None if no row returns one."""
     failed_seqs: dict[int, str] = field(default_factory=dict)
     """The same for sequences, as indices into the batch, that could not be computed at all."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)

@@ -146,6 +146,8 @@ class SampleRows:
     penalties: Penalties | None = None
     logprob_tokens: TokenRuns | None = None
     """Reported instead of the likeliest tokens, of rows whose run is not empty."""
+    returns_logits: NDArray[np.bool_] | None = None
+    """[num_rows], whether the logit of the drawn token is returned; None if that of none is."""
 
     def __len__(self) -> int:
         return len(self.token_index)
@@ -186,6 +188,13 @@ class SampleRows:
         """[num_rows], whether a row asks for more than its likeliest token not suppressed."""
         random = self.temperature >= GREEDY_BELOW
         return random | (self.num_logprobs >= 0) | self.is_edited
+
+    @property
+    def reads_logits(self) -> NDArray[np.bool_]:
+        """[num_rows], whether the logits of a row are read, by the sampler or for the result."""
+        if self.returns_logits is None:
+            return self.needs_logits
+        return self.needs_logits | self.returns_logits
 
 
 class WantedLogits(NamedTuple):

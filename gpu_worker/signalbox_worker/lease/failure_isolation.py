@@ -88,6 +88,8 @@ class _Parts:
         """Tokens of the largest part that was computed."""
         token_ids = np.zeros(len(batch.rows), dtype=np.int32)
         self.samples = BatchOutput(token_ids=token_ids, can_settle=batch.states is None)
+        if batch.rows.returns_logits is not None:
+            self.samples.logits = np.full(len(batch.rows), np.nan, dtype=np.float32)
         if batch.prompt_rows is not None:
             num_rows = len(batch.prompt_rows.targets)
             self.samples.prompt_logprobs = [Logprobs.unknown(i) for i in range(num_rows)]
@@ -135,6 +137,8 @@ class _Parts:
         samples = self.samples
         first = int(np.searchsorted(self._batch.rows.token_index, start))
         samples.token_ids[first : first + len(found.token_ids)] = found.token_ids
+        if samples.logits is not None and found.logits is not None:
+            samples.logits[first : first + len(found.logits)] = found.logits
         samples.logprobs += [one._replace(row=first + one.row) for one in found.logprobs]
         samples.failed |= {first + row: reason for row, reason in found.failed.items()}
         if self._batch.prompt_rows is not None:

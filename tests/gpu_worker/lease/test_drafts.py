@@ -1,4 +1,4 @@
-"""Drafts change nothing: tokens, log probabilities and blocks are the same bits without them."""
+"""Drafts change nothing: tokens, log probabilities, logits and blocks are the same bits without."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +109,12 @@ def requests(draw: st.DrawFn, *, with_grammars: bool = False) -> Wanted:
     if with_grammars and draw(st.booleans()):
         fields |= draw(GRAMMARS) | {"allowed_token_ids": (), "bad_words": ()}
     params = SamplingParams(**fields)
-    return Wanted(prompt=draw(PROMPTS), params=params, num_samples=draw(st.sampled_from([1, 1, 3])))
+    return Wanted(
+        prompt=draw(PROMPTS),
+        params=params,
+        num_samples=draw(st.sampled_from([1, 1, 3])),
+        returns_logits=draw(st.booleans()),
+    )
 
 
 @settings(max_examples=15)

@@ -92,6 +92,7 @@ def make_sequences(*, seed: int, poisoned: set[int]) -> list[NewSequence]:
                 num_new_tokens=len(prompt) - is_chunk,
                 num_samples=1 if is_chunk else rng.choice([1, 3]),
                 params=sampling,
+                returns_logits=seq_id % 3 != 1,
             )
         )
     return sequences
@@ -114,11 +115,12 @@ def run(
 
 def draws(outcome: StepResult, *, without: set[int]) -> list[object]:
     """What was drawn and reported, row by row, of the sequences that are not named."""
-    reported = outcome.logprobs
-    rows = zip(outcome.seq_ids.tolist(), outcome.token_ids.tolist(), strict=True)
+    reported, logits = outcome.logprobs, outcome.draw_logits
+    bits = logits.array().view(np.uint32).tolist() if logits is not None else []
+    rows = zip(outcome.seq_ids.tolist(), outcome.token_ids.tolist(), bits, strict=True)
     drawn: list[object] = [
-        (seq_id, token_id, reported.get(row))
-        for row, (seq_id, token_id) in enumerate(rows)
+        (seq_id, token_id, of_logit, reported.get(row))
+        for row, (seq_id, token_id, of_logit) in enumerate(rows)
         if seq_id not in without
     ]
     return drawn + [run for run in outcome.prompt_logprobs if run.seq_id not in without]

@@ -1,5 +1,6 @@
 """Two steps in flight: the tokens of one step at a time, and failures that stay where they are."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,26 @@ def test_an_error_of_the_device_ends_the_lease_for_all_steps_in_flight(
             finish(outcome)
     with pytest.raises(Aborted, match="has ended"):
         lease.execute(make_step(4, running={0: 1}), arrived_ns=0)
+
+
+def test_a_step_with_logits_to_return_is_waited_for(runner: LocalRunner, fed: list[int]) -> None:
+    def drive(steps: Steps) -> None:
+        fed.clear()
+        one, other = make_sequences(GREEDY, RANDOM)
+        steps.send(new=[replace(one, returns_logits=True), other])
+        decode(steps, [0, 1], 4)
+        steps.send(running={1: 1}, finished=[0])
+        steps.send(running={1: 1})
+
+    steps = same_at_both_depths(runner, drive)
+    *with_logits, _, last = steps.results
+    for result in with_logits:
+        assert result.draw_logits is not None
+        mine, none = result.draw_logits.tolist()
+        assert math.isfinite(mine)
+        assert math.isnan(none)
+    assert last.draw_logits is None
+    assert fed == [0, 0, 0, 0, 0, 0, 1]
 
 
 def test_steps_without_tokens_pass_those_under_way(runner: LocalRunner) -> None:

@@ -262,8 +262,8 @@ def _sample_rows(
     )
     if state["has_penalties"].any():
         draws.penalties = draw_options.penalties(state, owners, rows)
-    if state["has_logprob_tokens"].any():
-        draws.logprob_tokens = draw_options.logprob_tokens(owners, rows)
+    if state["reports_more"].any():
+        draw_options.add_reports(draws, state, owners, rows)
     is_starved = state["min_tokens"] > position - state["num_prompt"]
     masking = draw_options.Masking(planned.refused, planned.mask_ns, planned.drafts)
     add_rules = partial(draw_options.add_rules, draws, is_starved, owners, rows, masking)

@@ -1,4 +1,4 @@
-"""Columns of a batch's draws that few sequences need: penalties, rules, grammars, named tokens."""
+"""Columns of a batch's draws that few sequences need: penalties, rules, grammars, reports."""
 
 from collections.abc import Container
 from typing import Any, NamedTuple
@@ -26,11 +26,17 @@ class Masking(NamedTuple):
     """A run ends before a draft that its grammar does not admit."""
 
 
-def logprob_tokens(owners: Int64Array, rows: SequenceRows) -> TokenRuns:
-    """Returns the tokens that each draw reports instead of the likeliest ones."""
+def add_reports(
+    draws: SampleRows, state: NDArray[Any], owners: Int64Array, rows: SequenceRows
+) -> None:
+    """Adds reports that few sequences ask for: named tokens, and logits of those that are drawn."""
+    if state["returns_logits"].any():
+        draws.returns_logits = np.ascontiguousarray(state["returns_logits"])
     runs = [rows.logprob_tokens[owner] for owner in owners.tolist()]
-    ends = np.cumsum([len(run) for run in runs], dtype=np.int32)
-    return TokenRuns(ends, np.array([token for run in runs for token in run], dtype=np.int32))
+    if any(runs):
+        ends = np.cumsum([len(run) for run in runs], dtype=np.int32)
+        token_ids = np.array([token for run in runs for token in run], dtype=np.int32)
+        draws.logprob_tokens = TokenRuns(ends, token_ids)
 
 
 def penalties(state: NDArray[Any], owners: Int64Array, rows: SequenceRows) -> Penalties:

@@ -60,6 +60,8 @@ def _check_new(new: NewSequence, params: PoolingParams, model: PoolingModel) -> 
         value = new.params.num_prompt_logprobs
         field = "new_groups.sampling_params.num_prompt_logprobs"
         raise InvalidArgument(field, value, "unset: this worker pools")
+    if new.returns_logits:
+        raise InvalidArgument("new_groups.returns_logits", True, "unset: this worker pools")
 
 
 def rows_of(state: NDArray[Any], rows: Int64Array, num_new: Int64Array) -> PoolingRows:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.columns import float32s, int32s, int64s
 from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.model import ModelInfo, WorkerCapacity
 from signalbox_contract.step import Step
@@ -199,7 +199,7 @@ class SequenceTable:
         Returns the step's result, without its times. Booked batches are taken in order.
         """
         planned = self._end_batch() if booked is None else booked.planned
-        prompt_rows, drafts = planned.prompt_rows, planned.drafts
+        prompt_rows, drafts, branches = planned.prompt_rows, planned.drafts, planned.branches
         keep, reasons = self._kept(planned, samples)
         token_ids, starts = samples.token_ids[keep], keep
         self.settlement = None
@@ -212,7 +212,6 @@ class SequenceTable:
         else:  # no token is left unknown, not even one of a sequence that has failed
             known_ids = np.maximum(samples.token_ids[booked.first], 0)
             self._rows.tokens[booked.rows, booked.positions] = known_ids
-        branches = planned.branches
         return StepResult(
             epoch=planned.epoch,
             step_id=planned.step_id,
@@ -221,6 +220,7 @@ class SequenceTable:
             num_tokens=None if drafts is None else drafts.run_lengths(keep),
             token_ids=int32s(token_ids),
             logprobs=_by_row(samples.logprobs, keep),
+            draw_logits=None if samples.logits is None else float32s(samples.logits[keep]),
             prompt_logprobs=[]
             if prompt_rows is None
             else prompt_logprobs.runs_of(

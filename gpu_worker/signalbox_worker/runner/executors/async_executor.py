@@ -3,7 +3,7 @@
 Inputs go in one copy out of pinned memory. Steps are graphs, if there is one that is large enough;
 all others are launched kernel by kernel. What is drawn stays on the device, where the next step may
 take its tokens from it, and is copied to the host behind the step. A step that the sampler must
-draw for, or that reports log probabilities of a prompt, is waited for.
+draw for, or that reports log probabilities of a prompt or logits, is waited for.
 """
 
 from collections.abc import Callable
@@ -155,7 +155,7 @@ class AsyncExecutor(TorchExecutor):
 
     def _draw(self, batch: Batch, logits: Tensor, row_of: Int64Array | None) -> DeviceDraws | None:
         """Returns draws that stay on the device; None if the host must wait for them."""
-        if batch.prompt_rows is not None:
+        if batch.prompt_rows is not None or batch.rows.returns_logits is not None:
             return None
         if len(batch.rows) > len(self._drawn) or not self._drawing.can_draw(batch.rows):
             return None
@@ -170,7 +170,7 @@ class AsyncExecutor(TorchExecutor):
     ) -> BatchOutput:
         samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
         if logits is not None:
-            samples = self.sampler(logits, batch.rows, row_of)
+            samples = self._sample(logits, batch.rows, row_of)
         if batch.prompt_rows is not None and hidden is not None:
             samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
         return samples

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from signalbox_kernels import triton
-from signalbox_worker.batch.arrays import Int64Array
+from signalbox_worker.batch.arrays import FloatArray, Int32Array, Int64Array
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
-from signalbox_worker.batch.sampling_rows import PromptRows
+from signalbox_worker.batch.sampling_rows import PromptRows, SampleRows
 from signalbox_worker.config import CacheConfig
 from signalbox_worker.device.inspection import ProfileOptions
 from signalbox_worker.device.memory import is_out_of_memory
@@ -29,6 +29,7 @@ from signalbox_worker.kv.cache.cuda_device import measured
 from signalbox_worker.kv.cache.pools import Pools
 from signalbox_worker.models.layers import ForwardContext
 from signalbox_worker.models.layers.adapters import batch_adapters
+from signalbox_worker.runner.executors.drawn_logits import add_logits
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.executors.prompt_logprobs import prompt_logprobs
 from signalbox_worker.runner.executors.step_graphs import NoGraphs
@@ -156,7 +157,7 @@ class TorchExecutor(Executor):
         samples = BatchOutput(token_ids=np.empty(0, dtype=np.int32))
         with span("sample"):
             if logits is not None:
-                samples = self.sampler(logits, batch.rows, row_of)
+                samples = self._sample(logits, batch.rows, row_of)
             if batch.prompt_rows is not None:
                 samples.prompt_logprobs = self._prompt_logprobs(hidden, batch.prompt_rows)
         samples.forward_ns = forwarded - start
@@ -199,6 +200,12 @@ class TorchExecutor(Executor):
 
         return prompt_logprobs(rows, self.sampler, logits_of)
 
+    def _sample(self, logits: Tensor, rows: SampleRows, row_of: Int64Array | None) -> BatchOutput:
+        samples = self.sampler(logits, rows, row_of)
+        if rows.returns_logits is not None:
+            add_logits(samples, rows, row_of, partial(_pick, logits))
+        return samples
+
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             # Only this stream: blocks that are swapped beside the step need no wait.
@@ -237,3 +244,10 @@ class StageExecutor(TorchExecutor):
                 adapters=batch_adapters(batch.adapters, self._device),
             ),
         )
+
+
+def _pick(logits: Tensor, rows: Int64Array, token_ids: Int32Array) -> FloatArray:
+    """Returns the logits at some rows and tokens, on the host."""
+    index = torch.from_numpy(rows), torch.from_numpy(token_ids.astype(np.int64))
+    found: FloatArray = logits[index].float().cpu().numpy()
+    return found

@@ -27,6 +27,7 @@ from signalbox_worker.kv.cache.block_pools import BlockPools
 from signalbox_worker.kv.cache.capacity import Footprint
 from signalbox_worker.kv.cache.measured_device import HostDevice
 from signalbox_worker.models.pooling.hidden_states import HostStates
+from signalbox_worker.runner.executors.drawn_logits import add_logits
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.executors.prompt_logprobs import parts_of, prompt_logprobs
 from signalbox_worker.runner.native.native_model import NativeModel, NativePooling
@@ -114,11 +115,12 @@ class NativeExecutor(Executor):
     def execute(self, batch: Batch) -> BatchOutput:
         if not self._is_last:
             return self._execute_stage(batch)
-        start = time.perf_counter_ns()
-        tokens, row_of = np.unique(batch.rows.token_index, return_inverse=True)
-        drawn = np.flatnonzero(batch.rows.needs_logits)
+        start, rows = time.perf_counter_ns(), batch.rows
+        tokens, row_of = np.unique(rows.token_index, return_inverse=True)
+        drawn = np.flatnonzero(rows.needs_logits)
+        read = drawn if rows.returns_logits is None else np.flatnonzero(rows.reads_logits)
         if batch.wanted is None:
-            wanted, suppressed = np.unique(row_of[drawn]), batch.rows.suppressed
+            wanted, suppressed = np.unique(row_of[read]), rows.suppressed
         else:
             wanted = np.searchsorted(tokens, batch.wanted.tokens)
             suppressed = batch.wanted.suppressed
@@ -130,17 +132,30 @@ class NativeExecutor(Executor):
         if not self._draws:
             return self._give_prompt_logits(batch, forwarded - start)
         with span("sample"), _computed(batch):
-            samples = _greedy(arrays, row_of)
-            if len(drawn):
-                logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
-                rows = batch.rows.take(drawn)
-                _merge(samples, self.sampler(self._logits, rows, logits_row), drawn)
-            if batch.prompt_rows is not None:
-                samples.prompt_logprobs = prompt_logprobs(
-                    batch.prompt_rows, self.sampler, self._logits_of
-                )
+            samples = self._draw(batch, arrays, row_of, drawn)
         samples.forward_ns = forwarded - start
         samples.sample_ns = time.perf_counter_ns() - forwarded
+        return samples
+
+    def _draw(
+        self, batch: Batch, arrays: StepArrays, row_of: Int64Array, drawn: Int64Array
+    ) -> BatchOutput:
+        """Args:
+        row_of: row of the program that each draw is of.
+        drawn: draws that the sampler makes.
+        """
+        samples = _greedy(arrays, row_of)
+        if len(drawn):
+            logits_row = arrays.logits_of_row[row_of[drawn]].astype(np.int64)
+            rows = batch.rows.take(drawn)
+            _merge(samples, self.sampler(self._logits, rows, logits_row), drawn)
+        if batch.rows.returns_logits is not None:  # before those of prompts overwrite them
+            logits, logits_row = self._logits, arrays.logits_of_row[row_of].astype(np.int64)
+            add_logits(samples, batch.rows, logits_row, lambda row, token: logits[row, token])
+        if batch.prompt_rows is not None:
+            samples.prompt_logprobs = prompt_logprobs(
+                batch.prompt_rows, self.sampler, self._logits_of
+            )
         return samples
 
     def _give_prompt_logits(self, batch: Batch, forward_ns: int) -> BatchOutput:

@@ -1,15 +1,17 @@
 """Draws of the simulated model, from what it has read through its block tables.
 
-There are no logits: penalties, biases and filters change nothing, what may be drawn does.
+Nothing is drawn from logits: penalties, biases and filters change nothing, what may be drawn does.
+Logits that are returned are made up of what was read and the token.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.batch.batch import BatchOutput, Logprobs
 from signalbox_worker.batch.sampling_rows import SampleRows
 from signalbox_worker.batch.sequence_failures import NONE_LEFT
-from signalbox_worker.runner.simulated.hashing import SALT, UInt64Array, mix
+from signalbox_worker.runner.simulated.hashing import SALT, TOKEN, UInt64Array, mix
 
 
 def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput:
@@ -33,7 +35,20 @@ def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput
         if num >= 0 and row not in failed
     ]
     logprobs = _with_tokens(logprobs, rows, best, size=vocab_size)
-    return BatchOutput(token_ids=drawn, logprobs=logprobs, failed=failed)
+    return BatchOutput(
+        token_ids=drawn,
+        logprobs=logprobs,
+        failed=failed,
+        logits=None if rows.returns_logits is None else made_up_logits(sums, drawn, rows),
+    )
+
+
+def made_up_logits(sums: UInt64Array, token_ids: NDArray[np.int32], rows: SampleRows) -> FloatArray:
+    """Returns logits in [0, 16) of the drawn tokens, from what their rows have read; NaN of rows
+    that return none."""
+    mixed = mix(sums + mix(token_ids.astype(np.uint64) * np.uint64(TOKEN)))
+    logits = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 20)
+    return np.where(rows.returns_logits, logits, np.float32(np.nan))
 
 
 def allowed_tokens(rows: SampleRows, vocab_size: int) -> NDArray[np.bool_]:

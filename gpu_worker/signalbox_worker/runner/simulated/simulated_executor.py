@@ -5,7 +5,7 @@ the slot before holds. Its next token is a hash of all that it reads through the
 wrong block map, a stale block, a lost copy or another prefix's block changes its output. A state of
 recurrent layers is the same hash, continued from the state that a step reads, in all blocks of it.
 
-There are no logits: penalties, biases and filters change nothing, what may be drawn does.
+Nothing is drawn from logits: penalties, biases and filters change nothing, what may be drawn does.
 """
 
 import time

@@ -116,6 +116,7 @@ def test_a_section_on_a_worker_that_generates_is_refused() -> None:
         (BOTH_WAYS, {"num_computed_tokens": 4}, None, "new_groups.sequences.num_computed_tokens"),
         (BOTH_WAYS, {"num_new_tokens": 4}, None, "new_groups.sequences.num_new_tokens"),
         (MEAN, {}, PoolingParams(is_per_token=True), "pooling.per_token_seq_ids"),
+        (LAST, {"returns_logits": True}, None, "new_groups.returns_logits"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused_by_name(

@@ -35,6 +35,7 @@ def make_wanted(*adapters: str) -> list[Wanted]:
             ),
             num_samples=1 + i % 2,
             adapter=adapters[i] if i < len(adapters) else "",
+            returns_logits=i != 1,
         )
         for i, prompt in enumerate(make_prompts(1, 17, 40, 250))
     ]

@@ -132,6 +132,27 @@ def test_another_prefixs_block_changes_the_output() -> None:
     assert table.token_ids(3)[9:] != expected_tokens(mine, num_tokens=1)
 
 
+def test_logits_are_of_the_token_and_of_what_was_read() -> None:
+    runner = make_runner()
+    table = make_table(runner)
+    first = make_new(1, PROMPT, [3, 9], returns_logits=True)
+    new = [first, make_new(2, PROMPT, [4, 8]), replace(first, seq_id=3, block_table=[5, 7])]
+    table.append_tokens(runner.execute(table.apply(make_step(new=new))))
+    batch = table.apply(make_step(2, running={1: 1, 2: 1, 3: 1}))
+
+    def logits() -> list[float]:
+        samples = runner.execute(batch)
+        assert samples.logits is not None
+        return samples.logits.tolist()
+
+    mine, none, same = logits()
+    assert mine == same
+    assert np.isnan(none)
+    runner.simulation.gpu_kv[5, 0] += np.uint64(1)
+    assert logits()[0] == mine
+    assert logits()[2] != mine
+
+
 def test_branches_are_equal_when_greedy_and_differ_when_not() -> None:
     greedy = [expected_tokens(PROMPT, num_tokens=8, branch=branch) for branch in (0, 1)]
     assert greedy[0] == greedy[1]

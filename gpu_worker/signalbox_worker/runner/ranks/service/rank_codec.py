@@ -170,7 +170,7 @@ def _batch_message(batch: Batch) -> pb.RankBatch:
         context_lens=pack_int64(batch.context_lens),
         block_tables=pack_int32(batch.block_tables),
         drawing_tokens=pack_int64(rows.token_index),
-        logit_tokens=pack_int64(np.unique(rows.token_index[rows.needs_logits])),
+        logit_tokens=pack_int64(np.unique(rows.token_index[rows.reads_logits])),
         suppressed=b"" if suppressed is None else pack_int32(suppressed.token_ids),
         suppressed_ends=b"" if suppressed is None else pack_int32(suppressed.ends),
         prompt_tokens=pack_int64(prompt),
