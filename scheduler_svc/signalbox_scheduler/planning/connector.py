@@ -93,6 +93,9 @@ class KVConnector:
         """
         on_cleared("")
 
+    def avoid_store(self) -> None:
+        """Reads the store no more, until all of it is cleared."""
+
     def close(self) -> None:
         """Gives up what is under way: the worker is gone."""
 

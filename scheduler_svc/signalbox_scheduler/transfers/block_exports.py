@@ -42,10 +42,13 @@ class TransferEndpoint:
     transfers: PendingTransfers
     wake: Callable[[], None]
     """Makes the worker's driver plan."""
+    is_avoided: bool = False
+    """True if no worker reads its blocks any more, since audits found them wrong."""
 
     def can_read(self, other: "TransferEndpoint") -> bool:
         """Says whether the other end is another worker, with blocks that this one can use."""
-        return other is not self and self.identity.has_format_of(other.identity)
+        is_another = other is not self and not other.is_avoided
+        return is_another and self.identity.has_format_of(other.identity)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

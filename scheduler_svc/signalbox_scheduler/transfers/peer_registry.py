@@ -94,6 +94,16 @@ class PeerRegistry:
             elif connector.peer.reads.lose(block_hash, source, now):
                 self.distrust(block_hash, exports, now)
 
+    def avoid(self, worker: str) -> None:
+        """Lets no other worker read blocks of one, or take groups of it, until it joins again.
+
+        A fetch under way goes on.
+        """
+        for connector in self._connectors.values():
+            endpoint = connector.peer.endpoint
+            if endpoint.identity.address == worker:
+                endpoint.is_avoided = True
+
     def migrate(self, source: WorkerMigrations, now: float) -> None:
         """Begins to move groups of a worker to others that have room, if they should leave."""
         queues = source.queues

@@ -72,6 +72,8 @@ class PrefixLoader:
         store = state.config.store
         self.counts = FetchCounts()
         """Counts of fetches from the store."""
+        self.avoids_store = False
+        """True if nothing is taken from the store, since audits found blocks of it wrong."""
         self._queues = state.queues
         self._blocks = state.blocks
         self._pool = state.blocks.cpu
@@ -224,7 +226,7 @@ class PrefixLoader:
 
     def _is_trusted(self, block_hash: BlockHash) -> bool:
         """Says whether a block may come from the store."""
-        return block_hash not in self._distrusted
+        return not self.avoids_store and block_hash not in self._distrusted
 
     # Results
 

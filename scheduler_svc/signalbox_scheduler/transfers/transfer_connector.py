@@ -7,6 +7,7 @@ nothing else is and transfers are under way.
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 from signalbox_contract.model import WorkerCapacity
@@ -210,10 +211,21 @@ class TransferConnector(KVConnector):
         self.loading.forget_pins()
         if self.has_store:
             self.write_behind.forget()
+            if tenant is None:
+                on_cleared = partial(self._all_cleared, on_cleared)
             self._clears[self.transfers.clear(tenant, self._now, mark)] = on_cleared
         else:
             self.transfers.void(self._now)
             on_cleared("")
+
+    def _all_cleared(self, on_cleared: OnCleared, fault: str) -> None:
+        if not fault:
+            self.loading.avoids_store = False
+        on_cleared(fault)
+
+    def avoid_store(self) -> None:
+        self.loading.forget_pins()
+        self.loading.avoids_store = True
 
     def close(self) -> None:
         self.loading.forget_pins()

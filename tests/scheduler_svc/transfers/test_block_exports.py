@@ -599,3 +599,12 @@ def test_a_fetch_evicts_nothing_of_the_prefix_that_it_goes_on_with() -> None:
     workers.finish(1, 0, 1)
     assert group.num_cached_tokens == 20
     assert workers.peer(1).reads.counts.num_hits == 12
+
+
+def test_blocks_of_a_worker_that_is_avoided_are_not_read() -> None:
+    workers = made()
+    workers.peers.avoid("w0:1")
+    group = workers.add()
+    assert_computed(workers, group, 1, 0, 1)
+    assert not workers.store(1).num_borrowed
+    assert workers.peer(0).reads.has_peers, "it reads of others"

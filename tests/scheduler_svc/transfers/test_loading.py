@@ -642,3 +642,34 @@ def test_a_clear_of_a_tenant_names_it() -> None:
     server.scheduler.clear_prefix_cache("team-a", lambda _: None)
     server.loop.send()
     assert server.scheduler.in_flight[-1].store_moves.clears[0].tenant == "team-a"
+
+
+def test_a_store_that_is_avoided_is_not_read_until_all_of_it_is_cleared() -> None:
+    server = filled()
+    server.scheduler.state.connector.avoid_store()
+    for tenant in ("team-a", None):
+        assert server.run().num_cached_tokens == 0
+        assert not server.store.num_fetched
+        server.scheduler.clear_prefix_cache(tenant, lambda fault: None)
+        server.finish()
+    server.run()
+    server.run()  # which stores it again
+    server.scheduler.forget_prefixes()
+    assert server.run().num_cached_tokens == 20
+    assert server.store.num_fetched == 5
+
+
+@pytest.mark.parametrize("begin", [until_pending, until_fetching])
+def test_what_is_on_its_way_from_a_store_that_is_avoided_is_not_used(
+    begin: Callable[[Server], int],
+) -> None:
+    server = filled()
+    hold(server)
+    group = server.add()
+    move = begin(server)
+    server.scheduler.state.connector.avoid_store()
+    server.store.ends_at_once = True
+    server.store.end(move)
+    server.finish()
+    assert group.num_cached_tokens == 0
+    assert outputs(group) == [expected(PROMPT, num_tokens=2)]

@@ -179,8 +179,12 @@ class Scheduler:
             on_cleared: called when the store is cleared.
             mark: a store that has made this clear is left as it is.
         """
-        self.blocks.forget_prefixes([*self._queues.running, *self._queues.swapped])
+        self.forget_prefixes()
         self.state.connector.clear(tenant, on_cleared, mark)
+
+    def forget_prefixes(self) -> None:
+        """Lets no prefix be found that the pools have now."""
+        self.blocks.forget_prefixes([*self._queues.running, *self._queues.swapped])
 
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""
