@@ -1,0 +1,154 @@
+"""Takes out of use what findings of audits point at: a store, blocks of a worker, or a worker.
+
+Any finding makes the workers that answered forget their cached prefixes, since one of them may be
+wrong. The second finding of one source within ten minutes ends its use, by means that there are for
+other faults:
+
+- a store is not read until it is cleared,
+- no other worker reads blocks of a worker, or takes over its requests, until it joins again,
+- a worker drains if another one goes on. Each finding counts as a failure of it, so that it may
+  join again after a pause (quarantine.py).
+
+Where another worker audits, either may be at fault: the one of more findings is suspected, and of
+equals the one that answered.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from signalbox_rpc.metrics.sample import Sample, counters
+from signalbox_scheduler.audits.finding import AuditFinding, AuditSource
+from signalbox_scheduler.transfers.peer_registry import PeerRegistry
+from signalbox_scheduler.workers.engine.step_loop import StepLoop
+from signalbox_scheduler.workers.quarantine import FORGET_S, WorkerRecords
+from signalbox_scheduler.workers.unfinished_clears import SHARED
+from signalbox_scheduler.workers.worker_pool import StepLoops
+
+logger = logging.getLogger(__name__)
+
+ENOUGH = 2
+"""Findings of a source within `FORGET_S` that end its use; a bit may flip once anywhere."""
+
+
+class Suspect(StrEnum):
+    """Kind of a source that findings may take out of use."""
+
+    STORE = "store"
+    PEER = "peer"
+    """Blocks of a worker, as others read them."""
+    WORKER = "worker"
+
+
+class SuspectedSources:
+    """The findings of the last minutes, by their sources.
+
+    Args:
+        drain: lets a worker finish what it has, and leave.
+    """
+
+    def __init__(
+        self,
+        *,
+        step_loops: StepLoops,
+        peers: PeerRegistry,
+        worker_records: WorkerRecords,
+        drain: Callable[[StepLoop], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._step_loops = step_loops
+        self._peers = peers
+        self._worker_records = worker_records
+        self._drain = drain
+        self._clock = clock
+        self._times: dict[tuple[Suspect, str], list[float]] = {}
+        """Times of the findings of each source that are not forgotten."""
+        self._num_avoided = Counter(dict.fromkeys(Suspect, 0))
+
+    def samples(self) -> Iterator[Sample]:
+        yield from counters(
+            "audit_sources_avoided",
+            "Stores that are not read, workers whose blocks are not, and workers that were drained"
+            " because of findings of audits.",
+            self._num_avoided,
+            by="source",
+        )
+
+    def take(self, finding: AuditFinding) -> None:
+        """Does what a finding calls for."""
+        for loop in self._loops_of(*finding.answered_by):
+            loop.scheduler.forget_prefixes()
+        if finding.source is AuditSource.STORE:
+            self._suspect_store(finding)
+        elif finding.source is AuditSource.PEER:
+            self._suspect_peer(finding.suspect)
+        elif finding.source is AuditSource.MIGRATION:
+            self._suspect_peer(_left(finding))
+        else:
+            self._suspect_worker(finding)
+
+    def _loops_of(self, *workers: str) -> list[StepLoop]:
+        return [loop for loop in self._step_loops if loop.worker_name in workers]
+
+    def _count(self, suspect: Suspect, name: str) -> int:
+        """Counts a finding; returns how many of its source are not forgotten."""
+        now, key = self._clock(), (suspect, name)
+        recent = {
+            one: [at for at in times if now - at < FORGET_S] for one, times in self._times.items()
+        }
+        self._times = {one: times for one, times in recent.items() if times}
+        self._times.setdefault(key, []).append(now)
+        return len(self._times[key])
+
+    def _suspect_store(self, finding: AuditFinding) -> None:
+        readers, name = self._loops_of(*finding.answered_by), ", ".join(finding.answered_by)
+        if finding.suspect == SHARED:
+            readers, name = list(self._step_loops), SHARED
+        if self._count(Suspect.STORE, name) < ENOUGH:
+            return
+        for loop in readers:
+            loop.scheduler.state.connector.avoid_store()
+            loop.scheduler.forget_prefixes()
+        self._avoided(Suspect.STORE, name, "it is not read until `signalbox cache clear`")
+
+    def _suspect_peer(self, worker: str) -> None:
+        if self._count(Suspect.PEER, worker) < ENOUGH:
+            return
+        self._peers.avoid(worker)
+        for loop in self._step_loops:
+            loop.scheduler.forget_prefixes()
+        self._avoided(Suspect.PEER, worker, "others read none of its blocks until it joins again")
+
+    def _suspect_worker(self, finding: AuditFinding) -> None:
+        both = dict.fromkeys((finding.suspect, finding.audited_by))
+        counts = {name: self._count(Suspect.WORKER, name) for name in both}
+        worker = max(counts, key=lambda name: counts[name])  # of equals the first
+        self._worker_records.count(self._worker_records.loss_of(worker))
+        if counts[worker] < ENOUGH:
+            return
+        if all(loop.is_draining or loop.worker_name == worker for loop in self._step_loops):
+            _tell(Suspect.WORKER, worker, "no other worker serves, so it goes on: start it again")
+            return
+        for loop in self._loops_of(worker):
+            self._drain(loop)
+        self._avoided(Suspect.WORKER, worker, "it drains")
+
+    def _avoided(self, suspect: Suspect, name: str, consequence: str) -> None:
+        """Counts a source that is out of use now; more findings of it begin a new count."""
+        del self._times[suspect, name]
+        self._num_avoided[suspect] += 1
+        _tell(suspect, name, consequence)
+
+
+def _left(finding: AuditFinding) -> str:
+    """Returns the worker that an answer left when it migrated to the suspect."""
+    others = (one for one in reversed(finding.answered_by) if one != finding.suspect)
+    return next(others, finding.suspect)
+
+
+def _tell(suspect: Suspect, name: str, consequence: str) -> None:
+    logger.error(
+        "source of findings: %(source)s of %(name)s, with %(findings)d of them; %(consequence)s",
+        {"source": suspect, "name": name, "findings": ENOUGH, "consequence": consequence},
+    )
