@@ -5,7 +5,7 @@ Of a request that has ended, its timeline and a few numbers are kept for a while
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from signalbox_contract.updates import RequestFailure
@@ -83,6 +83,11 @@ class History:
         self._ended.move_to_end(group.request_id)
         if len(self._ended) > self._size:
             self._ended.popitem(last=False)
+
+    def add_audit(self, group: SequenceGroup, event: TimelineEvent) -> None:
+        """Adds the end of an audit to what is known of its request."""
+        if (known := self.find_number(group.number)) is not None:
+            self._ended[known.request_id] = replace(known, events=(*known.events, event))
 
     def find(self, request_id: str) -> Explanation | None:
         return self._ended.get(request_id)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from signalbox_contract.cache_groups import CacheGroup, describe_groups, is_one_full_group
 from signalbox_contract.wording import counted
+from signalbox_scheduler.audits.finding import AuditEnd
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
@@ -164,6 +165,8 @@ def details_of(event: TimelineEvent) -> str:
             return f"to {event.worker}, {_moved(event)} without a token"
         case EventKind.DEAR_MASKS:
             return _dear(event)
+        case EventKind.AUDITED:
+            return _audited(event)
         case EventKind.ENDED:
             return event.detail.lower() if event.detail.isupper() else event.detail
         case _:
@@ -189,6 +192,32 @@ def _dear(event: TimelineEvent) -> str:
     if event.seconds:
         what = f"the mask of a token takes {event.seconds * 1e3:.1f} ms"
     return f"{what}: sits steps out while others run, step {event.step_id}"
+
+
+def audit_event(end: AuditEnd) -> TimelineEvent:
+    """Returns the event of an audit, with what differs in words."""
+    detail, found = "", end.finding
+    if found is not None:
+        what = "logit" if found.is_logit_alone else "token"
+        branch = f"sequence {found.branch}, " if end.group.request.num_sequences > 1 else ""
+        detail = (
+            f"another {what} at {branch}output position {found.position};"
+            f" suspected source: {found.source} {found.suspect}"
+        )
+    return TimelineEvent(
+        EventKind.AUDITED,
+        end.at,
+        end.worker,
+        num_tokens=end.num_tokens,
+        seconds=end.seconds,
+        detail=detail,
+    )
+
+
+def _audited(event: TimelineEvent) -> str:
+    tokens = counted(event.num_tokens, "token")
+    text = f"{tokens} computed again by {event.worker} in {event.seconds:.3f} s"
+    return f"{text}: {event.detail or 'all equal'}"
 
 
 def _moved(event: TimelineEvent) -> str:

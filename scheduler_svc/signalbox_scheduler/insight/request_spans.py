@@ -139,3 +139,25 @@ def _add_events(traced: RequestTrace, events: Iterable[TimelineEvent]) -> None:
                 "signalbox.paused_s": event.seconds,
             }
             traced.span.add_event("migrated", moved, at)
+
+
+def write_audit(group: SequenceGroup, event: TimelineEvent) -> None:
+    """Writes the span of an audit into the trace of the request that it has computed again."""
+    request = group.request
+    if not request.traceparent:
+        return
+    offset_ns = time.time_ns() - int(event.at * 1e9)
+    span = tracing.get_tracer().start_span(
+        "audit",
+        context=tracing.extract(request.traceparent, request.tracestate),
+        start_time=int((event.at - event.seconds) * 1e9) + offset_ns,
+        attributes={
+            "gen_ai.response.id": group.request_id,
+            "server.address": event.worker,
+            "signalbox.tokens": event.num_tokens,
+        },
+    )
+    if event.detail:
+        span.set_status(Status(StatusCode.ERROR, event.detail))
+        span.set_attribute("error.type", "audit_differs")
+    span.end(int(event.at * 1e9) + offset_ns)

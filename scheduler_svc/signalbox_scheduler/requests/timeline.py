@@ -47,6 +47,7 @@ class EventKind(Enum):
     STORED = auto()
     MIGRATED = auto()
     DEAR_MASKS = auto()
+    AUDITED = auto()
 
 
 class TimelineEvent(NamedTuple):

@@ -14,9 +14,11 @@ from signalbox_contract.model import ModelInfo
 from signalbox_contract.updates import AdmittedRequest, FinishReason, RequestFailure, RequestUpdates
 from signalbox_contract.wording import counted
 from signalbox_rpc.metrics.sample import Sample, counters, gauge, gauges
+from signalbox_scheduler.audits.finding import AuditEnd
 from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.insight import request_spans
 from signalbox_scheduler.insight.explain import Explanation, History, explain
+from signalbox_scheduler.insight.history_words import audit_event
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.queue.admission_checks import Entry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -273,6 +275,12 @@ class RequestLifecycle:
         if not self._admission.has_adapter(group):
             return no_such_adapter(group.request.adapter)
         return no_room_left(group)
+
+    def audited(self, end: AuditEnd) -> None:
+        """Adds an audit to the history and the trace of its request, which has ended."""
+        event = audit_event(end)
+        self.history.add_audit(end.group, event)
+        request_spans.write_audit(end.group, event)
 
     @property
     def live_groups(self) -> Collection[SequenceGroup]:

@@ -1,14 +1,27 @@
 """What the scheduler says of a request's history, in words and as spans."""
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from signalbox_rpc.metrics.sample import Sample
-from signalbox_scheduler.insight.explain import Explanation, RequestState
+from signalbox_rpc.telemetry import tracing
+from signalbox_scheduler.audits.finding import AuditEnd, AuditFinding, AuditSource, Draw
+from signalbox_scheduler.insight.explain import Explanation, History, RequestState
 from signalbox_scheduler.insight.history_spans import spans_of
-from signalbox_scheduler.insight.history_words import details_of, lines_of, summary_of
+from signalbox_scheduler.insight.history_words import (
+    audit_event,
+    details_of,
+    lines_of,
+    summary_of,
+)
+from signalbox_scheduler.insight.request_spans import write_audit
 from signalbox_scheduler.requests.stage_use import NO_STAGES
 from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 from signalbox_scheduler.requests.wait_accounting import Wait, WaitReason
+from tests.scheduler_svc.make import make_arrival, make_request
 
 K = EventKind
 MOVED = {"num_blocks": 4, "num_bytes": 4000, "seconds": 0.002}
@@ -189,3 +202,67 @@ def test_a_request_whose_worker_is_lost_waits_in_the_queue_until_another_one_tak
         ("queue", 5, 8),
         ("prefill", 8, 10),
     ]
+
+
+AUDITED = TimelineEvent(K.AUDITED, 9.0, "host:2", num_tokens=12, seconds=0.25)
+
+
+def test_an_audit_is_told_with_what_differs() -> None:
+    assert details_of(AUDITED) == "12 tokens computed again by host:2 in 0.250 s: all equal"
+    wrong = AUDITED._replace(detail="output token 3 differs")
+    assert details_of(wrong).endswith("in 0.250 s: output token 3 differs")
+
+
+def test_an_audit_stands_behind_the_end_of_its_request() -> None:
+    history = History(1)
+    group, forgotten = (make_request([1], request_id=name) for name in "ab")
+    history.keep(forgotten, 4.0)
+    history.keep(group, 5.0)
+    for one in (group, forgotten):
+        history.add_audit(one, AUDITED)
+    known = history.find(group.request_id)
+    assert known is not None
+    assert [event.kind for event in known.events] == [K.ENDED, K.AUDITED]
+
+
+@pytest.mark.parametrize("detail", ["", "output token 3 differs"])
+def test_an_audit_is_a_span_in_the_trace_of_its_request(
+    detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(tracing, "get_tracer", lambda: provider.get_tracer("test"))
+    for traceparent in ("", f"00-{'ab' * 16}-{'cd' * 8}-01"):
+        group = make_arrival([1], traceparent=traceparent)
+        write_audit(group, AUDITED._replace(detail=detail))
+    (span,) = exporter.get_finished_spans()
+    assert span.parent is not None and span.context is not None
+    assert (span.parent.trace_id, span.parent.span_id) == (int("ab" * 16, 16), int("cd" * 8, 16))
+    assert span.end_time - span.start_time == pytest.approx(0.25e9, rel=1e-6)
+    assert (span.status.status_code is StatusCode.ERROR) is bool(detail)
+
+
+@pytest.mark.parametrize(("n", "where"), [(1, ""), (2, "sequence 1, ")])
+@pytest.mark.parametrize(("token_id", "what"), [(5, "logit"), (6, "token")])
+def test_the_event_of_an_audit_says_what_differs(
+    n: int, where: str, token_id: int, what: str
+) -> None:
+    finding = AuditFinding(
+        request_id="r",
+        branch=1,
+        position=3,
+        answered=Draw(5, 0),
+        audited=Draw(token_id, 1),
+        answered_by=("host:8",),
+        audited_by="host:9",
+        source=AuditSource.STORE,
+        suspect="disk",
+        history="",
+        at=9.0,
+        used_drafts=True,
+    )
+    event = audit_event(AuditEnd(make_request([1], n=n), "host:9", 4, 0.5, 9.0, finding))
+    words = f"another {what} at {where}output position 3; suspected source: store disk"
+    assert event == TimelineEvent(K.AUDITED, 9.0, "host:9", num_tokens=4, seconds=0.5, detail=words)
+    equal = audit_event(AuditEnd(make_request([1]), "host:9", 4, 0.5, 9.0, None))
+    assert equal == event._replace(detail="")

@@ -38,6 +38,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_STORED: _ClassVar[EventKind]
     EVENT_KIND_MIGRATED: _ClassVar[EventKind]
     EVENT_KIND_DEAR_MASKS: _ClassVar[EventKind]
+    EVENT_KIND_AUDITED: _ClassVar[EventKind]
 
 class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -75,6 +76,7 @@ EVENT_KIND_FETCHED: EventKind
 EVENT_KIND_STORED: EventKind
 EVENT_KIND_MIGRATED: EventKind
 EVENT_KIND_DEAR_MASKS: EventKind
+EVENT_KIND_AUDITED: EventKind
 WAIT_REASON_UNSPECIFIED: WaitReason
 WAIT_REASON_NEXT_STEP: WaitReason
 WAIT_REASON_NO_WORKER: WaitReason
