@@ -64,14 +64,14 @@ class SuspectedSources:
         self._clock = clock
         self._times: dict[tuple[Suspect, str], list[float]] = {}
         """Times of the findings of each source that are not forgotten."""
-        self._num_avoided = Counter(dict.fromkeys(Suspect, 0))
+        self._num_avoided = Counter[Suspect]()
 
     def samples(self) -> Iterator[Sample]:
         yield from counters(
             "audit_sources_avoided",
             "Stores that are not read, workers whose blocks are not, and workers that were drained"
             " because of findings of audits.",
-            self._num_avoided,
+            {str(one): self._num_avoided[one] for one in Suspect},
             by="source",
         )
 
