@@ -60,13 +60,25 @@ LINES: dict[str, tuple[Number, ...]] = {
         Number("paused {}", "migration_pause_seconds"),
     ),
 }
-"""Numbers by title, if any is not 0; a title that names a label has a line for each value."""
+"""Numbers of a worker by title, if any is not 0; a title that names a label has a line for each
+value."""
+CLUSTER_LINES: dict[str, tuple[Number, ...]] = {
+    "audits so far": (
+        Number("{} equal", "audits_equal"),
+        Number("{} different", "audits_different"),
+    ),
+    "{source}": (
+        Number("suspected in {} audits", "audits_different"),
+        Number("taken out of use {}x", "audit_sources_avoided"),
+    ),
+}
+"""The same of all workers together."""
 
 
-def _part_lines(samples: Readings) -> list[str]:
+def _part_lines(samples: Readings, titles: Mapping[str, tuple[Number, ...]]) -> list[str]:
     """Returns the lines that have a number to show."""
     lines = []
-    for title, numbers in LINES.items():
+    for title, numbers in titles.items():
         label = title.strip("{}") if title.startswith("{") else ""
         found = [one for number in numbers for one in samples.find(number.name)]
         for value in dict.fromkeys(one.labels.get(label, "") for one in found):
@@ -123,9 +135,12 @@ def render(
     panels = [_worker(worker, style="dim" if problem else "") for worker in load.workers]
     missing = [Text("no worker is there", style="yellow")] if not panels else []
     kept_out = [_quarantined(one) for one in load.quarantined_workers]
+    style = "bold red" if load.samples.total("audits_different") else ""
+    audits = [Text(line, style=style) for line in _part_lines(load.samples, CLUSTER_LINES)]
     requests = [_requests(load.requests)] if load.requests else []
     launcher = [_launcher(load.launcher)] if load.launcher else []
-    return Group(head, _cluster(load), *launcher, *missing, *panels, *kept_out, *requests)
+    own = [*audits, *launcher, *missing]
+    return Group(head, _cluster(load), *own, *panels, *kept_out, *requests)
 
 
 def _launcher(launcher: LauncherLoad) -> Text:
@@ -177,7 +192,7 @@ def _worker(worker: WorkerLoad, *, style: str) -> Panel:
         f"  {worker.prefill_tokens_per_s:,.0f} tokens/s prefilled{hits}",
         f"{worker.steps_per_s:,.1f} steps/s" + _known(" of {}", worker.step),
         *_shares(worker),
-        *_part_lines(worker.samples),
+        *_part_lines(worker.samples, LINES),
         *([latencies] if latencies else []),
         f"preempted {worker.preemptions_per_s:,.1f}/s"
         f"  (so far {worker.num_swaps:,} by swap, {worker.num_recomputes:,} by recompute)",

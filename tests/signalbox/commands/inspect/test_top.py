@@ -196,6 +196,23 @@ def test_the_screen_shows_what_became_of_drafts() -> None:
     assert "drafts so far: 2,000 kept 75%" in text
 
 
+def test_the_screen_shows_what_audits_have_found() -> None:
+    stats = make_stats(1)
+    none = [counter("audits_equal", 0), counter("audits_different", 0, source="swap")]
+    stats.samples.extend(none)
+    assert "audits" not in squeezed(measure(stats, stats))
+    stats.samples.extend(
+        [
+            counter("audits_equal", 1200),
+            counter("audits_different", 2, source="store"),
+            counter("audit_sources_avoided", 1, source="store"),
+        ]
+    )
+    text = squeezed(measure(stats, stats))
+    assert "audits so far: 1,200 equal 2 different store: suspected in 2 audits" in text
+    assert "audits taken out of use 1x" in text and "swap: suspected" not in text
+
+
 def test_the_screen_says_which_groups_of_layers_a_worker_has() -> None:
     after = make_stats(1)
     full = common_pb2.CacheGroup(kind="full", layers=range(4))
