@@ -65,6 +65,17 @@ class Executor(ABC):
         """Executes a batch without the other stages, if there are any."""
         self.execute(batch)
 
+    def arithmetic(self, *, max_num_tokens: int) -> str:
+        """Returns the digest of a fixed computation, in a pool of its own: executors of one model
+        with equal digests compute equal bits. Empty if the bits depend on the batch.
+
+        Args:
+            max_num_tokens: most tokens of a step.
+
+        Raises what `execute` does.
+        """
+        return ""
+
     @property
     def launches(self) -> bool:
         """True if a batch may begin before the one before it has ended."""

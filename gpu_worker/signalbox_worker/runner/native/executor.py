@@ -30,6 +30,7 @@ from signalbox_worker.models.pooling.hidden_states import HostStates
 from signalbox_worker.runner.executors.drawn_logits import add_logits
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.executors.prompt_logprobs import parts_of, prompt_logprobs
+from signalbox_worker.runner.native.arithmetic import digest_of, fixed_step
 from signalbox_worker.runner.native.native_model import NativeModel, NativePooling
 from signalbox_worker.runner.native.program_parts import RESIDUAL
 from signalbox_worker.runner.native.recording import NativeRecording
@@ -176,6 +177,22 @@ class NativeExecutor(Executor):
 
     def settle(self, settlement: Settlement) -> None:
         self._run(_settling(settlement))
+
+    def arithmetic(self, *, max_num_tokens: int) -> str:
+        shape = self.program.shape
+        batch, num_blocks = fixed_step(
+            shape,
+            self._groups,
+            max_num_tokens=max_num_tokens,
+            max_model_len=self.model.max_model_len,
+            takes_hidden=not self.layers.is_first,
+        )
+        self.program.bind(np.zeros((num_blocks, shape.block_bytes), dtype=np.uint8))
+        output = self.execute(batch)
+        self.drop_pools()
+        has_logits = self._is_last and self._draws
+        num_logits = int(batch.rows.needs_logits.sum()) if has_logits else 0
+        return digest_of(self.model.numerics, output, self._logits[:num_logits])
 
     def hidden_states(self, batch: Batch) -> FloatArray:
         """Computes a batch without the head; returns [num_tokens, hidden_size], not normed, which
@@ -326,6 +343,9 @@ class NativePoolingExecutor(NativeExecutor):
     def __init__(self, loaded: NativeModel, layers: StageLayers, pooling: NativePooling) -> None:
         super().__init__(loaded, layers)
         self._pooling = pooling
+
+    def arithmetic(self, *, max_num_tokens: int) -> str:
+        return ""  # it draws nothing
 
     def execute(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter_ns()
