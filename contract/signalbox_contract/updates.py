@@ -105,6 +105,8 @@ class FinishedRequest:
     usage: Usage
     timings: Timings
     speculation: SpeculationUse = NO_SPECULATION
+    arithmetic: str = ""
+    """`WorkerCapacity.arithmetic` of all workers that have drawn tokens; empty if they differ."""
 
 
 class AdmittedRequest(NamedTuple):
@@ -264,6 +266,7 @@ def _encode_request(finished: FinishedRequest) -> pb.FinishedRequest:
         handle=finished.handle,
         usage=pb.Usage(**finished.usage._asdict()),
         timings=pb.Timings(**finished.timings._asdict()),
+        arithmetic=finished.arithmetic,
     )
     if finished.speculation.num_runs:
         message.speculation.CopyFrom(pb.SpeculationUse(**finished.speculation._asdict()))
@@ -287,6 +290,7 @@ def _decode_request(message: pb.FinishedRequest) -> FinishedRequest:
             timings.queued_ns, timings.prefill_ns, timings.decode_ns, timings.preempted_ns
         ),
         speculation=_decode_speculation(message.speculation),
+        arithmetic=message.arithmetic,
     )
 
 

@@ -63,6 +63,7 @@ def test_updates_come_as_they_were_sent(
                 usage=Usage(1, 2, 3),
                 timings=Timings(4, 5, 6, 7),
                 speculation=SpeculationUse(1, 5, 4, 3, 2),
+                arithmetic="ab" * 32,
             )
         ],
         admitted=[AdmittedRequest(5, 17)],

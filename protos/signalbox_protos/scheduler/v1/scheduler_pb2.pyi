@@ -224,7 +224,7 @@ class FinishedSequence(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., error_message: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
 
 class FinishedRequest(_message.Message):
-    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window", "speculation")
+    __slots__ = ("handle", "code", "message", "retry_after_ns", "usage", "timings", "exceeded_window", "speculation", "arithmetic")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class FinishedRequest(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     EXCEEDED_WINDOW_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     message: str
@@ -241,7 +242,8 @@ class FinishedRequest(_message.Message):
     timings: Timings
     exceeded_window: int
     speculation: SpeculationUse
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., exceeded_window: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationUse, _Mapping]] = ...) -> None: ...
+    arithmetic: str
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., retry_after_ns: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., exceeded_window: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationUse, _Mapping]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class SpeculationUse(_message.Message):
     __slots__ = ("num_runs", "num_drafts", "num_accepted", "num_predicted", "num_predicted_accepted")
