@@ -336,6 +336,10 @@ class SpeculationConfig:
     """Most tokens that are compared; the longest match is taken."""
     matcher_bytes: int = 64 << 20
     """Memory of the indices of all texts; a token takes 16 to 40 bytes."""
+    model: str = ""
+    """Model that drafts: a directory, a .gguf file or a hub id; empty is none."""
+    revision: str | None = None
+    """Branch, tag or commit of it, if it is a hub id."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:

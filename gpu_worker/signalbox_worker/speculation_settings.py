@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
 from signalbox_rpc.settings.quantities import from_json, json_text
@@ -13,11 +14,14 @@ from signalbox_worker.config import SpeculationConfig
 
 USUAL_DRAFT_TOKENS = 8
 """Default of the most drafts of a sequence in a step."""
-_NGRAM, _SUFFIX = "ngram", "suffix"
+_NGRAM, _SUFFIX, _DRAFT_MODEL = "ngram", "suffix", "draft_model"
 _USUAL_LOOKUP = 5
 """vLLM's prompt_lookup_max and prompt_lookup_min of the method ngram."""
 _USUAL_TREE_DEPTH = 24
 """vLLM's suffix_decoding_max_tree_depth, and its num_speculative_tokens of the method suffix."""
+_MATCH_BESIDE_MODEL = 8
+"""Least match for which drafts come from a text where a model could draft: shorter ones are less
+often right than it."""
 _MAX_LOOKUP = 1024
 _MOST = {
     "num_speculative_tokens": MAX_DRAFT_TOKENS,
@@ -26,17 +30,26 @@ _MOST = {
     "suffix_decoding_max_tree_depth": _MAX_LOOKUP,
 }
 """Largest values of numbers, which are at least 1."""
-_FIELDS = ("method", "model", *_MOST)
+_TEXTS = ("method", "model", "revision")
+_FIELDS = (*_TEXTS, *_MOST)
 """Fields of vLLM's SpeculativeConfig that are read."""
 _FOLLOWS = "the number of drafts follows how many were kept"
-_METHODS = f"method may be {_NGRAM} or {_SUFFIX}, which draft from a sequence's own text"
-_OF_NGRAM = ("prompt_lookup_max", "prompt_lookup_min")
-_OF_SUFFIX = ("suffix_decoding_max_tree_depth",)
+_METHODS = (
+    f"method may be {_NGRAM} or {_SUFFIX}, which draft from a sequence's own text, or"
+    f" {_DRAFT_MODEL}, which takes a model"
+)
+_OF_METHOD = {
+    _NGRAM: ("prompt_lookup_max", "prompt_lookup_min"),
+    _SUFFIX: ("suffix_decoding_max_tree_depth",),
+    _DRAFT_MODEL: ("revision",),
+}
+"""Fields of one method alone."""
 _WITHOUT_EFFECT = {
     "suffix_decoding_max_cached_requests": "drafts come from a sequence's own text alone",
     "suffix_decoding_max_spec_factor": _FOLLOWS,
     "suffix_decoding_min_token_prob": _FOLLOWS,
     "num_speculative_tokens_per_batch_size": _FOLLOWS,
+    "draft_tensor_parallel_size": "rank 0 computes the draft model",
 }
 """Fields that only tune vLLM's speed, and why they are not needed."""
 
@@ -49,16 +62,20 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
     fields = {name: value for name, value in given.items() if value is not None}
     if unknown := fields.keys() - {*_FIELDS, *_WITHOUT_EFFECT}:
         raise ValueError(f"it has {min(unknown)!r}, which is not served; {_takes()}")
-    for name in ("method", "model"):
-        if (value := fields.get(name)) not in (None, _NGRAM, _SUFFIX):
-            raise ValueError(
-                f"{name} {value!r} is not served: no other model drafts, and no layers for it"
-                f" (MTP, EAGLE, Medusa); {_METHODS}"
-            )
+    _check_texts(fields)
     _check_numbers(fields)
     method = _method(fields)
     if method is None:
         raise ValueError(f"it has no method; {_METHODS}")
+    if method not in _OF_METHOD:
+        raise ValueError(
+            f"method {method!r} is not served: further layers of a model do not draft (MTP, EAGLE,"
+            f" Medusa); {_METHODS}"
+        )
+    if method == _DRAFT_MODEL:
+        return _draft_model(fields)
+    if (model := fields.get("model", method)) != method:
+        raise ValueError(f"model {model!r} is not used by the method {method}; leave it out")
     return _ngram(fields) if method == _NGRAM else _suffix(fields)
 
 
@@ -67,7 +84,23 @@ def _takes() -> str:
 
 
 def _method(fields: Mapping[str, Any]) -> Any:
-    return fields.get("method") or fields.get("model")
+    """Returns the method; as in vLLM, a model alone is a draft model, or the name of a method."""
+    method, model = fields.get("method"), fields.get("model")
+    if method is None and model is not None:
+        return model if model in (_NGRAM, _SUFFIX) else _DRAFT_MODEL
+    return method
+
+
+def _draft_model(fields: Mapping[str, Any]) -> SpeculationConfig:
+    model = fields.get("model")
+    if model is None:
+        raise ValueError(f"it has no model, which the method {_DRAFT_MODEL} takes")
+    return SpeculationConfig(
+        num_tokens=fields.get("num_speculative_tokens", USUAL_DRAFT_TOKENS),
+        min_match=_MATCH_BESIDE_MODEL,
+        model=model,
+        revision=fields.get("revision"),
+    )
 
 
 def _ngram(fields: Mapping[str, Any]) -> SpeculationConfig:
@@ -93,6 +126,13 @@ def _suffix(fields: Mapping[str, Any]) -> SpeculationConfig:
     )
 
 
+def _check_texts(fields: Mapping[str, Any]) -> None:
+    for name in _TEXTS:
+        value = fields.get(name, name)
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"{name} is {value!r}; it must be text")
+
+
 def _check_numbers(fields: Mapping[str, Any]) -> None:
     for name, most in _MOST.items():
         value = fields.get(name, 1)
@@ -100,15 +140,13 @@ def _check_numbers(fields: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
 
 
-def _checked(text: str) -> str:
-    fields = from_json(text)
-    if not isinstance(fields, Mapping):
+def _json_object(text: str) -> str:
+    if not isinstance(from_json(text), Mapping):
         raise ValueError('it must be a JSON object, such as {"method": "suffix"}')
-    speculation_of(fields)
     return text
 
 
-SpeculativeConfig = Annotated[str, BeforeValidator(json_text), AfterValidator(_checked)]
+SpeculativeConfig = Annotated[str, BeforeValidator(json_text), AfterValidator(_json_object)]
 """Fields of vLLM's SpeculativeConfig as text."""
 
 
@@ -121,34 +159,62 @@ class SpeculationSettings(SettingsGroup):
         None,
         description="compute drafts, the tokens that a sequence is expected to have next, in the"
         " step of its last token, and keep those that are drawn: output stays the same;"
-        " --no-speculation turns --speculative-config off (default: off, unless"
-        " --speculative-config is given)",
+        " --no-speculation turns --speculative-config and --draft-model off (default: off, unless"
+        " one of them is given)",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None,
-        description="JSON object as vLLM's, which turns speculation on: method is ngram or suffix,"
-        " num_speculative_tokens is the most drafts of a sequence in a step, up to"
+        description="JSON object as vLLM's, which turns speculation on: method is ngram, suffix or"
+        " draft_model, num_speculative_tokens is the most drafts of a sequence in a step, up to"
         f" {MAX_DRAFT_TOKENS}; prompt_lookup_min and prompt_lookup_max, or"
         " suffix_decoding_max_tree_depth, bound how many of its newest tokens are looked up in"
-        " its text",
+        " its text; model is that of --draft-model, and revision its branch, tag or commit",
     )
+    draft_model: str | None = Field(
+        None,
+        min_length=1,
+        description="small model with the same tokenizer, a GGUF file, a Hugging Face directory or"
+        " a hub id, whose likeliest tokens are drafts; turns speculation on",
+    )
+
+    @property
+    def _speculative_fields(self) -> dict[str, Any]:
+        given: dict[str, Any] = json.loads(self.speculative_config or "{}")
+        if self.draft_model is None:
+            return given
+        return {"method": _DRAFT_MODEL} | given | {"model": self.draft_model}
+
+    @property
+    def _asked(self) -> SpeculationConfig | None:
+        """What the fields ask for; None if there are none. Raises ValueError."""
+        if self.speculative_config is None and self.draft_model is None:
+            return None
+        return speculation_of(self._speculative_fields)
 
     @property
     def speculation_config(self) -> SpeculationConfig:
         if self.speculation is False:
             return SpeculationConfig()
-        if self.speculative_config is not None:
-            return speculation_of(json.loads(self.speculative_config))
-        return SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS if self.speculation else 0)
+        usual = SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS if self.speculation else 0)
+        return self._asked or usual
 
     @property
     def speculation_notices(self) -> list[str]:
         """Lines about fields of `speculative_config` that have no effect."""
-        given = json.loads(self.speculative_config or "{}")
-        others = _OF_SUFFIX if _method(given) == _NGRAM else _OF_NGRAM
-        without = _WITHOUT_EFFECT | dict.fromkeys(others, "it is of the other method")
+        given = self._speculative_fields
+        own = _OF_METHOD.get(_method(given), ())
+        others = [name for name in chain(*_OF_METHOD.values()) if name not in own]
+        without = _WITHOUT_EFFECT | dict.fromkeys(others, "it is of another method")
         return [
             f"speculative_config: {name} has no effect: {why}"
             for name, why in without.items()
             if given.get(name) is not None
         ]
+
+    @model_validator(mode="after")
+    def _asks_for_what_is_served(self) -> Self:
+        try:
+            _ = self._asked
+        except ValueError as error:
+            raise ValueError(f"speculative_config: {error}") from None
+        return self

@@ -15,9 +15,9 @@ from signalbox.settings.flag_kinds import (
     Refused,
 )
 from signalbox.settings.vllm_flags import (
+    AS_THE_SERVED,
     CORS,
     DRAFTS_FOLLOW,
-    NO_DRAFT_MODEL,
     NO_MEDIA,
     NO_RANKS,
     OWN_TEXT,
@@ -258,8 +258,13 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         setting="speculative_config",
         member="method",
         is_text=True,
-        values={"none": None, **dict.fromkeys(_TEXT_DRAFTS, "ngram")},
-        meaning=f"its `method`: `ngram` for {', '.join(f'`{one}`' for one in _TEXT_DRAFTS)}",
+        values={
+            "none": None,
+            "draft-simple": "draft_model",
+            **dict.fromkeys(_TEXT_DRAFTS, "ngram"),
+        },
+        meaning="its `method`: `draft_model` for `draft-simple`, `ngram` for "
+        + ", ".join(f"`{one}`" for one in _TEXT_DRAFTS),
     ),
     "spec_draft_n_max": Alias(
         setting="speculative_config",
@@ -300,17 +305,17 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     ),
     "lookup_cache_static": Refused(remedy=OWN_TEXT, also=("-lcs",)),
     "lookup_cache_dynamic": Refused(remedy=OWN_TEXT, also=("-lcd",)),
-    "spec_draft_model": Refused(
-        remedy=NO_DRAFT_MODEL,
+    "spec_draft_model": Alias(
+        setting="draft_model",
         also=("-md", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),
     ),
     "spec_draft_ngl": Refused(
-        remedy=NO_DRAFT_MODEL, also=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")
+        remedy=AS_THE_SERVED, also=("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft")
     ),
-    "ctx_size_draft": Refused(remedy=NO_DRAFT_MODEL, also=("-cd",)),
-    "spec_draft_device": Refused(remedy=NO_DRAFT_MODEL, also=("-devd", "--device-draft")),
+    "ctx_size_draft": Refused(remedy=AS_THE_SERVED, also=("-cd",)),
+    "spec_draft_device": Refused(remedy=AS_THE_SERVED, also=("-devd", "--device-draft")),
     "spec_draft_threads": Refused(
-        remedy=NO_DRAFT_MODEL,
+        remedy=AS_THE_SERVED,
         also=(
             "-td",
             "--threads-draft",
@@ -320,7 +325,7 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         ),
     ),
     "spec_draft_type_k": Refused(
-        remedy=NO_DRAFT_MODEL,
+        remedy=AS_THE_SERVED,
         also=(
             "-ctkd",
             "--cache-type-k-draft",

@@ -28,7 +28,7 @@ NO_MEDIA = "requests with images, audio or video are refused"
 _LORA_DTYPE = "adapters are computed in the type of activations"
 _NO_LORA_RANKS = "each rank has its share of an adapter's larger matrix"
 OWN_TEXT = "drafts come from a sequence's own text"
-NO_DRAFT_MODEL = f"{OWN_TEXT}; --speculation turns them on"
+AS_THE_SERVED = "a draft model has the device, the threads and the types of the served one"
 DRAFTS_FOLLOW = "the number of drafts follows how many were kept"
 _RAY = "--placement ray starts the ranks of a worker on a Ray cluster"
 _DIVIDED = "--prefill-spread-steps divides a step among prompts"
@@ -253,15 +253,10 @@ VLLM_FLAGS: Mapping[str, ForeignFlag] = {
     "num_speculative_tokens": _lookup("num_speculative_tokens", also=("--spec-tokens",)),
     "ngram_prompt_lookup_max": _lookup("prompt_lookup_max"),
     "ngram_prompt_lookup_min": _lookup("prompt_lookup_min"),
-    "speculative_model": Refused(
-        remedy=NO_DRAFT_MODEL,
-        also=(
-            "--spec-model",
-            "--draft-model",
-            "--speculative-model-quantization",
-            "--speculative-draft-tensor-parallel-size",
-            "--speculative-max-model-len",
-        ),
+    "speculative_model": Alias(setting="draft_model", also=("--spec-model",)),
+    "speculative_model_quantization": Refused(
+        remedy=AS_THE_SERVED,
+        also=("--speculative-draft-tensor-parallel-size", "--speculative-max-model-len"),
     ),
     "speculative_disable_by_batch_size": NoEffect(why=DRAFTS_FOLLOW),
     "spec_decoding_acceptance_method": NoEffect(

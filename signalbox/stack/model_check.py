@@ -8,11 +8,11 @@ from pathlib import Path
 from signalbox.stack import machine_info
 from signalbox.stack.gpu_assignment import visible_gpus
 from signalbox_kernels.native import limit_permits_bfloat16
-from signalbox_worker.config import GIB, INT16
+from signalbox_worker.config import GIB, INT16, ModelConfig
 from signalbox_worker.device.ram import available_ram
 from signalbox_worker.files.adapters.peft_adapter import check_adapter
 from signalbox_worker.files.checkpoints.weight_sizes import OWN_TYPES, WeightSizes
-from signalbox_worker.runner.loading.model_source import weight_sizes
+from signalbox_worker.runner.loading.model_source import find_model, weight_sizes
 from signalbox_worker.runner.ranks.startup_checks import check_packages
 from signalbox_worker.service.worker_settings import EngineSettings
 
@@ -40,6 +40,8 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
             f"--adapter-dir is {str(settings.adapter_dir)!r}: there is no such folder; make one,"
             " which may stay empty, or name another"
         )
+    if draft_model := settings.speculation_config.model:
+        find_model(ModelConfig(model=draft_model))
     check_packages(settings, settings, settings, settings.parallel)
     sizes = weight_sizes(settings)
     if sizes is not None and settings.device != "cuda":

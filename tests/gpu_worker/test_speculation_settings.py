@@ -50,10 +50,11 @@ def test_suffixes_have_vllms_depth() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"method": "draft_model", "model": "org/small"}, "method 'draft_model' is not served"),
-        ({"model": "org/small"}, "model 'org/small' is not served: no other model drafts"),
+        ({"method": "draft_model"}, "it has no model, which the method draft_model takes"),
+        ({"method": "ngram", "model": "org/small"}, "model 'org/small' is not used by the method"),
         ({"method": "mtp", "num_speculative_tokens": 1}, "method 'mtp' is not served"),
-        ({"method": ["ngram"]}, "is not served"),
+        ({"method": ["ngram"]}, r"method is \['ngram'\]; it must be text"),
+        ({"model": ""}, "model is ''; it must be text"),
         ({"num_speculative_tokens": 3}, "it has no method; method may be ngram or suffix"),
         ({}, "it has no method; method may be ngram or suffix"),
         ({"method": None}, "it has no method"),
@@ -93,15 +94,57 @@ def test_fields_that_only_tune_vllm_are_told() -> None:
     ("method", "other"),
     [("ngram", "suffix_decoding_max_tree_depth"), ("suffix", "prompt_lookup_min")],
 )
-def test_fields_of_the_other_method_are_told(method: str, other: str) -> None:
+def test_fields_of_other_methods_are_told(method: str, other: str) -> None:
     own = {"ngram": "prompt_lookup_max", "suffix": "suffix_decoding_max_tree_depth"}[method]
     fields = {"method": method, own: 7, other: 6}
     settings = WorkerSettings(simulate=True, speculative_config=fields)  # type: ignore[arg-type]
     assert settings.speculation_notices == [
-        f"speculative_config: {other} has no effect: it is of the other method"
+        f"speculative_config: {other} has no effect: it is of another method"
     ]
 
 
 def test_a_model_gets_the_settings() -> None:
     settings = WorkerSettings(model="m.gguf", speculation=True)
     assert settings.runner_config.speculation.num_tokens == USUAL_DRAFT_TOKENS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"draft_model": "org/small"},
+        {"speculative_config": {"method": "draft_model", "model": "org/small"}},
+        {"speculative_config": {"model": "org/small"}},
+        {"speculative_config": {"method": "draft_model"}, "draft_model": "org/small"},
+    ],
+)
+def test_a_draft_model_is_named_in_either_way(given: dict[str, Any]) -> None:
+    settings = WorkerSettings(model="m.gguf", **given)
+    expected = SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS, min_match=8, model="org/small")
+    assert settings.runner_config.speculation == expected
+    assert WorkerSettings(model="m.gguf", speculation=False, **given).speculation_config == OFF
+
+
+def test_a_draft_model_has_a_revision_and_a_number_of_drafts() -> None:
+    fields = {"num_speculative_tokens": 3, "revision": "v1", "draft_tensor_parallel_size": 1}
+    settings = WorkerSettings(
+        model="m.gguf",
+        draft_model="org/small",
+        speculative_config=fields,  # type: ignore[arg-type]
+    )
+    config = settings.speculation_config
+    assert (config.num_tokens, config.model, config.revision) == (3, "org/small", "v1")
+    assert settings.speculation_notices == [
+        "speculative_config: draft_tensor_parallel_size has no effect:"
+        " rank 0 computes the draft model"
+    ]
+
+
+def test_a_draft_model_goes_neither_with_another_method_nor_with_a_simulation() -> None:
+    with pytest.raises(ValueError, match="model 'org/small' is not used by the method ngram"):
+        WorkerSettings(
+            model="m.gguf",
+            draft_model="org/small",
+            speculative_config={"method": "ngram"},  # type: ignore[arg-type]
+        )
+    with pytest.raises(ValueError, match="--simulate has no draft model"):
+        made(draft_model="org/small")

@@ -18,18 +18,26 @@ logger = logging.getLogger(__name__)
 
 class ProposerChain:
     """Asks all sources. Takes the drafts with the longest match, or longer ones that begin with
-    them."""
+    them. A draft model, which takes more time, is asked where they have none."""
 
-    def __init__(self, proposers: Iterable[Proposer]) -> None:
-        self._proposers = tuple(proposers)
+    def __init__(self, proposers: Iterable[Proposer], model: Proposer | None = None) -> None:
+        self._proposers, self._model = tuple(proposers), model
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
         found = [proposer.propose(asks) for proposer in self._proposers]
-        return [_best(drafts) for _, *drafts in zip(asks, *found, strict=True)]
+        best = [_best(drafts) for _, *drafts in zip(asks, *found, strict=True)]
+        without = [i for i, drafts in enumerate(best) if not drafts.token_ids]
+        if self._model is not None and without:
+            of_model = self._model.propose([asks[i] for i in without])
+            for i, drafts in zip(without, of_model, strict=True):
+                best[i] = drafts
+        return best
 
     def forget(self, seq_id: int) -> None:
         for proposer in self._proposers:
             proposer.forget(seq_id)
+        if self._model is not None:
+            self._model.forget(seq_id)
 
 
 def _best(candidates: Iterable[Drafts]) -> Drafts:
@@ -46,9 +54,14 @@ def _extends(found: Drafts, best: Drafts) -> bool:
     return len(found.token_ids) > num_best and [*found.token_ids[:num_best]] == [*best.token_ids]
 
 
-def make_proposer(config: SpeculationConfig, *, vocab_size: int) -> Proposer:
+def make_proposer(
+    config: SpeculationConfig, *, vocab_size: int, model: Proposer | None = None
+) -> Proposer:
     """Returns the proposer of a worker. Without native kernels it has no drafts from texts and
-    predictions, and a warning says so."""
+    predictions, and a warning says so.
+
+    Args: model: proposer of a draft model, if there is one.
+    """
     if not config.num_tokens:
         return NO_PROPOSER
     makers: dict[DraftSource, Callable[[], Proposer]] = {DraftSource.GRAMMAR: GrammarProposer}
@@ -58,4 +71,5 @@ def make_proposer(config: SpeculationConfig, *, vocab_size: int) -> Proposer:
         makers[DraftSource.TEXT] = partial(TextProposer, matchers)
     except NativeUnavailable as error:
         logger.warning("no drafts from texts and predictions: %s", error)
-    return ProposerChain(makers[source]() for source in config.sources if source in makers)
+    sources = (makers[source]() for source in config.sources if source in makers)
+    return ProposerChain(sources, model)

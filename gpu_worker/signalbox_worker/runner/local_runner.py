@@ -19,6 +19,7 @@ from signalbox_worker.drafts.chain import make_proposer
 from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.kv.cache.pools import NO_POOLS, Pools
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
+from signalbox_worker.runner.draft_model.draft_model import DraftModel
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.runner_model import RunnerModel
@@ -31,12 +32,19 @@ class LocalRunner(Runner):
 
     transfers: PoolTransfers
 
-    def __init__(self, executor: Executor, served: RunnerModel, transfers: PoolTransfers) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        served: RunnerModel,
+        transfers: PoolTransfers,
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self.executor, self.transfers = executor, transfers
         self.pools: Pools = NO_POOLS
         self._served = served
         self._model = served.model
         self._adapters = executor.adapters
+        self._draft_model = draft_model
 
     @property
     def model(self) -> ModelInfo:
@@ -96,7 +104,12 @@ class LocalRunner(Runner):
         self.executor.settle(settlement)
 
     def make_proposer(self) -> Proposer:
-        return make_proposer(self._served.speculation, vocab_size=self._model.vocab_size)
+        drafts = self._draft_model
+        return make_proposer(
+            self._served.speculation,
+            vocab_size=self._model.vocab_size,
+            model=None if drafts is None else drafts.make_proposer(),
+        )
 
     @property
     def launches(self) -> bool:
@@ -123,9 +136,12 @@ class LocalRunner(Runner):
         self._model = replace(self._model, adapters=self._adapters.slots.loaded)
 
     def memory(self) -> MemoryReport | None:
+        weights, kv = self.executor.weights_bytes, self.pools.gpu_bytes
+        if (drafts := self._draft_model) is not None:
+            weights, kv = weights + drafts.executor.weights_bytes, kv + drafts.kv_bytes
         return MemoryReport(
-            weights=self.executor.weights_bytes,
-            kv=self.pools.gpu_bytes,
+            weights=weights,
+            kv=kv,
             swap=self.pools.cpu_bytes,
             adapters=self._adapters.memory.reserved,
             **self.executor.device.use()._asdict(),

@@ -28,7 +28,7 @@ def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int
     none."""
     if not asked:
         return 0
-    why_not = _no_drafts(executor, parallel)
+    why_not = why_no_drafts(executor, parallel)
     if parallel.rank == 0 and why_not is None:
         logger.info("a sequence computes at most %d drafts in a step", asked)
     elif parallel.rank == 0:
@@ -36,7 +36,8 @@ def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int
     return 0 if why_not else asked
 
 
-def _no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
+def why_no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
+    """Says why a worker computes no drafts; None if it can."""
     if executor.model.pooling is not None:
         return "the model pools"
     if parallel.pipeline_parallel_size > 1:
@@ -82,11 +83,15 @@ class CheckpointModel(RunnerModel):
         opened: OpenedModel,
         config: RunnerConfig,
         progress: ReportProgress,
+        *,
+        draft_model_bytes: int = 0,
     ) -> None:
+        """Args: draft_model_bytes: reserved for KV and steps of a draft model."""
         self.model = executor.model
         self._executor, self._opened = executor, opened
         self._config, self._progress = config, progress
         self.speculation = config.speculation
+        self._draft_model_bytes = draft_model_bytes
 
     def tokenizer_files(self) -> dict[str, bytes]:
         with naming(self._config.model.model):
@@ -102,6 +107,7 @@ class CheckpointModel(RunnerModel):
         footprint = replace(
             executor.footprint,
             graphs_bytes=with_one_block(executor.measure_graphs),
+            draft_model_bytes=self._draft_model_bytes,
             max_draft_tokens=most_drafts(self.speculation.num_tokens, executor, config.parallel),
         )
         capacity = measure_capacity(

@@ -171,6 +171,8 @@ class EngineSettings(
         useless -= {"simulate"}
         if "model" in useless:
             raise ValueError("--simulate takes no MODEL; leave one of them out")
+        if self.simulate and self.speculation_config.model:
+            raise ValueError("--simulate has no draft model; leave --draft-model out")
         if useless:
             state = "with" if self.simulate else "without"
             raise ValueError(f"{flag_name(min(useless))} has no effect {state} --simulate")

@@ -128,6 +128,35 @@ def test_a_source_without_drafts_hides_those_of_no_other() -> None:
         assert propose(ProposerChain(proposers), make_ask([1])) is found.drafts
 
 
+class Asked(Fixed):
+    """Keeps the sequences that it is asked about, and those that end."""
+
+    def __init__(self, *token_ids: int) -> None:
+        super().__init__(*token_ids, num_matched=0)
+        self.asked: list[list[int]] = []
+        self.forgotten: list[int] = []
+
+    def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+        self.asked.append([ask.seq_id for ask in asks])
+        return super().propose(asks)
+
+    def forget(self, seq_id: int) -> None:
+        self.forgotten.append(seq_id)
+
+
+def test_a_draft_model_is_asked_where_nothing_else_has_drafts() -> None:
+    model = Asked(20, 21)
+    config = SpeculationConfig(num_tokens=8)
+    chain = make_proposer(config, vocab_size=VOCAB_SIZE, model=model)
+    repeated, other = make_ask(REPEATED, seq_id=1), make_ask([1, 2, 3], seq_id=2)
+    found = chain.propose([repeated, other, repeated])
+    assert [[*one.token_ids] for one in found] == [[4, 1, 2], [20, 21], [4, 1, 2]]
+    chain.propose([repeated])
+    assert model.asked == [[2]], "and not at all where each has some"
+    chain.forget(2)
+    assert model.forgotten == [2]
+
+
 @given(
     token_ids=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     num_prompt=st.integers(1, 40),

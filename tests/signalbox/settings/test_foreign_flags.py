@@ -221,6 +221,11 @@ def test_vllms_names_of_a_models_settings_set_ours(
             ["m", "--spec-type", "ngram-mod", "--draft-max", "16", "--spec-ngram-mod-n-match=7"],
             {"speculation_config": SpeculationConfig(num_tokens=16, min_match=7, max_match=7)},
         ),
+        (
+            ["m", "--spec-type", "draft-simple", "-md", "s.gguf", "--draft-max", "4"],
+            {"speculation_config": SpeculationConfig(num_tokens=4, min_match=8, model="s.gguf")},
+        ),
+        (["m", "--spec-model", "org/small"], {"draft_model": "org/small"}),
         (["m", "--ssl-cert-file=c", "--ssl-key-file=k"], {"tls_cert": "c", "tls_key": "k"}),
         (
             ["m", "--temp", "0.5", "--top-k", "40", "-n", "-1"],
@@ -256,7 +261,7 @@ def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> No
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
         (["m", "--quantization", "marlin"], "--quantization is 'marlin'"),
         (["m", "-pp", "0"], "--pipeline-parallel-size is '0'"),
-        (["m", "--spec-type", "draft-mtp"], "method 'draft-mtp' is not served: no other model"),
+        (["m", "--spec-type", "draft-mtp"], "method 'draft-mtp' is not served: further layers"),
         (["m", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not served"),
         (["m", "-sc", "[]"], "it must be a JSON object"),
         (["m", "-sc", "{}"], "it has no method; method may be ngram or suffix"),

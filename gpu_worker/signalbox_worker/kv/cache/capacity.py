@@ -72,6 +72,8 @@ class Footprint:
     """Bytes that graphs will take, which are not there yet."""
     adapters_bytes: int = 0
     """Bytes that are reserved for adapters, less those of adapters that are loaded."""
+    draft_model_bytes: int = 0
+    """Bytes that are reserved for the KV and the steps of a draft model."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     """Groups of layers, each of which has blocks of `block_bytes`."""
     max_draft_tokens: int = 0
@@ -113,7 +115,7 @@ def measure_capacity(
     budget = _budget(
         cache_config,
         device,
-        activations + model.graphs_bytes + model.adapters_bytes,
+        activations + model.graphs_bytes + model.adapters_bytes + model.draft_model_bytes,
         share=share,
         others_bytes=model.others_bytes,
     )
@@ -250,7 +252,7 @@ def _budget(
     """Returns the bytes for this rank's KV cache; 0 if none are left.
 
     Args:
-        reserved: what steps, graphs and adapters will take.
+        reserved: what steps, graphs, adapters and a draft model will take.
     """
     if cache_config.kv_cache_bytes is not None:
         return int(cache_config.kv_cache_bytes * share.cache)
@@ -289,10 +291,13 @@ def _check(
     share: RankShare,
     model: Footprint,
 ) -> None:
-    beside, remedy, adapters_bytes = "", "", model.adapters_bytes
-    if adapters_bytes:
-        beside = f" beside {adapters_bytes >> 20} MiB for adapters"
+    beside, remedy = "", ""
+    reserved = model.adapters_bytes + model.draft_model_bytes
+    if model.adapters_bytes:
+        beside = f" beside {model.adapters_bytes >> 20} MiB for adapters"
         remedy = ", or lower max_cpu_loras or max_lora_rank"
+    if model.draft_model_bytes:
+        beside += f" beside {model.draft_model_bytes >> 20} MiB for the draft model"
     if capacity.num_gpu_blocks < (least := model.least_blocks):
         setting = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         what = "one KV block" if least == 1 else f"the {least} KV blocks of one sequence"
@@ -303,7 +308,7 @@ def _check(
     in_ram = capacity.num_cpu_blocks + (capacity.num_gpu_blocks if device.type == "cpu" else 0)
     needed, free = int(in_ram * capacity.block_bytes / share.cache), available_ram()
     if device.type == "cpu":
-        free = max(0, free - share.local_size * adapters_bytes)
+        free = max(0, free - share.local_size * reserved)
     if needed > free:
         raise MemoryError(
             f"the KV cache in RAM would take {needed >> 20} MiB and {free >> 20} MiB are free"

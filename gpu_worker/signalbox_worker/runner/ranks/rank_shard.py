@@ -18,6 +18,7 @@ from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.models.decoder_config import DecoderConfig
+from signalbox_worker.runner.draft_model.draft_model import load_draft_model, open_draft_model
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.model_source import naming
@@ -34,7 +35,7 @@ from signalbox_worker.runner.native.rank_memory import meet, slot_bytes_of
 from signalbox_worker.runner.native.threads import default_num_threads
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from signalbox_worker.runner.ranks.startup_checks import check_pytorch, check_store
-from signalbox_worker.runner.runner_model import CheckpointModel
+from signalbox_worker.runner.runner_model import CheckpointModel, why_no_drafts
 
 
 def load_shard(
@@ -51,10 +52,26 @@ def load_shard(
     config = replace(config, device=_shared(config.device, config.parallel))
     with naming(config.model.model):
         opened = open_with_config(config.model, progress)
+    small = open_draft_model(config, opened, progress)
+    with naming(config.model.model):
         executor = _load_executor(opened, config, keys, progress)
-    served = CheckpointModel(executor, opened, config, progress)
+    draft_model = None
+    if small is not None and why_no_drafts(executor, config.parallel) is None:
+        draft_model = load_draft_model(
+            config,
+            small,
+            max_model_len=executor.model.max_model_len,
+            load=lambda opened, config: _load_executor(opened, config, None, progress),
+        )
+    served = CheckpointModel(
+        executor,
+        opened,
+        config,
+        progress,
+        draft_model_bytes=draft_model.reserved_bytes if draft_model else 0,
+    )
     store = _open_store(config, served) if _has_store(config) else no_store()
-    return LocalRunner(executor, served, PoolTransfers(store))
+    return LocalRunner(executor, served, PoolTransfers(store), draft_model)
 
 
 def _load_executor(
