@@ -46,6 +46,7 @@ def draw(sums: UInt64Array, rows: SampleRows, *, vocab_size: int) -> BatchOutput
 def made_up_logits(sums: UInt64Array, token_ids: NDArray[np.int32], rows: SampleRows) -> FloatArray:
     """Returns logits in [0, 16) of the drawn tokens, from what their rows have read; NaN of rows
     that return none."""
+    assert rows.returns_logits is not None, "else there is nothing to make up"
     mixed = mix(sums + mix(token_ids.astype(np.uint64) * np.uint64(TOKEN)))
     logits = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(1 << 20)
     return np.where(rows.returns_logits, logits, np.float32(np.nan))
