@@ -16,13 +16,16 @@ HEAD = """\
 
 `signalbox COMMAND --help` prints the same. The options of `serve`, `demo`, `run`, `router`,
 `scheduler` and `worker` are in [configuration](configuration.md), and `config show COMMAND` takes
-those of its command. Flags that several commands take are in the last table. Each command also
-takes `--debug`, which shows tracebacks instead of one-line errors.
+those of its command; `run-batch` takes those of `serve`, too. Flags that several commands take are
+in the last table. Each command also takes `--debug`, which shows tracebacks instead of one-line
+errors.
 
 The exit status is 0 on success, 1 on an error, 2 if the command line is wrong, and 130 after
 Ctrl-C.
 """
 SERVICES = ("serve", "demo", "run", "router", "scheduler", "worker")
+BESIDE_SERVICES = ("run-batch",)
+"""Commands with flags of their own and those of serve, which have no default here."""
 COMMON = {"--help", "--debug"}
 ESCAPED = "\\|"
 """A bar within a cell of a table."""
@@ -64,9 +67,13 @@ def _commands(
 
 
 def _rows(prog: str, command: argparse.ArgumentParser) -> list[str]:
-    if prog.removeprefix("signalbox ") in SERVICES:
+    name = prog.removeprefix("signalbox ")
+    if name in SERVICES:
         return []
-    return [_row(action) for action in command._actions if _is_listed(action)]
+    listed = [action for action in command._actions if _is_listed(action)]
+    if name in BESIDE_SERVICES:
+        listed = [action for action in listed if action.default != argparse.SUPPRESS]
+    return [_row(action) for action in listed]
 
 
 def _is_listed(action: argparse.Action) -> bool:

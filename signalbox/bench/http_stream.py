@@ -9,7 +9,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from signalbox_rpc.transport.listening_ports import join_address
 
@@ -56,6 +56,32 @@ async def get(endpoint: HttpAddress, path: str, *, as_json: bool = True) -> Any:
 async def post(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> Any:
     """Returns the JSON answer of a POST. Raises HttpStatusError."""
     return await _whole(endpoint, _request(endpoint, path, body), as_json=True)
+
+
+class HttpAnswer(NamedTuple):
+    """Whatever a server answers to a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    body: bytes
+
+
+async def exchange(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> HttpAnswer:
+    """Returns the answer to a POST, whatever its status. Raises OSError, ValueError or
+    IncompleteReadError if there is none, or it breaks off."""
+    reader, writer = await endpoint.connect()
+    try:
+        writer.write(_request(endpoint, path, body))
+        status, headers = await _head(reader)
+        is_chunked = _is_chunked(headers)
+        pieces = [piece async for piece in _pieces(reader, is_chunked=is_chunked)]
+    finally:
+        writer.close()
+    content = b"".join(pieces)
+    if (length := headers.get("content-length")) and int(length) != len(content):
+        raise asyncio.IncompleteReadError(content, int(length))
+    return HttpAnswer(int(status.partition(" ")[0]), headers, content)
 
 
 async def post_for_events(
@@ -114,13 +140,23 @@ def _request(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> bytes:
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bool:
-    """Reads the head; returns whether the body comes in chunks."""
-    status = await reader.readline()
-    is_chunked = False
-    while header := (await reader.readline()).strip().lower():
-        is_chunked |= header.startswith(b"transfer-encoding:") and header.endswith(b"chunked")
-    if b" 200 " not in status:
+    """Reads the head; returns whether the body comes in chunks. Raises HttpStatusError."""
+    status, headers = await _head(reader)
+    if not status.startswith("200"):
         rest = (await reader.read(_MAX_ERROR_BYTES)).decode(errors="replace")
-        words = status.decode(errors="replace").split(" ", 1)
-        raise HttpStatusError(words[-1].strip() or "no answer", rest)
-    return is_chunked
+        raise HttpStatusError(status or "no answer", rest)
+    return _is_chunked(headers)
+
+
+async def _head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
+    """Returns the status with its reason, and the headers by name in lower case."""
+    status = (await reader.readline()).decode(errors="replace").partition(" ")[2].strip()
+    headers = {}
+    while header := (await reader.readline()).decode(errors="replace").strip():
+        name, _, value = header.partition(":")
+        headers[name.lower()] = value.strip()
+    return status, headers
+
+
+def _is_chunked(headers: Mapping[str, str]) -> bool:
+    return headers.get("transfer-encoding", "").lower().endswith("chunked")

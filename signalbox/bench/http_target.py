@@ -29,7 +29,7 @@ class HttpTarget:
     ) -> None:
         """Sends requests to `model`, or to the first model served. Raises ValueError."""
         self.url = url
-        self._endpoint, self._path = _endpoint(url, connection)
+        self._endpoint, self._path = endpoint_of(url, connection)
         self._model = model
         self._timeout_s = timeout_s
 
@@ -158,7 +158,8 @@ def _has_text(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
 
 
-def _endpoint(url: str, connection: Connection) -> tuple[HttpAddress, str]:
+def endpoint_of(url: str, connection: Connection) -> tuple[HttpAddress, str]:
+    """Returns the address of a --url, and the path in it. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"--url is {url!r}; give one such as http://127.0.0.1:8000/v1")

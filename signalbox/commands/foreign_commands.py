@@ -21,7 +21,6 @@ ALIASES: Mapping[str, Sequence[str]] = {
 POINTERS: Mapping[str, str] = {
     "show": "`signalbox models` shows what a router serves, `signalbox list` what was fetched",
     "stop": "Ctrl-C or SIGTERM ends a server, and `signalbox drain` lets a worker leave",
-    "run-batch": "`LLM.generate` takes many prompts in a program, and `signalbox bench` a file",
     "create": "flags of serve take the place of a Modelfile, such as --override-generation-config",
     "cp": "--served-model-name gives a model several names",
     "push": "models are files; there is no registry to publish them in",

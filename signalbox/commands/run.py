@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from signalbox.client.connection import router_client
 from signalbox.client.foreign_flags import add_other_names, add_text_flags, text_of
@@ -38,6 +38,8 @@ Flags of serve and of chat both work; --help=WORD shows those that are about a w
 """
 PROBE_S = 2.0
 """Seconds for a running server to answer with the name of its model."""
+T = TypeVar("T")
+
 _CHAT = "conversation"
 _MODEL_FLAGS = {
     name
@@ -97,21 +99,21 @@ async def _run(settings: RunSettings, asked: dict[str, Any], *, may_share: bool)
         return
     async with running(settings) as stack:
         router = stack.addresses.router
-        await _while_it_serves(chat.talk({**asked, "router": router, "model": ""}), stack)
+        await while_it_serves(chat.talk({**asked, "router": router, "model": ""}), stack)
 
 
-async def _while_it_serves(talk: Coroutine[Any, Any, None], stack: LocalStack) -> None:
-    """Runs the conversation. Raises ServiceDied if the stack ends before it."""
-    talking, watching = asyncio.ensure_future(talk), asyncio.ensure_future(stack.wait())
+async def while_it_serves(work: Coroutine[Any, Any, T], stack: LocalStack) -> T:
+    """Returns the result of the work. Raises ServiceDied if the stack ends before it."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(stack.wait())
     try:
-        await asyncio.wait({talking, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not talking.done():
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
             watching.result()
-        await talking
+        return await working
     finally:
-        for task in (talking, watching):
+        for task in (working, watching):
             task.cancel()
-        await asyncio.gather(talking, watching, return_exceptions=True)
+        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 async def _served_name(address: str, settings: RunSettings) -> str:

@@ -179,3 +179,12 @@ class RunSettings(DemoSettings):
     COMMAND: ClassVar[str] = "run"
 
     log_level: LogLevel = _changed("log_level", "warning")
+
+
+class BatchSettings(RunSettings):
+    """`signalbox run-batch`: like run, with the HTTP API on a free port."""
+
+    COMMAND: ClassVar[str] = "run-batch"
+
+    http: bool = _changed("http", True)
+    http_port: Port = _changed("http_port", 0)

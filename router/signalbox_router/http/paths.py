@@ -34,7 +34,8 @@ NOT_SERVED = {
     "/v1/complete": "use /v1/completions",
     "/v1/files": f"{_FILES} /v1/chat/completions",
     "/v1/uploads": f"{_FILES} /v1/chat/completions",
-    "/v1/batches": f"{_FILES} /v1/chat/completions; many may run at once",
+    "/v1/batches": f"{_FILES} /v1/chat/completions; many may run at once, and `signalbox run-batch`"
+    " sends those of a file",
     "/v1/vector_stores": "vectors are not stored here; /v1/embeddings makes them",
     "/v1/fine_tuning": "models are not trained here; LoRA adapters are served beside a model",
     "/v1/moderations": "a classifying model answers at /classify",

@@ -1,0 +1,112 @@
+"""Writes the answers of a batch: a line of JSON each, in the form of OpenAI's output files.
+
+A line is written as soon as its answer is there. So what an interruption leaves is whole lines and
+the beginning of one, and the same command goes on behind them.
+"""
+
+import fcntl
+import json
+import secrets
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from signalbox.client.named_files import reading, writing
+
+FLAG = "--output-file"
+_BEGIN = b'{"id": "batch_req_'
+_ANSWERED = 200
+
+
+class AnswerFile:
+    """The output file of a batch; one process has it open at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ValueError if the file cannot be written, or another process writes it."""
+        self._path = path
+        with writing(path, FLAG):
+            self._file: BinaryIO = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise ValueError(f"{FLAG} {path}: another process writes it") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._file.close()
+
+    def resume(self, custom_ids: Collection[str]) -> set[str]:
+        """Returns the ids of the requests that are answered, and drops all other lines: failures,
+        which are to be repeated, and one that was cut off.
+
+        Raises ValueError for a file that has anything else than answers of the batch, which is
+        then left as it is.
+        """
+        answered, num_lines = set[str](), 0
+        with reading(self._path, FLAG):
+            for _, custom_id in self._read(custom_ids):
+                num_lines += 1
+                if custom_id is not None:
+                    answered.add(custom_id)
+        if num_lines > len(answered):
+            self._drop_others(custom_ids)
+        return answered
+
+    def _read(self, custom_ids: Collection[str]) -> Iterator[tuple[bytes, str | None]]:
+        """Yields each line with the id of the request that it answers, or None. Raises
+        ValueError."""
+        self._file.seek(0)
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
+                yield line, None  # it was cut off
+                continue
+            try:
+                custom_id, status = _parse(line)
+            except (ValueError, LookupError, TypeError, RecursionError):
+                named = f"line {number} is no answer of a batch"
+                raise ValueError(f"{FLAG} {self._path}: {named}; give another file") from None
+            if custom_id not in custom_ids:
+                named = f"has an answer to {custom_id[:40]!r}, which the batch does not ask"
+                raise ValueError(f"{FLAG} {self._path} {named}; give another file")
+            yield line, custom_id if status == _ANSWERED else None
+
+    def _drop_others(self, custom_ids: Collection[str]) -> None:
+        """Writes the file anew with the answers alone; at any moment one of the two is whole."""
+        target, seen = self._path.resolve(), set[str | None]({None})
+        temporary = target.with_name(f"{target.name}.tmp")
+        with writing(temporary), temporary.open("wb") as file:
+            for line, custom_id in self._read(custom_ids):
+                if custom_id not in seen:
+                    file.write(line)
+                    seen.add(custom_id)
+        new = temporary.open("a+b")
+        fcntl.flock(new, fcntl.LOCK_EX)
+        temporary.replace(target)
+        self._file.close()
+        self._file = new
+
+    def add(
+        self, custom_id: str, response: dict[str, Any] | None, error: dict[str, Any] | None = None
+    ) -> None:
+        """Writes a line. One of `response` and `error` is None."""
+        line = {
+            "id": f"batch_req_{secrets.token_hex(16)}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+        with writing(self._path, FLAG):
+            self._file.write(json.dumps(line).encode() + b"\n")
+            self._file.flush()
+
+
+def _parse(line: bytes) -> tuple[str, int | None]:
+    """Returns whose answer a line has, and its status. Raises what a line that is none may."""
+    content = json.loads(line)
+    custom_id, response = content["custom_id"], content["response"]
+    if not (line.startswith(_BEGIN) and isinstance(custom_id, str)):
+        raise ValueError("no line of ours")
+    return custom_id, None if response is None else response["status_code"]

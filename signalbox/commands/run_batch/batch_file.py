@@ -1,0 +1,106 @@
+"""Reads a batch file: requests as lines of JSON, in the form of OpenAI's and vLLM's batch files.
+
+{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once upon"}}
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from signalbox.client.named_files import reading
+
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/embed",
+    "/v2/embed",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+)
+"""Paths that a request may have: APIs that answer a prompt, and change nothing."""
+_FIELDS = ("custom_id", "method", "url", "body")
+
+
+class BadLine(ValueError):
+    """A line is not a valid request; the message gives the line and the reason."""
+
+
+class BatchRequest(NamedTuple):
+    """A request of a file, in which its line stays: a file may be larger than memory."""
+
+    custom_id: str
+    offset: int
+    num_bytes: int
+
+
+def find_requests(path: Path) -> list[BatchRequest]:
+    """Returns the requests of a file, in their order. Raises ValueError if one is not valid."""
+    found: dict[str, BatchRequest] = {}
+    with reading(path):
+        for number, (offset, line) in enumerate(_lines(path), start=1):
+            if not line.strip():
+                continue
+            try:
+                custom_id = _check(json.loads(line))
+                if custom_id in found:
+                    raise ValueError(f"custom_id {custom_id[:40]!r} is that of a line before")
+            except (ValueError, RecursionError) as error:
+                raise BadLine(f"{path}, line {number}: {error}") from None
+            found[custom_id] = BatchRequest(custom_id, offset, len(line))
+    if not found:
+        raise ValueError(f"{path} has no requests")
+    return list(found.values())
+
+
+def read_request(path: Path, request: BatchRequest) -> tuple[str, dict[str, Any]]:
+    """Returns the path and the body of a request. Raises ValueError."""
+    with reading(path), path.open("rb") as file:
+        file.seek(request.offset)
+        line = file.read(request.num_bytes)
+    try:
+        content = json.loads(line)
+        if _check(content) == request.custom_id:
+            return content["url"], content["body"]
+    except ValueError:
+        pass
+    raise ValueError(f"{path} has changed since it was read; start again")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            yield offset, line
+            offset += len(line)
+
+
+def _check(content: Any) -> str:
+    """Returns the id of a request. Raises ValueError if it is not valid."""
+    if not isinstance(content, dict):
+        raise ValueError("expected a JSON object")
+    if missing := [name for name in _FIELDS if name not in content]:
+        raise ValueError(f"there is no {missing[0]}")
+    if unknown := content.keys() - set(_FIELDS):
+        raise ValueError(f"{min(unknown)[:40]!r} is no field of a batch request")
+    custom_id, method, url, body = (content[name] for name in _FIELDS)
+    if not isinstance(custom_id, str) or not custom_id:
+        raise ValueError("custom_id is not a text")
+    if method != "POST":
+        raise ValueError("method is not POST")
+    if url not in ENDPOINTS:
+        raise ValueError(f"url is not one of {', '.join(ENDPOINTS)}")
+    if not isinstance(body, dict):
+        raise ValueError("body is not a JSON object")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise ValueError(f"body.{name} is set, but answers of a batch are whole")
+    return custom_id
