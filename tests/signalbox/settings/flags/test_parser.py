@@ -40,7 +40,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str,
         (["bench", "--plot", SECRET], "no flag --plot; --json prints the figures"),
         (["show", SECRET], "there is no command show; `signalbox models`"),
         (["serve", "m", "--role", SECRET], "no flag --role; it is a flag of signalbox worker (see"),
-        (["worker", "--workers=2"], "it is a flag of signalbox serve, demo, run, doctor (see"),
+        (["worker", "--workers=2"], "a flag of signalbox serve, demo, run, run-batch, ... (see"),
         (["serve", "--scheduler", SECRET], "a flag of signalbox router, worker, drain, cache, ..."),
         (["cache"], "arguments are required: list|clear (see"),
         (["cache", "list", "--json", "kv", SECRET], "more arguments than the command takes"),
@@ -114,7 +114,7 @@ def test_help_on_a_word_without_a_command_names_the_flags_of_all(
 ) -> None:
     text, _ = said(["--help=chat_template"], capsys)
     lines = {line.strip() for line in text.splitlines()}
-    assert "--chat-template: serve, demo, router, run" in lines
+    assert "--chat-template: serve, demo, router, run, run-batch" in lines
     text, _ = said(["--help=answers"], capsys)
     assert "\n  -n: run, generate, chat\n" in text  # which has no long form
     for word in ("zork", "fair-input-weight", "nkvo"):  # is gone; is another spelling
