@@ -44,13 +44,18 @@ class HoldKind(Enum):
     EXPORT = auto()
     MIGRATION = auto()
     """A request that comes from another worker gets them."""
+    AUDIT = auto()
+    """An earlier answer is computed again in them."""
 
 
 class BlockHolder(Protocol):
-    """Owner of blocks other than a sequence; `Hold` is the only one."""
+    """Owner of blocks other than the sequences of requests."""
 
-    blocks: list[int]
-    kind: HoldKind
+    @property
+    def blocks(self) -> list[int]: ...
+
+    @property
+    def kind(self) -> HoldKind: ...
 
 
 class _RecordedBlocks(OrderedDict[int, None]):

@@ -22,7 +22,7 @@ from tests.scheduler_svc.watching import Shown
 LIVE = Path(signalbox_router.__file__).parent / "console/static/live"
 PROGRAM = Path(__file__).with_name("applied_frames.mjs")
 KINDS = ("free", "cached", "used", "shared", "swapped", "reserved", "in transfer")
-RESERVED = ("HOLD_KIND_PLAN", "HOLD_KIND_PREFIX")
+RESERVED = ("HOLD_KIND_PLAN", "HOLD_KIND_PREFIX", "HOLD_KIND_AUDIT")
 
 
 def frames_of(name: str, folder: Path) -> list[pb.Frame]:

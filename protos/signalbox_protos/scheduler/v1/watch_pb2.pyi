@@ -17,6 +17,7 @@ class HoldKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     HOLD_KIND_STORE: _ClassVar[HoldKind]
     HOLD_KIND_EXPORT: _ClassVar[HoldKind]
     HOLD_KIND_MIGRATION: _ClassVar[HoldKind]
+    HOLD_KIND_AUDIT: _ClassVar[HoldKind]
 HOLD_KIND_UNSPECIFIED: HoldKind
 HOLD_KIND_PLAN: HoldKind
 HOLD_KIND_PREFIX: HoldKind
@@ -24,6 +25,7 @@ HOLD_KIND_FETCH: HoldKind
 HOLD_KIND_STORE: HoldKind
 HOLD_KIND_EXPORT: HoldKind
 HOLD_KIND_MIGRATION: HoldKind
+HOLD_KIND_AUDIT: HoldKind
 
 class WatchRequest(_message.Message):
     __slots__ = ()

@@ -13,7 +13,7 @@ const STATES = ["", "waiting", "running", "swapped", "ended", "loading"];
 export const KINDS = ["free", "cached", "used", "shared", "swapped", "reserved", "in transfer"];
 const [, CACHED, USED, SHARED, SWAPPED, RESERVED, IN_TRANSFER] = KINDS.keys();
 /** What holds blocks that move nowhere. */
-const RESERVING = ["HOLD_KIND_PLAN", "HOLD_KIND_PREFIX"];
+const RESERVING = ["HOLD_KIND_PLAN", "HOLD_KIND_PREFIX", "HOLD_KIND_AUDIT"];
 const NO_BLOCK = -1;
 
 export const EMPTY = { at: 0, lost: "", numWaiting: 0, starting: [], workers: new Map() };
