@@ -134,6 +134,8 @@ class WorkerConfig:
     ranks: tuple[WorkerRank, ...] = ()
     store: StoreCapacity | None = None
     """Store to which blocks go from the CPU pool; None if there is none."""
+    arithmetic: str = ""
+    """Equal of workers that compute the same bits; empty if they depend on the batch."""
 
 
 class PolicySettings(SettingsGroup):
@@ -292,6 +294,8 @@ class SchedulerConfig(SchedulerSettings):
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
     """Step messages that may wait for a router; a router with more loses its stream."""
+    audit_cpu: float = Field(0.0, ge=0, le=1)
+    """Share of a worker's time in which it audits earlier answers, while it idles; 0 is off."""
     explain_history: int = 1024
     """Requests that can still be explained after their end."""
 

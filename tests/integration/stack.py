@@ -72,15 +72,16 @@ async def until_workers(scheduler: RunningScheduler, num_workers: int) -> None:
 
 
 async def assert_idle(scheduler: RunningScheduler) -> None:
-    """Every request, step and move of blocks ends, and then every block is free."""
+    """Every request, step, move of blocks and audit ends, and then every block is free."""
     cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
     await eventually(lambda: not len(cluster.requests))
     await eventually(lambda: not any(one.scheduler.has_unfinished for one in loops))
     await eventually(lambda: not any(is_moving(one.scheduler) for one in loops))
+    pools = [
+        pool for loop in loops for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu)
+    ]
+    await eventually(lambda: all(one.num_free == one.num_blocks for one in pools))
     cluster.check()
-    for loop in loops:
-        for pool in (loop.scheduler.blocks.gpu, loop.scheduler.blocks.cpu):
-            assert pool.num_free == pool.num_blocks
 
 
 def assert_replays(recording: Path) -> None:

@@ -6,6 +6,7 @@ slot depends on all tokens up to its own, so another prefix's block is a wrong o
 """
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ from signalbox_scheduler.kv.block_allocator import BlockCopy
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.beam_search import BeamSearch, Candidates, Hypothesis
 from tests.scheduler_svc.fake_drafts import draft_counts, propose
+from tests.scheduler_svc.fake_logits import draw_logits, made_up_logit
 from tests.scheduler_svc.fake_store import Block, FakeStore
 
 VOCAB_SIZE = 97
@@ -105,6 +107,7 @@ class Known:
     block_table: list[int]
     num_samples: int
     num_logprobs: int | None = None
+    returns_logits: bool = False
     num_reported_tokens: int = 0
     """Leading tokens whose log probabilities are wanted: those of the prompt, or none."""
 
@@ -117,6 +120,8 @@ class Drawn:
     branches: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
+    logits: list[float] = field(default_factory=list)
+    """NaN of sequences that do not return them."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     pooled: dict[int, Vector] = field(default_factory=dict)
@@ -205,6 +210,7 @@ class FakeWorker:
             num_tokens=int32s(drawn.num_tokens) if max(drawn.num_tokens, default=1) > 1 else None,
             token_ids=int32s(drawn.token_ids),
             logprobs=drawn.logprobs,
+            draw_logits=draw_logits(drawn.logits),
             prompt_logprobs=drawn.prompt_logprobs,
             pooled=drawn.pooled,
             failures={one: STATE_LOST for one in plan.seq_ids if one in self.failed},
@@ -234,6 +240,7 @@ class FakeWorker:
                 block_table=list(parent.block_table),
                 num_samples=1,
                 num_logprobs=parent.num_logprobs,
+                returns_logits=parent.returns_logits,
             )
             known = fork.child in self.sequences
             assert not known or fork.child == fork.parent, "a known sequence is split off"
@@ -362,8 +369,14 @@ class FakeWorker:
         known.token_ids.append(token_ids[0])
         drawn.seq_ids += [seq_id] * len(token_ids)
         drawn.branches += branches
-        drawn.token_ids += token_ids
+        for token_id in token_ids:
+            self._add_draw(known, context, token_id, drawn)
         drawn.num_tokens += [1] * len(token_ids)
+
+    def _add_draw(self, known: Known, context: list[int], token_id: int, drawn: Drawn) -> None:
+        drawn.token_ids.append(token_id)
+        logit = made_up_logit(context, token_id) if known.returns_logits else math.nan
+        drawn.logits.append(logit)
 
     def _propose(self, seq_id: int, plan: "EncodedPlan") -> list[int]:
         if seq_id not in plan.draft_limits:
@@ -381,7 +394,7 @@ class FakeWorker:
             seen = context[: len(context) - len(drafts) + row]
             if known.num_logprobs is not None:
                 self._report(seen, known.num_logprobs, drawn)
-            drawn.token_ids.append(next_token(seen, branch=known.branch))
+            self._add_draw(known, seen, next_token(seen, branch=known.branch), drawn)
             if drafts[row : row + 1] != drawn.token_ids[-1:]:
                 break
             num_kept += 1
@@ -436,6 +449,7 @@ class EncodedPlan:
                     block_table=list(seq.block_table),
                     num_samples=seq.group.num_draws,
                     num_logprobs=seq.group.params.num_logprobs,
+                    returns_logits=seq.group.logits is not None,
                     num_reported_tokens=seq.group.wants_prompt_logprobs
                     * seq.group.num_prompt_tokens,
                 ),

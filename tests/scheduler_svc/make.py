@@ -96,6 +96,7 @@ def make_scheduler(
     worker_name: str = "",
     store: StoreCapacity | None = None,
     identity: PeerIdentity | None = None,
+    arithmetic: str = "",
     peers: PeerRegistry | None = None,
 ) -> Scheduler:
     """Returns a scheduler that has joined `peers`, or that is alone, maybe with a store."""
@@ -126,6 +127,7 @@ def make_scheduler(
         numerics=numerics,
         identity=identity or PeerIdentity(address=worker_name),
         store=store,
+        arithmetic=arithmetic,
     )
     if admission is None:
         admission = AdmissionQueue()
@@ -379,9 +381,16 @@ def make_cluster(
     policy: SchedulingPolicy = FCFS,
     bounds: AdmissionBounds | None = None,
     worker_wait_s: float = 0.0,
+    audit_cpu: float = 0.0,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Cluster:
-    cluster = Cluster(policy=policy, bounds=bounds, worker_wait_s=worker_wait_s, clock=clock)
+    cluster = Cluster(
+        policy=policy,
+        bounds=bounds,
+        worker_wait_s=worker_wait_s,
+        audit_cpu=audit_cpu,
+        clock=clock,
+    )
     cluster.serve(MODEL)
     return cluster
 

@@ -16,15 +16,18 @@ from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup, state_group
 from signalbox_contract.model import StoreCapacity
 from signalbox_contract.request import BeamSearchParams
 from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.audits.choice import Audits, SampledAudits
 from signalbox_scheduler.config import PolicyName, PolicySettings, PreemptionMode
 from signalbox_scheduler.kv.block_table import held
 from signalbox_scheduler.kv.cost_model import CostModel
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.policies import make_policy
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, SequenceStatus
+from signalbox_scheduler.requests.sequence_ids import sequence_ids
 from signalbox_scheduler.workers.loss_attribution import record_loss
 from signalbox_scheduler.workers.quarantine import WorkerRecords
 from tests.scheduler_svc.beams import assert_found
+from tests.scheduler_svc.fake_logits import ARITHMETIC
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import Block, expected
 from tests.scheduler_svc.make import (
@@ -93,10 +96,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
         max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
         draft_kinds=st.sampled_from(["g", "b", "gm", "gmobn", "ngb"]),
+        audit_cpu=st.sampled_from([0.0, 1.0, 0.1]),
     )
     def start(
-        self, num_workers: int, depth: int, policy: str, costs: str, step_s: float, **options: Any
+        self,
+        num_workers: int,
+        depth: int,
+        policy: str,
+        costs: str,
+        step_s: float,
+        audit_cpu: float,
+        **options: Any,
     ) -> None:
+        sequence_ids.next = 1  # drafts of the fake workers depend on ids
         self.admission = AdmissionQueue(
             make_policy(PolicySettings(scheduling_policy=policy, priority_aging_s=3.0))
         )
@@ -121,6 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.stopped: dict[tuple[SequenceGroup, int], int] = {}
         self.ended: list[SequenceGroup] = []
         self.records = WorkerRecords()
+        self.audits = SampledAudits(audit_cpu) if audit_cpu else Audits()
         self.watchers: dict[int, WorkerWatcher] = {}  # by index of the loop
         self.loops = [self.make_loop(index) for index in range(num_workers)]
 
@@ -129,6 +142,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             block_size=BLOCK_SIZE,
             admission=self.admission,
             cost=CostModel(**self.costs),
+            arithmetic=ARITHMETIC,
+            worker_name=f"w{index}",
             **CAPACITY,
             **self.options,
         )
@@ -137,6 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         loop.worker.mask_costs = self.mask_costs
         loop.worker.draft_kinds = self.draft_kinds
         loop.queues_again = True
+        self.audits.join(scheduler.state, lambda: None)
         if loop.worker.store is not None:
             loop.worker.store.endings = itertools.cycle(self.endings)
             loop.worker.store.heeds_cancels = self.heeds_cancels
@@ -189,6 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         if self.loops[0].scheduler.blocks.sizes.can_ever_hold(group):
             self.groups.append(group)
+            self.audits.choose(group, self.now)
             self.admission.add(group)
             if beam_search is None:
                 self.content |= content_of(
@@ -220,6 +237,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         owner["adapter"] = request.adapter
         named = (*request.snapshot_positions, len(prompt) - 1)
         self.add(prompt, max_tokens=max_tokens, snapshot_positions=named, **owner)
+
+    @property
+    def now(self) -> float:
+        return max(loop.now for loop in self.loops)
+
+    @invariant()
+    def answers_are_audited_once_they_have_ended(self) -> None:
+        live = set(self.live)
+        for group in self.groups:
+            if group not in live:
+                self.audits.ended(group, self.now)
+        assert not self.audits.log.findings
 
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
@@ -310,6 +339,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose(self, lost: Loop) -> None:
         index = self.loops.index(lost)
         self.ended += lost.ended
+        self.audits.leave(lost.scheduler.state)
         record_loss(self.records, lost.scheduler)
         for group in lost.scheduler.evacuate():
             if group.suspicion is not None and group.suspicion.is_proven:
@@ -358,6 +388,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             for loop in self.loops:
                 loop.run()
         assert not self.live
+        for group in self.groups:
+            self.audits.ended(group, self.now)
+        for loop in self.loops:
+            loop.run()  # its audits
+        self.assert_audits()
         ended = self.ended + [group for loop in self.loops for group in loop.ended]
         assert sorted(map(id, ended)) == sorted(id(g) for g in self.groups if g not in self.aborted)
         for loop in self.loops:
@@ -368,6 +403,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert scheduler.blocks.cpu.num_free == scheduler.blocks.cpu.num_blocks
         for group in ended:
             self.assert_output(group)
+
+    def assert_audits(self) -> None:
+        log = self.audits.log
+        num_over = log.num_equal + sum(log.num_dropped.values())
+        assert num_over <= log.num_chosen
+        assert not log.findings
 
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None

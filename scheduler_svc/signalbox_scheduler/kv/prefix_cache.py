@@ -99,7 +99,8 @@ class PrefixCache:
     def _most_rows(self, seq: Sequence) -> int:
         """Returns the whole rows before a sequence's last token that may be found: none if its
         prompt has to be computed whatever is known of it."""
-        is_sought = self._is_on and not seq.group.wants_prompt_logprobs
+        group = seq.group
+        is_sought = self._is_on and not (group.wants_prompt_logprobs or group.is_private)
         return (seq.num_tokens - 1) // self._block_size if is_sought else 0
 
     def _find_rows(self, seq: Sequence) -> list[FoundBlock]:
@@ -158,7 +159,7 @@ class PrefixCache:
 
     def cache_blocks(self, seq: Sequence) -> None:
         """Lets whole computed blocks be found; to be called when their tokens are accepted."""
-        if not self._is_on:
+        if not self._is_on or seq.group.is_private:
             return
         num_whole_rows = seq.num_computed_tokens // self._block_size
         for row in range(seq.num_cached_blocks, num_whole_rows):

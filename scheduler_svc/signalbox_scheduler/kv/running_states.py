@@ -128,7 +128,7 @@ class RunningStates:
         They are `Snapshots.kept_rows`, the boundaries from the newest one behind the prompt on, and
         each `SNAPSHOT_TOKENS` while there is room.
         """
-        if first >= last or not self.leaves_snapshots:
+        if first >= last or not self.leaves_snapshots or seq.group.is_private:
             return []
         newest = (seq.num_tokens - 1) // self._block_size - 1
         rows = {*range(max(first, newest, self._first_behind_prompt(seq)), last)}

@@ -69,6 +69,8 @@ class StepPlan:
     """True if groups of other workers are ready to run here; see connector.py."""
     is_alone: bool = False
     """True if all its sequences are of one request, a suspect; see suspect_turns.py."""
+    is_audit: bool = False
+    """True if it computes an earlier answer again, and nothing else; see step_audits.py."""
     adapters: set[str] | None = None
     """SHA-256 of the adapters that may be in the step; None is all. See adapter_turns.py."""
     dear: dict[SequenceGroup, float | None] = field(default_factory=dict)
@@ -190,6 +192,7 @@ class StepPlan:
                     request_id=group.request_id,
                     adapter=group.request.adapter,
                     prediction=predictions.get(group, ()),
+                    returns_logits=group.logits is not None,
                 )
             )
         return tuple(found)

@@ -311,7 +311,9 @@ class Planner:
         self._blocks.start(seq, prefix)
         width = self._blocks.num_groups
         rows = {index // width for index, found in enumerate(prefix) if not found.is_on_gpu}
-        self.num_cpu_prefix_hits += len(rows) * self._blocks.block_size
+        num_cpu_hits = len(rows) * self._blocks.block_size
+        self.num_cpu_prefix_hits += num_cpu_hits
+        seq.group.num_cpu_cached_tokens += num_cpu_hits
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens

@@ -12,6 +12,7 @@ from signalbox_scheduler.planning.draft_planner import DraftPlanner
 from signalbox_scheduler.planning.group_selection import GroupSelection
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.sequence_release import SequenceRelease
+from signalbox_scheduler.planning.step_audits import StepAudits
 from signalbox_scheduler.planning.steps_in_flight import StepsInFlight
 from signalbox_scheduler.planning.suspect_turns import SuspectSchedule
 from signalbox_scheduler.planning.worker_grammars import WorkerGrammars
@@ -44,6 +45,8 @@ class SchedulerState:
     """Time of the worker's stages, if it has several ranks."""
     connector: KVConnector = field(default_factory=KVConnector)
     """Moves KV of the worker, if there is somewhere to move it; changed between steps alone."""
+    audits: StepAudits = field(default_factory=StepAudits)
+    """Audits earlier answers while the worker idles."""
 
     @classmethod
     def make(cls, config: WorkerConfig, *, admission: AdmissionQueue, cost: CostModel) -> Self:

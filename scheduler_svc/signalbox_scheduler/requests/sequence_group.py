@@ -25,6 +25,7 @@ from signalbox_contract.updates import (
 from signalbox_rpc.metrics.sample import Sample, counter
 from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
 from signalbox_scheduler.requests.draft_use import DraftRecord, draft_samples
+from signalbox_scheduler.requests.drawn_logits import DrawnLogits
 from signalbox_scheduler.requests.mask_use import MaskUse
 from signalbox_scheduler.requests.open_spans import RequestTrace
 from signalbox_scheduler.requests.sequence_ids import next_seq_id
@@ -145,6 +146,10 @@ class Sequence:
         self.num_inflight_drafts -= num_drafts
         self.num_computed_tokens += num_new_tokens + num_accepted
 
+    def append(self, token_ids: list[int]) -> None:
+        """Adds drawn tokens to the output."""
+        self.output_token_ids += token_ids
+
     def truncate(self, num_output_tokens: int) -> None:
         """Removes the output behind its first tokens."""
         del self.output_token_ids[num_output_tokens:]
@@ -196,6 +201,9 @@ class SequenceGroup:
     """Numbers of the workers' stores in which its prefix was looked up, as one lookup is enough."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
+    num_cpu_cached_tokens: int = 0
+    """Tokens, of the output as well, that were not computed because their blocks were found in swap
+    space."""
     times: GroupTimes
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     trace: RequestTrace | None = None
@@ -212,6 +220,10 @@ class SequenceGroup:
     """True while it runs, and no step takes it, because it is about to go to another worker."""
     failure: RequestFailure | None = None
     """Set if the request ended without a result of its own making."""
+    logits: DrawnLogits | None = None
+    """Set if workers return the logit of each token that is drawn, for an audit."""
+    is_private: bool = False
+    """True if it finds no cached blocks, and none of its own are found by others."""
     numerics: Numerics | None = None
     """Numerics of the worker that took the group last; None before, or if it did not say."""
     speculation: SpeculationUse = NO_SPECULATION

@@ -13,6 +13,7 @@ from functools import partial
 from signalbox_contract.model import Adapter, ModelInfo
 from signalbox_contract.wording import counted
 from signalbox_rpc.metrics.sample import Sample
+from signalbox_scheduler.audits.choice import Audits, SampledAudits
 from signalbox_scheduler.config import AdmissionBounds, Disaggregation
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
 from signalbox_scheduler.queue.effective_window import WindowLog
@@ -44,6 +45,7 @@ class Cluster:
         max_quarantine_s: float = 0.0,
         explain_history: int = 1024,
         disaggregation: Disaggregation = Disaggregation.STATIC,
+        audit_cpu: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission = AdmissionQueue(policy)
@@ -54,6 +56,8 @@ class Cluster:
         self.roles = Roles(disaggregation, self.step_loops)
         self.tokenizer_files: dict[str, bytes] = {}
         self.starting_workers = StartingWorkers()
+        self.audits = SampledAudits(audit_cpu) if audit_cpu else Audits()
+        """The audits of earlier answers, and what they have found."""
         self.worker_records = WorkerRecords(max_pause_s=max_quarantine_s)
         self.requests = RequestLifecycle(
             admission=self.admission,
@@ -62,6 +66,7 @@ class Cluster:
             worker_wait_s=worker_wait_s,
             worker_records=self.worker_records,
             explain_history=explain_history,
+            audits=self.audits,
             clock=clock,
         )
         self._started_at = clock()
@@ -133,6 +138,7 @@ class Cluster:
     def join(self, step_loop: StepLoop) -> None:
         self.step_loops.append(step_loop)
         self.peers.join(step_loop.scheduler.state, step_loop.wake)
+        self.audits.join(step_loop.scheduler.state, step_loop.wake)
         self._unfinished_clears.join(
             step_loop.scheduler, [loop.scheduler for loop in self.step_loops[:-1]]
         )
@@ -177,6 +183,7 @@ class Cluster:
             return
         self.step_loops.remove(step_loop)
         self.peers.leave(step_loop.scheduler.state, self._clock())
+        self.audits.leave(step_loop.scheduler.state)
         self.roles.settle()
         self.tell_watchers()
         is_lost = step_loop.scheduler.is_accepting  # else it has announced that it goes

@@ -32,6 +32,7 @@ def make_cluster(
         max_quarantine_s=config.worker_quarantine,
         explain_history=config.explain_history,
         disaggregation=config.disaggregation,
+        audit_cpu=config.audit_cpu,
         clock=clock,
     )
 
@@ -78,6 +79,7 @@ def make_scheduler(
         grammar_bytes=capacity.grammar_bytes,
         ranks=capacity.ranks,
         store=capacity.store,
+        arithmetic=capacity.arithmetic,
     )
     cost = CostModel(
         block_bytes=capacity.block_bytes,

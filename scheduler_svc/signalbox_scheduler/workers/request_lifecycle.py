@@ -14,6 +14,7 @@ from signalbox_contract.model import ModelInfo
 from signalbox_contract.updates import AdmittedRequest, FinishReason, RequestFailure, RequestUpdates
 from signalbox_contract.wording import counted
 from signalbox_rpc.metrics.sample import Sample, counters, gauge, gauges
+from signalbox_scheduler.audits.choice import Audits
 from signalbox_scheduler.audits.finding import AuditEnd
 from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.insight import request_spans
@@ -54,6 +55,7 @@ class RequestLifecycle:
         worker_wait_s: float,
         worker_records: WorkerRecords,
         explain_history: int,
+        audits: Audits,
         clock: Callable[[], float],
     ) -> None:
         self.model: ModelInfo | None = None
@@ -64,6 +66,7 @@ class RequestLifecycle:
         self._admission = admission
         self._step_loops = step_loops
         self._worker_records = worker_records
+        self._audits = audits
         self._clock = clock
         self._live = LiveRequests()
         self._placement_deadlines = PlacementDeadlines(worker_wait_s)
@@ -121,6 +124,7 @@ class RequestLifecycle:
         group.begin(eos_token_ids=self.model.eos_token_ids if self.model else ())
         request_spans.begin(group, now=self._clock())
         self._live.add(group)
+        self._audits.choose(group, self._clock())
         self._admission.add(group)
         is_resumed = group.request.attempt > 0  # it arrived elsewhere, and waits here from now on
         self._admission.record_arrival(group, self._clock() if is_resumed else group.times.arrival)
@@ -211,6 +215,7 @@ class RequestLifecycle:
         request_spans.end(group, now=now, block=self._step_loops.block_unit)
         self.history.keep(group, now)
         self.stats.observe(group)
+        self._audits.ended(group, now)
         self._step_loops.record_end(group, now)
 
     def send_updates(self, outcome: StepOutcome) -> None:

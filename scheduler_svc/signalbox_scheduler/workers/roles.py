@@ -65,6 +65,7 @@ class Roles:
             role = self.of(loop)
             loop.scheduler.set_role(role)
             if role is not before.get(loop, WorkerRole.BOTH):
+                loop.scheduler.state.audits.drop()
                 logger.info("worker %s has the role %s", loop.worker_name, role)
 
     def _asked(self, loop: StepLoop) -> WorkerRole:

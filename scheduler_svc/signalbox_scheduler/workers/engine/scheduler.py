@@ -76,8 +76,10 @@ class Scheduler:
         if self.state.suspects.must_wait:
             return None
         plan = self.in_flight.new_plan(now, token_budget=self.token_budget)
+        self.state.audits.begin_step()
         connector.begin_step(plan, now)
         self.planner.fill(plan, now)
+        self.state.audits.fill(plan, now)
         connector.finish_step(plan, now)
         self.state.finish_copies(plan)  # copies alone are work, too
         if not plan.has_work and (self.in_flight or now < connector.next_poll_at):
@@ -102,7 +104,7 @@ class Scheduler:
         if result.max_num_batched_tokens != self._memory_tokens:
             self._memory_tokens = result.max_num_batched_tokens
             self.token_budget = token_budget(self.limits, memory_tokens=self._memory_tokens)
-        if plan.has_work:  # else it was sent to ask for the ends of moves
+        if plan.has_work and not plan.is_audit:  # else it was sent to ask for the ends of moves
             self._observe_costs(plan, result.timings, now, seconds=seconds)
             self.planner.mask_turns.observe(plan, result, seconds=seconds)
             if self.limits.max_draft_tokens:
@@ -112,11 +114,22 @@ class Scheduler:
         connector = self.state.connector
         if result.moves:
             connector.process(result.moves, now)
-        outcome = self.output_processor.process(plan, result, now)
+        outcome = self._process(plan, result, now, seconds=seconds)
         connector.step_answered(now)
         if plan.is_alone and (cleared := pop_cleared(plan.seqs[0].group)):
             outcome.cleared.append(cleared)
             plan.seqs[0].group.timeline.add(EventKind.CLEARED, now, step_id=plan.step_id)
+        return outcome
+
+    def _process(
+        self, plan: StepPlan, result: StepResult, now: float, *, seconds: float
+    ) -> StepOutcome:
+        if plan.is_audit:
+            self.state.audits.compare(plan, result, now, seconds=seconds)
+            return StepOutcome()
+        outcome = self.output_processor.process(plan, result, now)
+        if result.draw_logits is not None:
+            self.state.audits.record(plan, result)
         return outcome
 
     def _observe_costs(
@@ -161,6 +174,7 @@ class Scheduler:
         """Forgets all cached prefixes; False, changing nothing, unless all work has ended."""
         if self.has_unfinished:
             return False
+        self.state.audits.drop()
         if not self.blocks.reset_prefix_cache():
             return False
         self.state.connector.clear(None, nothing_waits)
@@ -189,6 +203,7 @@ class Scheduler:
     def drain(self) -> None:
         """Admits no new groups from now on; groups that have started still return."""
         self._queues.drain()
+        self.state.audits.drop()
         self.state.connector.drain()
 
     def set_role(self, role: WorkerRole) -> None:
@@ -204,6 +219,7 @@ class Scheduler:
         The scheduler is not used afterwards; the groups can be recomputed elsewhere.
         """
         self.state.decode_batch.release_all()
+        self.state.audits.close()
         self.grammars.leave()
         self.state.connector.close()
         groups = self._queues.remove_all()
@@ -297,6 +313,7 @@ class Scheduler:
         """Asserts that blocks are conserved and each group is in one queue, in its status."""
         self._queues.check()
         self.state.connector.check()
+        self.state.audits.check()
         self.state.decode_batch.check()
         queued = {seq for group in self.running + self.swapped for seq in group.sequences}
         self.blocks.check(queued | self.state.sequence_release.draining)

@@ -138,9 +138,13 @@ class StepLoop:
     def next_poll_at(self) -> float:
         """Time at which `fill` is to be called again though nothing wakes the driver.
 
-        Infinite while a step is in flight, and if nothing moves to or from the worker's store.
+        Infinite while a step is in flight, and if nothing moves to or from the worker's store and
+        no audit waits for its time.
         """
-        return math.inf if self.scheduler.in_flight else self.scheduler.state.connector.next_poll_at
+        state = self.scheduler.state
+        if state.in_flight:
+            return math.inf
+        return min(state.connector.next_poll_at, state.audits.next_poll_at)
 
     @property
     def oldest_limit_s(self) -> float:

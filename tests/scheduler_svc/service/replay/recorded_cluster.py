@@ -28,6 +28,7 @@ from signalbox_contract.step_result import (
 from signalbox_contract.updates import FinishedRequest, RequestFailure, RequestUpdates
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
+from signalbox_scheduler.audits.finding import AuditLog
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.insight.recorder import RouterRecorder, WorkerRecorder
 from signalbox_scheduler.planning.worker_grammars import Preparation
@@ -38,6 +39,7 @@ from signalbox_scheduler.service.replay.replayed_cluster import ReplayedCluster,
 from signalbox_scheduler.service.scheduler_servicer import apply_message
 from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
+from tests.scheduler_svc.fake_logits import draw_logits
 from tests.scheduler_svc.fake_store import Block, FakeStore
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
 
@@ -104,6 +106,10 @@ class RecordedCluster:
     def num_requests(self) -> int:
         """Requests that live."""
         return len(self._replayed.cluster.requests)
+
+    @property
+    def audits(self) -> AuditLog:
+        return self._replayed.cluster.audits.log
 
     def router(self) -> RecordedRouter:
         return RecordedRouter(self._replayed.cluster.requests, self._recorder.router())
@@ -269,6 +275,8 @@ def _with_failure(result: StepResult) -> StepResult:
         result.num_tokens = int32s(lengths) if lengths else None
     result.seq_ids = int64s(seq_ids[:num_kept])
     result.token_ids = int32s(result.token_ids.tolist()[:num_tokens])
+    if result.draw_logits is not None:
+        result.draw_logits = draw_logits(result.draw_logits.tolist()[:num_tokens])
     if result.branches is not None:
         branches = result.branches.tolist()[:num_kept]
         result.branches = int32s(branches) if branches else None

@@ -18,6 +18,7 @@ from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.structured_output.grammar_cost import GrammarCost
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.config import PreemptionMode, SchedulerConfig
+from tests.scheduler_svc.fake_logits import ARITHMETIC
 from tests.scheduler_svc.fake_store import Ending
 from tests.scheduler_svc.fake_worker import expected, pooled_vector
 from tests.scheduler_svc.make import EOS, MODEL
@@ -189,6 +190,14 @@ SCENARIOS = {
         draft_kinds="ggmobn",
         mask_costs=(10**4, 10**5),
         longest=60,
+    ),
+    "audits": Scenario(
+        seed=22,
+        settings={"audit_cpu": 0.5},
+        capacity={"num_gpu_blocks": 60, "max_draft_tokens": 4, "arithmetic": ARITHMETIC},
+        kinds=("plain", "forks", "grammars", "turns"),
+        draft_kinds="ggmobn",
+        weights={"add": 2.0, "wait": 0.1, "drain": 0.3, "fail": 0.3},
     ),
     "vectors": Scenario(seed=13, pooling=MEAN, kinds=("vectors",)),
     "vectors of whole prompts": Scenario(seed=14, pooling=BOTH_WAYS, kinds=("vectors",)),
@@ -451,6 +460,8 @@ class History:
     def _check_answers(self) -> None:
         """Asserts that each request that no one aborted has ended, with the right tokens."""
         assert not self.live
+        self.counts["audits"] = self.cluster.audits.num_equal
+        assert not self.cluster.audits.findings
         for handle, end in self.router.ended.items():
             request = self.requests[handle]
             self.counts["ended" if end.failure is None else end.failure.code.name] += 1

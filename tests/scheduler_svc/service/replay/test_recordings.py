@@ -20,11 +20,9 @@ from tests.scheduler_svc.service.replay.recorded_histories import SCENARIOS, rec
 
 ABSENT = {
     "ExecuteModelRequest.trace_context",  # decides nothing
-    "ExecuteModelResponse.draw_logits",  # of audits, as is the group's
     "Pooled.num_values",  # of vectors of tokens, as is the next: planned as other embeddings
     "Pooling.per_token_seq_ids",
     "RecordHeader.signalbox_version",
-    "SequenceGroupMetadata.returns_logits",
 }
 """Fields that no recording has."""
 

@@ -1,0 +1,123 @@
+"""Which requests are audited, and by which worker.
+
+Few requests are chosen at a time: as many as records may wait. So what is chosen fits the time that
+audits may take, however long they are, and a scheduler whose workers never idle chooses none once
+its records wait. The choice is random, since a fault may come at regular intervals.
+"""
+
+import logging
+from collections.abc import Callable
+from random import Random
+
+from signalbox_scheduler.audits.finding import AuditLog, DropReason
+from signalbox_scheduler.audits.record import AuditRecord, may_be_audited, record_of
+from signalbox_scheduler.audits.worker_audits import WorkerAudits
+from signalbox_scheduler.planning.scheduler_state import SchedulerState
+from signalbox_scheduler.requests.drawn_logits import DrawnLogits
+from signalbox_scheduler.requests.sequence_group import SequenceGroup
+
+logger = logging.getLogger(__name__)
+
+MAX_RECORDS = 8
+"""Requests that are chosen and not audited yet, those that run included."""
+MAX_AGE_S = 600.0
+"""Time that an answer waits for its audit."""
+CHANCE = 0.5
+"""Probability that a request is chosen if one may be."""
+
+
+class Audits:
+    """The audits of a scheduler that makes none."""
+
+    def __init__(self) -> None:
+        self.log = AuditLog()
+
+    def join(self, worker: SchedulerState, wake: Callable[[], None]) -> None:
+        """Adds a worker; `wake` makes its driver plan."""
+
+    def leave(self, worker: SchedulerState) -> None:
+        """Removes a worker that is gone."""
+
+    def choose(self, group: SequenceGroup, now: float) -> None:
+        """Decides whether a request that arrives is audited at its end."""
+
+    def ended(self, group: SequenceGroup, now: float) -> None:
+        """Takes a request that has ended."""
+
+
+class SampledAudits(Audits):
+    """Audits of some requests.
+
+    Args:
+        share: part of each worker's time that audits may take.
+        seed: of the choice, which a replay repeats.
+    """
+
+    def __init__(self, share: float, *, seed: int = 0) -> None:
+        super().__init__()
+        self._share = share
+        self._random = Random(seed)
+        self._num_live = 0
+        """Chosen requests that have not ended."""
+        self._records: list[AuditRecord] = []
+        """Answers that wait for their audits, the oldest first."""
+        self._workers: dict[SchedulerState, WorkerAudits] = {}
+
+    def join(self, worker: SchedulerState, wake: Callable[[], None]) -> None:
+        if not worker.config.arithmetic:
+            logger.info(
+                "no audits by the worker at %s: its bits depend on what else it computes",
+                worker.config.identity.address,
+            )
+            return
+        audits = WorkerAudits(worker, self, share=self._share, wake=wake)
+        worker.audits = self._workers[worker] = audits
+
+    def leave(self, worker: SchedulerState) -> None:
+        self._workers.pop(worker, None)
+
+    def choose(self, group: SequenceGroup, now: float) -> None:
+        self._drop_late(now)
+        num_chosen = self._num_live + len(self._records)
+        if not self._workers or num_chosen >= MAX_RECORDS or not may_be_audited(group):
+            return
+        if self._random.random() < CHANCE:
+            group.logits = DrawnLogits()
+            self._num_live += 1
+            self.log.num_chosen += 1
+
+    def ended(self, group: SequenceGroup, now: float) -> None:
+        logits, group.logits = group.logits, None
+        if logits is None:
+            return
+        self._num_live -= 1
+        record = record_of(group, logits, now)
+        if isinstance(record, DropReason):
+            self.log.drop(record)
+            return
+        self._records.append(record)
+        for worker in self._workers.values():
+            worker.wake()
+
+    def find(self, worker: WorkerAudits, now: float) -> AuditRecord | None:
+        """Returns the oldest answer that a worker is to audit.
+
+        One that did not compute the answer audits it, as it does not repeat what is wrong with the
+        other; if there is none, any does.
+        """
+        self._drop_late(now)
+        for record in self._records:
+            takers = [one for one in self._workers.values() if one.takes(record, now)]
+            others = [one for one in takers if one.name not in record.workers]
+            if worker in (others or takers):
+                return record
+        return None
+
+    def take(self, record: AuditRecord) -> None:
+        """Removes an answer, whose audit begins."""
+        self._records.remove(record)
+
+    def _drop_late(self, now: float) -> None:
+        while self._records and now - self._records[0].ended_at > MAX_AGE_S:
+            self._records.pop(0)
+            self.log.drop(DropReason.LATE)
