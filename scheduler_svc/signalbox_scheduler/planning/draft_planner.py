@@ -64,7 +64,7 @@ class DraftPlanner:
                 self.forget(seq)
 
     def forget(self, seq: Sequence) -> None:
-        """Drops what is kept of a sequence that ends."""
+        """Drops what is kept of a sequence that ends, or leaves this worker."""
         self._paused.pop(seq, None)
 
     def speculates(self, group: SequenceGroup) -> bool:

@@ -110,6 +110,7 @@ class Preemption:
         group.times.preempted_at = now
         for seq in group.unfinished:
             self._worker_state.forget(seq)
+            self._state.drafts.forget(seq)
         is_swap = self._swapping.is_preferred(group)
         group.timeline.add(
             EventKind.PREEMPTED,

@@ -333,6 +333,7 @@ class OutputProcessor:
             group.suspect(max(seq.num_computed_tokens for seq in group.unfinished))
             for seq in group.unfinished:
                 self._worker_state.forget(seq)
+                self._drafts.forget(seq)
                 self._blocks.free(seq)
             self._queues.remove(group)
             group.forget_progress()

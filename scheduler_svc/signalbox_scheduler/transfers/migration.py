@@ -70,6 +70,7 @@ class MigrationEnd:
         """Gives up what this worker has of a group that runs at another from now on."""
         for seq in group.unfinished:
             self._state.worker_state.forget(seq)
+            self._state.drafts.forget(seq)
             self.blocks.free(seq)
         self.queues.remove(group)
 

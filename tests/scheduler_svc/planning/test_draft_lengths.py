@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from signalbox_contract.step_result import StepResult, StepTimings
+from signalbox_contract.updates import FinishReason
+from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.planning.draft_lengths import FORGET_STEPS, MEASURE_STEPS, RowCosts
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import EncodedPlan, FakeWorker
@@ -146,6 +148,25 @@ def test_what_has_ended_pauses_no_more() -> None:
     assert seq.draft_record is not None and seq.draft_record.is_off
     loop.scheduler.abort(group_of(loop))
     loop.scheduler.check()
+
+
+def test_what_goes_on_elsewhere_pauses_here_no_more() -> None:
+    scheduler = make_scheduler(
+        max_draft_tokens=MOST, num_gpu_blocks=30, mode=PreemptionMode.RECOMPUTE
+    )
+    loop = make_loop(scheduler)
+    loop.worker = MeasuredWorker(4, draft_kinds="b")
+    for number in range(2):
+        scheduler.admission.add(make_request([1, 2, number], max_tokens=70))
+    for _ in range(200):
+        loop.turn()
+        if scheduler.preemption.num_preemptions:
+            break
+    (group,) = scheduler.admission.groups
+    (seq,) = group.sequences
+    assert seq.draft_record is not None and seq.draft_record.is_off
+    seq.finish(FinishReason.LENGTH)  # at another worker
+    scheduler.state.drafts.check()
 
 
 def test_a_sequence_for_which_nothing_is_proposed_joins_the_decode_batch() -> None:
