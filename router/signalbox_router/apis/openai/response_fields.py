@@ -191,7 +191,8 @@ class UsageCounter:
         if self._num_reasoning is not None:
             details = {"reasoning_tokens": self._num_reasoning}
             if self._has_prediction:
-                num_accepted = self._drafts.num_predicted_accepted
+                # Tokens behind a stop string were drawn, and are no part of the completion.
+                num_accepted = min(self._drafts.num_predicted_accepted, body["completion_tokens"])
                 details["accepted_prediction_tokens"] = num_accepted
                 details["rejected_prediction_tokens"] = self._drafts.num_predicted - num_accepted
             body["completion_tokens_details"] = details

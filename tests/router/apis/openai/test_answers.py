@@ -554,6 +554,17 @@ async def test_a_prediction_reaches_the_scheduler_and_is_counted_alone(content: 
         assert last.usage.completion_tokens_details.accepted_prediction_tokens is None
 
 
+async def test_predicted_tokens_behind_a_stop_string_are_rejected_ones() -> None:
+    script = drafting(
+        num_runs=9, num_drafts=90, num_accepted=90, num_predicted=90, num_predicted_accepted=90
+    )
+    async with make_http(script) as http:
+        answer = await http.chat(prediction={"type": "content", "content": "one two"})
+        details = answer.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens == answer.usage.completion_tokens < 90
+        assert details.rejected_prediction_tokens == 90 - answer.usage.completion_tokens
+
+
 async def test_drafts_of_all_prompts_are_summed() -> None:
     async with make_http(drafting(num_runs=1, num_drafts=4, num_accepted=2)) as http:
         answer = await http.complete(prompt=["a", "b", "c"])
