@@ -85,6 +85,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "prompt",
         "params",
         "requests",
+        "receipts",
         "parsers",
         "config",
         "insight",

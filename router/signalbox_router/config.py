@@ -85,6 +85,11 @@ class ApiSettings(RequestSettings, NameSettings):
         description="YAML file of the API keys that clients must show; `signalbox keys create`"
         " makes its entries",
     )
+    receipt_key: FilePath | None = Field(
+        None,
+        description="PEM file: private key of Ed25519 that signs the receipts that requests ask for"
+        " (default: they are not signed)",
+    )
     log_requests: LoggedRequests = Field(
         LoggedRequests.NONE,
         description="ends logs the end of each request with its numbers; prompts logs the text of"

@@ -28,6 +28,8 @@ from signalbox_router.limits.key_interceptor import KeyInterceptor
 from signalbox_router.limits.operator_access import OperatorAccess
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.chat.known_templates import load_chat_template
+from signalbox_router.receipts.receipt_key import ReceiptKey
+from signalbox_router.receipts.receipts import Receipts
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_router.schedulers.first_use import FirstUse
@@ -86,6 +88,10 @@ class Router:
             self.live,
             first_use=self._first_use,
             observer=Observer(metrics, RequestLog(config.log_requests)),
+            receipts=Receipts(
+                version=config.version,
+                key=ReceiptKey(config.receipt_key) if config.receipt_key else None,
+            ),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
         self._operations = SchedulerOperations(config.scheduler_addresses, tls=config.tls)

@@ -4,10 +4,11 @@ The gRPC servicers and the HTTP API use it: they decode a request into `ApiReque
 call in `CallContext`, and encode the updates.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from signalbox_contract.errors import Code, NotFound, RpcError
 from signalbox_router.generation.call_context import CallContext
@@ -20,10 +21,12 @@ from signalbox_router.parsers.reasoning_reader import ReasoningReader, reasoning
 from signalbox_router.parsers.tool_call_reader import ToolCallReader, reader_of
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.requests.active_request import Update
+from signalbox_router.receipts.receipts import Receipts
+from signalbox_router.requests.active_request import ActiveRequest, Update
 from signalbox_router.requests.api_request import ApiRequest, now_ns, timeout_ns
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.requests.output_buffer import OutputBuffer
+from signalbox_router.requests.request_output import End
 from signalbox_router.schedulers.first_use import FirstUse
 from signalbox_router.schedulers.served_models import ANY, MAX_MODEL_NAME_CHARS, ServedModels
 from signalbox_rpc.telemetry import tracing
@@ -42,6 +45,7 @@ class CallReservation(NamedTuple):
 
 
 OutputReader = ReasoningReader | ToolCallReader
+MakeReceipt = Callable[[ActiveRequest, End], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ class _UpdatePath:
     """Account that is charged for tokens, if the caller's key limits them."""
     buffer: OutputBuffer | None
     """None if the client gets each update as it is."""
+    make_receipt: MakeReceipt | None
+    """None if the client wants no receipt."""
 
     def push(self, update: Update) -> Update | None:
         """Returns the update to send now, or None."""
@@ -66,7 +72,9 @@ class _UpdatePath:
             if self.readers:
                 num_tokens = sum(reader.num_reasoning_tokens for reader in self.readers)
                 end = end._replace(num_reasoning_tokens=num_tokens)
-                update = update._replace(end=end)
+            if self.make_receipt is not None:
+                end = end._replace(receipt=self.make_receipt(update.request, end))
+            update = update._replace(end=end)
             self.observed.ended(update.request, end)
         if self.account is not None:
             self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
@@ -84,6 +92,7 @@ class Generator:
         *,
         first_use: FirstUse | None = None,
         observer: Observer | None = None,
+        receipts: Receipts | None = None,
     ) -> None:
         """Makes a generator.
 
@@ -96,6 +105,7 @@ class Generator:
         self._key_limits = KeyLimits()
         self.live = live
         self._observer = observer or Observer()
+        self._receipts = receipts or Receipts()
 
     def model_of(self, name: str, tasks: frozenset[str]) -> ServedModel:
         """Returns the model that a request means; see `ServedModels.of`.
@@ -176,13 +186,14 @@ class Generator:
             model = await self._model_with_adapter(api_request.model, model)
             prompt = await self._tokenize(api_request, model, call_context, span)
             readers = self._readers(api_request, model, prompt)
+            kept_token_ids = frozenset[int]().union(*(one.kept_token_ids for one in readers))
             request = self.admission.submit(
                 api_request,
                 model,
                 prompt,
                 call_context,
                 Arrival(live.request_id, arrived_ns, tracing.inject(span.context)),
-                kept_token_ids=frozenset().union(*(one.kept_token_ids for one in readers)),
+                kept_token_ids=kept_token_ids,
             )
             live.begin(request)
             span.set_request(request, api_request.task)
@@ -190,7 +201,9 @@ class Generator:
             if account is not None:
                 account.spend(len(prompt.token_ids))
             buffer = _make_buffer(api_request, prompt)
-            path = _UpdatePath(readers, span, observed, account, buffer)
+            make_receipt = partial(self._receipts.of, model, kept_token_ids=kept_token_ids)
+            receipt = make_receipt if api_request.wants_receipt else None
+            path = _UpdatePath(readers, span, observed, account, buffer, receipt)
             try:
                 is_last = False
                 while not is_last:

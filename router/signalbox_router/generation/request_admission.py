@@ -46,6 +46,7 @@ from signalbox_router.parsers.tool_call_schema import forced_schema
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.length_errors import ContextOverflow, TextTooLong
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.receipts.receipts import check_receipt
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.api_request import (
     ApiRequest,
@@ -117,6 +118,8 @@ class Admission:
             self._check_pooled(api_request, api_request.pooled, model)
             return
         _check_sampling(api_request.sampling, model)
+        if api_request.wants_receipt:
+            check_receipt(api_request.sampling)
         if text := api_request.sampling.get("prediction"):
             field, most = "sampling_params.prediction", self.max_text_bytes
             params_validation.check_text(text, field=field, max_bytes=most)

@@ -37,6 +37,8 @@ class ServedModel:
     unknown. Not compared, because it is not part of the model's identity."""
     takes_snapshot_positions: bool = field(default=False, compare=False)
     """True if requests should name positions for snapshots of recurrent layers."""
+    fingerprint: str = field(default="", compare=False)
+    """Identity of configuration and weights, for receipts."""
 
     @classmethod
     def of(

@@ -80,6 +80,8 @@ class ApiRequest:
     drops_turns: bool = False
     """True if the oldest turns of a conversation are left out that does not fit the window."""
     delivery: Delivery = field(default_factory=Delivery)
+    wants_receipt: bool = False
+    """True if the end has a receipt."""
     pooled: PoolingRequest | None = None
     """None continues the prompt."""
 

@@ -1,9 +1,9 @@
 """Output of a generation in plain types: deltas, finishes, usage, timings."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from signalbox_contract import updates
 from signalbox_contract.logprobs import TokenLogprobs
@@ -101,6 +101,10 @@ class End(NamedTuple):
     num_reasoning_tokens: int = 0
     """Completion tokens that are reasoning, without its markers."""
     speculation: SpeculationUse = NO_SPECULATION
+    arithmetic: str = ""
+    """Digest of the bits that workers have computed; empty if none is known of all tokens."""
+    receipt: Mapping[str, Any] | None = None
+    """Receipt in the form of JSON; None if the client wants none."""
 
 
 def acceptance_of(use: SpeculationUse) -> dict[str, float] | None:

@@ -276,7 +276,12 @@ class SchedulerConnection:
                 error = error_of(finished.failure, request)
                 self._listener.failed(request, error, self)
             else:
-                end = End(finished.usage, finished.timings, speculation=finished.speculation)
+                end = End(
+                    finished.usage,
+                    finished.timings,
+                    speculation=finished.speculation,
+                    arithmetic=finished.arithmetic,
+                )
                 request.end(end)
 
 

@@ -306,7 +306,7 @@ def test_every_field_of_the_contract_is_served() -> None:
         "add_special_tokens", "add_generation_prompt", "priority", "cache_salt", "chat_template",
         "chat_template_kwargs", "continue_final_message", "tools", "tool_choice",
         "parallel_tool_calls", "parse_special_tokens",
-        "truncate_prompt_tokens", "echo", "output_kind", "stream_interval", "thinking",
+        "truncate_prompt_tokens", "echo", "output_kind", "stream_interval", "thinking", "receipt",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"

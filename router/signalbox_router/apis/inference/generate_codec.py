@@ -1,5 +1,6 @@
 """Converts requests of inference.v1 to plain data, and updates to its responses."""
 
+import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -88,6 +89,7 @@ def _asked(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
         ),
         delivery=_delivery(request),
+        wants_receipt=request.receipt,
     )
 
 
@@ -133,6 +135,8 @@ def responses(kind: type[Response], update: Update) -> Iterable[Response]:
         if (use := update.end.speculation).num_runs:
             message.usage.speculation.CopyFrom(pb.SpeculationUse(**use._asdict()))
         message.timings.CopyFrom(_timings(update.end))
+        if update.end.receipt is not None:
+            message.receipt = json.dumps(update.end.receipt)
     if update.prompt_logprobs:
         return _after_prompt_logprobs(kind, update, message)
     return (message,)

@@ -111,7 +111,7 @@ class ChatAnswer(EventStream):
                     choice.logprobs += self._logprobs(delta)["content"]
         answer["choices"] = [self._whole(index, choices[index]) for index in sorted(choices)]
         answer["usage"] = self._usage.body()
-        return answer | self._usage.metrics()
+        return answer | self._usage.extras()
 
     def events(self, update: Update) -> bytes:
         """Returns the bytes to send at once: an event for each sequence that has new output."""
@@ -129,11 +129,9 @@ class ChatAnswer(EventStream):
         return b"".join(events)
 
     def last_event(self) -> bytes:
-        """Returns the event with the usage, if it was asked for."""
-        if not self._plan.at_the_end:
-            return b""
-        last = {"choices": [], "usage": self._usage.body(), **self._usage.metrics()}
-        return to_event({**self._top, **last})
+        """Returns the event with the usage and the receipt, if they were asked for."""
+        last = self._usage.last_fields(self._plan)
+        return to_event({**self._top, "choices": [], **last}) if last else b""
 
     def _shown(self, delta: Delta) -> Delta:
         if not self._shows_reasoning:

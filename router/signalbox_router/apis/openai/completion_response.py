@@ -101,7 +101,7 @@ class CompletionAnswer(EventStream):
             **NULLS_OF_ANSWER,
             "choices": [_NULLS | choices[index] for index in sorted(choices)],
             "usage": self._usage.body() | NULLS_OF_USAGE,
-            **self._usage.metrics(),
+            **self._usage.extras(),
         }
 
     def events(self, update: Update) -> bytes:
@@ -112,11 +112,9 @@ class CompletionAnswer(EventStream):
         return b"".join([self._event(update, delta) for delta in update.deltas])
 
     def last_event(self) -> bytes:
-        """Returns the event with the usage, if it was asked for."""
-        if not self._plan.at_the_end:
-            return b""
-        last = {"choices": [], "usage": self._usage.body(), **self._usage.metrics()}
-        return to_event({**self._top, **last})
+        """Returns the event with the usage and the receipt, if they were asked for."""
+        last = self._usage.last_fields(self._plan)
+        return to_event({**self._top, "choices": [], **last}) if last else b""
 
     def _event(self, update: Update, delta: Delta) -> bytes:
         choice = self._choice(update, delta)

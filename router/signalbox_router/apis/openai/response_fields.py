@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -120,7 +121,7 @@ def usage_plan(body: GenerationBody) -> UsagePlan:
 
 
 class UsageCounter:
-    """Sums the tokens of all prompts of an HTTP request."""
+    """Sums the tokens of all prompts of an HTTP request; keeps the receipt if there is one."""
 
     def __init__(self, plan: UsagePlan, *, echoes: bool = False, is_chat: bool = False) -> None:
         """Makes a counter.
@@ -132,6 +133,7 @@ class UsageCounter:
         self._num_reasoning = 0 if is_chat else None
         self._of_prompts: dict[int, Usage] = {}
         self._drafts = NO_SPECULATION
+        self._receipt: Mapping[str, Any] | None = None
         self._has_prediction = False
         self._counts_tokens = plan.in_every_event
         """False if the usage is asked for only when it is in the requests' ends."""
@@ -149,6 +151,7 @@ class UsageCounter:
         self.open(update)
         if update.end is not None:
             self._of_prompts[update.position] = update.end.usage
+            self._receipt = update.end.receipt
             counts = zip(self._drafts, update.end.speculation, strict=True)
             self._drafts = SpeculationUse(*map(sum, counts))
             if self._num_reasoning is not None:
@@ -198,7 +201,17 @@ class UsageCounter:
             body["completion_tokens_details"] = details
         return body
 
-    def metrics(self) -> dict[str, Any]:
-        """Returns the counts of drafts as a field of an answer; nothing if none was computed."""
+    def extras(self) -> dict[str, Any]:
+        """Returns fields of an answer that not each one has: counts of drafts, and the receipt."""
         acceptance = acceptance_of(self._drafts)
-        return {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
+        drafts = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
+        return drafts | self._receipt_field()
+
+    def last_fields(self, plan: UsagePlan) -> dict[str, Any]:
+        """Returns what the last event of a stream has; nothing if there is none."""
+        if plan.at_the_end:
+            return {"usage": self.body(), **self.extras()}
+        return self._receipt_field()
+
+    def _receipt_field(self) -> dict[str, Any]:
+        return {} if self._receipt is None else {"receipt": self._receipt}

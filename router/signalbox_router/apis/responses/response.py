@@ -112,7 +112,9 @@ class ResponsesAnswer:
             "incomplete_details": {"reason": reason} if reason else None,
             "output": self._output.bodies(),
             "usage": _usage(self._end) if self._end else None,
-        } | ({"completed_at": int(time.time())} if status == "completed" else {})
+            **({"completed_at": int(time.time())} if status == "completed" else {}),
+            **({"receipt": self._end.receipt} if self._end and self._end.receipt else {}),
+        }
 
     def _event(self, name: str, state: Mapping[str, Any]) -> str:
         """Returns an event with the response."""

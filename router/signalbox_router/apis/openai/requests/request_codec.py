@@ -67,6 +67,8 @@ def completion_api_request(
 ) -> list[ApiRequest]:
     """Returns a request for each prompt; their common fields are converted once."""
     check_products(body, len(prompts))
+    if body.receipt and len(prompts) > 1:
+        raise BadRequest("receipt: it is of one prompt; send each in a request", "receipt")
     _check_logprob_token_ids(body)
     request = pb.GenerateRequest(text="")
     set_field(request, "echo", body.echo or None)
@@ -142,6 +144,7 @@ def set_common(
     set_field(request, "cache_salt", body.cache_salt)
     set_field(request, "priority", body.priority or None)
     set_field(request, "stream_interval", body.stream_interval)
+    request.receipt = bool(body.receipt)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options: it needs stream to be true", "stream_options")
     if not body.stream:

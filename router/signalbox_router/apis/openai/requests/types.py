@@ -254,6 +254,9 @@ class GenerationBody(Labels, StreamableBody):
     speculation: bool | None = None
     """False computes no drafts of what the text goes on with; the text is the same. Default: the
     server's."""
+    receipt: bool | None = None
+    """True if the answer has a receipt, by which `signalbox verify` computes it again; not with
+    use_beam_search or best_of. Default false."""
 
     @property
     def forces_call(self) -> bool:
