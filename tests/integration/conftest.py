@@ -8,8 +8,11 @@ import pytest
 
 from benchmarks.harness.hosts import Host, NoHosts, hosts
 from signalbox_scheduler.kv.cost_model import CostModel
+from signalbox_scheduler.planning.draft_lengths import DraftLengths
 from signalbox_scheduler.transfers import migration_rounds, prefix_loader
 from signalbox_worker.kv.peers import peer_client
+from signalbox_worker.runner import local_runner
+from tests.gpu_worker.foresight import Foresight
 
 if TYPE_CHECKING:
     from signalbox_worker.runner.local_runner import LocalRunner
@@ -62,3 +65,17 @@ def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migration_rounds, "GRACE_S", 60.0)
     monkeypatch.setattr(prefix_loader, "GRACE_S", 60.0)
     monkeypatch.setattr(peer_client, "TOLD_S", 60.0)
+
+
+@pytest.fixture
+def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a model as tiny as that one would compute a draft as slowly as a token."""
+    monkeypatch.setattr(DraftLengths, "observe_step", lambda *_, **__: None)
+
+
+@pytest.fixture
+def foresight(monkeypatch: pytest.MonkeyPatch, drafts_pay: None) -> Foresight:
+    """What all workers draft, as many tokens as they may."""
+    made = Foresight()
+    monkeypatch.setattr(local_runner, "make_proposer", lambda *_, **__: made)
+    return made

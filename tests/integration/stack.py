@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from signalbox.commands.inspect.readings import read
 from signalbox_contract import updates
+from signalbox_contract.logprobs import TokenLogprobs
 from signalbox_contract.pooling import Vector
 from signalbox_contract.worker_role import WorkerRole
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
@@ -178,6 +179,7 @@ class Got:
     """What came back for one request."""
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     reasons: dict[int, int] = field(default_factory=dict)
     vector: Vector | None = None
     end: pb.FinishedRequest | None = None
@@ -213,9 +215,11 @@ class Router:
                 self.got[ended.handle].end = ended
 
     def _add_tokens(self, outputs: pb.RequestUpdates) -> None:
-        for handle, index, token_ids, _ in updates.decode(outputs).runs():
-            assert self.got[handle].end is None, "a token came after the end"
-            self.got[handle].tokens.setdefault(index, []).extend(token_ids)
+        for handle, index, token_ids, logprobs in updates.decode(outputs).runs():
+            got = self.got[handle]
+            assert got.end is None, "a token came after the end"
+            got.tokens.setdefault(index, []).extend(token_ids)
+            got.logprobs.setdefault(index, []).extend(logprobs)
 
     async def add(self, handle: int, prompt: Iterable[int], **fields: object) -> None:
         self.got[handle] = Got()

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from signalbox import LLM, SamplingParams
+from signalbox import LLM, CompletionOutput, SamplingParams
 from signalbox.llm.metrics import Counter
-from signalbox_contract.sections.drafts import DraftSource
 from signalbox_worker.batch.batch import Batch, BatchOutput
-from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer
-from signalbox_worker.runner import local_runner
+from tests.gpu_worker.foresight import Foresight
 from tests.gpu_worker.model_runners import make_prompts
 from tests.gpu_worker.tiny_models import make_model, reference_tokens
 from tests.native_kernels import skip_without_native_kernels
@@ -19,46 +17,40 @@ from tests.native_kernels import skip_without_native_kernels
 skip_without_native_kernels()
 
 
-def tokens_of(llm: LLM, prompts: list[list[int]], *, max_tokens: int = 24) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def ask(llm: LLM, prompts: list[list[int]], **fields: int) -> list[CompletionOutput]:
+    params = SamplingParams(temperature=0, ignore_eos=True, **fields)
     outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params, use_tqdm=False)
-    return [list(one.outputs[0].token_ids) for one in outputs]
+    return [one.outputs[0] for one in outputs]
 
 
-class SometimesWrong(NoProposer):
-    """Proposes what is known to come; the last token of every third run is wrong."""
+def tokens_of(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    return [list(one.token_ids) for one in ask(llm, prompts, max_tokens=24)]
 
-    def __init__(self, texts: list[list[int]]) -> None:
-        self._texts = texts
-        self._num_asked = 0
 
-    def propose_one(self, ask: DraftAsk) -> Drafts:
-        known = ask.token_ids.tolist()
-        text = next(one for one in self._texts if one[: len(known)] == known)
-        drafts = text[len(known) :][: ask.most]
-        self._num_asked += 1
-        if drafts and self._num_asked % 3 == 0:
-            drafts[-1] ^= 1
-        return Drafts(drafts, DraftSource.TEXT)
+def count_drafts(llm: LLM) -> tuple[float, float]:
+    """Returns how many drafts were accepted, and how many computed."""
+    counts = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
+    accepted, computed = (
+        counts.get(f"vllm:spec_decode_num_{name}_tokens", 0.0) for name in ("accepted", "draft")
+    )
+    return accepted, computed
 
 
 @pytest.mark.parametrize(
     "family", ["lfm2", "lfm2-moe", "granite-hybrid", "qwen3-next", "qwen3.5", "nemotron-h-moe"]
 )
-@pytest.mark.parametrize(("kib", "num_drafts"), [(120, 0), (4096, 5), (120, 5)])
+@pytest.mark.parametrize(("kib", "drafts"), [(120, False), (4096, True), (120, True)])
 def test_tokens_are_those_of_transformers(
-    family: str,
-    kib: int,
-    num_drafts: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, kib: int, drafts: bool, tmp_path: Path, foresight: Foresight
 ) -> None:
     reference = make_model(tmp_path, family)
     prompts = make_prompts(5, 40, 70, 70)
     prompts[3][:50] = prompts[2][:50]
     expected = [reference_tokens(reference, prompt, 24) for prompt in prompts]
-    proposer = SometimesWrong([a + b for a, b in zip(prompts, expected, strict=True)])
-    monkeypatch.setattr(local_runner, "make_proposer", lambda *_, **__: proposer)
+    foresight.texts += [a + b for a, b in zip(prompts, expected, strict=True)]
     llm = LLM(
         str(tmp_path),
         dtype="float32",
@@ -66,18 +58,13 @@ def test_tokens_are_those_of_transformers(
         max_model_len=128,
         max_num_batched_tokens=64,
         max_num_seqs=4,
-        speculative_config={"method": "ngram", "num_speculative_tokens": num_drafts}
-        if num_drafts
-        else None,
+        speculative_config=NGRAM if drafts else None,
     )
     try:
         for _ in range(2):  # then prefixes are found
             assert tokens_of(llm, prompts) == expected
-        counts = {one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter)}
-        computed, accepted = (
-            counts.get(f"vllm:spec_decode_num_{name}_tokens", 0) for name in ("draft", "accepted")
-        )
-        assert (computed > accepted > 0) == (num_drafts > 0)
+        accepted, computed = count_drafts(llm)
+        assert (0 < accepted < computed) is drafts
     finally:
         llm.close()
 
@@ -110,7 +97,9 @@ def test_a_step_that_raises_half_way_changes_no_token(
 
 
 @pytest.mark.parametrize(("family", "kib"), [("lfm2", 60), ("qwen3.5", 120)])
-def test_states_of_requests_that_yield_are_swapped(family: str, kib: int, tmp_path: Path) -> None:
+def test_states_of_requests_that_yield_are_swapped(
+    family: str, kib: int, tmp_path: Path, foresight: Foresight
+) -> None:
     reference = make_model(tmp_path, family)
     prompts = make_prompts(20, 33, 40)
     expected = [reference_tokens(reference, prompt, 130) for prompt in prompts]
@@ -122,10 +111,18 @@ def test_states_of_requests_that_yield_are_swapped(family: str, kib: int, tmp_pa
         preemption_mode="swap",
         max_model_len=192,
         max_num_seqs=4,
+        speculative_config=NGRAM,
     )
     try:
-        for _ in range(2):  # then prefixes are found in both pools
-            assert tokens_of(llm, prompts, max_tokens=130) == expected
+        first = ask(llm, prompts, max_tokens=130, logprobs=2)
+        assert [list(one.token_ids) for one in first] == expected
+        assert not any(count_drafts(llm))
+        foresight.texts += [a + b for a, b in zip(prompts, expected, strict=True)]
+        again = ask(llm, prompts, max_tokens=130, logprobs=2)  # prefixes are in both pools
+        assert [one.token_ids for one in again] == [one.token_ids for one in first]
+        assert [one.logprobs for one in again] == [one.logprobs for one in first]
+        accepted, computed = count_drafts(llm)
+        assert 0 < accepted < computed
         scheduler = llm.llm_engine._core.scheduler
         assert scheduler.preemption.num_preemptions > scheduler.preemption.num_recomputes
         assert scheduler.planner.num_cpu_prefix_hits > 0

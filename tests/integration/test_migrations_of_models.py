@@ -10,13 +10,21 @@ import pytest
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
 from signalbox_worker.runner.runner import Runner
+from tests.gpu_worker.foresight import Foresight
 from tests.gpu_worker.runner.ranks.thread_ranks import SIZES, loading
 from tests.gpu_worker.tiny_models import LATENTS, make_llama, make_model
-from tests.integration.stack import Router, assert_idle, router, running_scheduler, running_worker
+from tests.integration.stack import (
+    Got,
+    Router,
+    assert_idle,
+    router,
+    running_scheduler,
+    running_worker,
+)
 from tests.scheduler_svc.make import transfers
 from tests.waiting import eventually
 
-NUM_STREAMS, NUM_TOKENS = 8, 180
+NUM_STREAMS, NUM_TOKENS, NUM_DRAFTS = 8, 180, 2
 
 
 def _column(values: list[int]) -> bytes:
@@ -43,13 +51,17 @@ RULES: list[dict[str, Any]] = [
 pytestmark = pytest.mark.usefixtures("patient_moves")
 
 
+def prompt_of(index: int) -> range:
+    return range(3 + index, 50 + 2 * index)
+
+
 async def start(client: Router, first_handle: int) -> range:
     """Begins greedy and sampled requests, each of two sequences; returns their handles."""
     handles = range(first_handle, first_handle + NUM_STREAMS)
     for index, handle in enumerate(handles):
         await client.add(
             handle,
-            range(3 + index, 50 + 2 * index),
+            prompt_of(index),
             max_tokens=NUM_TOKENS,
             num_sequences=2,
             sampling_params={
@@ -62,11 +74,31 @@ async def start(client: Router, first_handle: int) -> range:
     return handles
 
 
-async def outputs(client: Router, handles: range) -> list[dict[int, list[int]]]:
+async def outputs(client: Router, handles: range) -> list[Got]:
+    """Returns tokens and log probabilities of each request."""
     answers = await client.ended(*handles)
     for got in answers:
         got.assert_served()
-    return [got.tokens for got in answers]
+    return [Got(tokens=got.tokens, logprobs=got.logprobs) for got in answers]
+
+
+def foresee(foresight: Foresight, answers: list[Got]) -> None:
+    foresight.texts += [
+        [*prompt_of(index), *token_ids]
+        for index, got in enumerate(answers)
+        for token_ids in got.tokens.values()
+    ]
+
+
+def assert_drafted(*schedulers: Scheduler) -> None:
+    """Workers that may compute drafts have, and some were refused."""
+    uses = [one.output_processor.speculation for one in schedulers]
+    accepted, computed = (
+        sum(use.num_accepted for use in uses),
+        sum(use.num_drafts for use in uses),
+    )
+    drafts = schedulers[0].limits.max_draft_tokens > 0
+    assert (0 < accepted < computed) is drafts
 
 
 def take_nothing_new(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,30 +107,42 @@ def take_nothing_new(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("backend", "tp", "pp"), SIZES)
 async def test_requests_of_a_model_go_on_at_another_worker(
-    tmp_path: Path, backend: str, tp: int, pp: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    backend: str,
+    tp: int,
+    pp: int,
+    foresight: Foresight,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_llama(tmp_path)
-    await assert_going_on(loading(tmp_path, backend, tp, pp), monkeypatch)
+    await assert_going_on(loading(tmp_path, backend, tp, pp), foresight, monkeypatch)
 
 
 async def test_requests_go_on_with_their_latents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, foresight: Foresight, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(tmp_path, "deepseek-v2", **LATENTS)
-    await assert_going_on(loading(tmp_path, "native", 1, 1), monkeypatch)
+    await assert_going_on(loading(tmp_path, "native", 1, 1), foresight, monkeypatch)
 
 
 @pytest.mark.parametrize(
     ("family", "sizes"), [("lfm2", {}), ("qwen3.5", {}), ("gemma3", {"sliding_window": 21})]
 )
-async def test_requests_go_on_with_their_states_and_windows(
-    tmp_path: Path, family: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_requests_go_on_in_the_middle_of_runs_with_their_states_and_windows(
+    tmp_path: Path,
+    family: str,
+    sizes: dict[str, Any],
+    foresight: Foresight,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_model(tmp_path, family, max_position_embeddings=256, **sizes)
-    await assert_going_on(loading(tmp_path, "native", 1, 1), monkeypatch)
+    load = loading(tmp_path, "native", 1, 1, num_drafts=NUM_DRAFTS)
+    await assert_going_on(load, foresight, monkeypatch)
 
 
-async def assert_going_on(load: Callable[[], Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+async def assert_going_on(
+    load: Callable[[], Runner], foresight: Foresight, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,
         router(scheduler.address) as client,
@@ -107,24 +151,28 @@ async def assert_going_on(load: Callable[[], Runner], monkeypatch: pytest.Monkey
         cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
         expected = await outputs(client, await start(client, 0))
+        foresee(foresight, expected)
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
-            destination = loops[1].scheduler
+            source, destination = (loop.scheduler for loop in loops)
             take_nothing_new(destination, monkeypatch)
             handles = await start(client, 100)
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
             cluster.drain(loops[0])
             assert await outputs(client, handles) == expected
             assert transfers(destination).migrations.num_in > 0
+            assert_drafted(source, destination)
             assert destination.output_processor.num_prompt_tokens == 0, (
                 "a prompt was computed again"
             )
             await assert_idle(scheduler)
 
 
-async def test_requests_of_a_killed_worker_get_their_states_at_another(tmp_path: Path) -> None:
+async def test_requests_of_a_killed_worker_get_their_states_at_another(
+    tmp_path: Path, foresight: Foresight
+) -> None:
     make_model(tmp_path, "qwen3.5", max_position_embeddings=256)
-    load = loading(tmp_path, "native", 1, 1)
+    load = loading(tmp_path, "native", 1, 1, num_drafts=NUM_DRAFTS)
     async with (
         running_scheduler(SchedulerConfig(port=0)) as scheduler,
         router(scheduler.address) as client,
@@ -133,11 +181,14 @@ async def test_requests_of_a_killed_worker_get_their_states_at_another(tmp_path:
         loops = scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
         expected = await outputs(client, await start(client, 0))
+        foresee(foresight, expected)
         handles = await start(client, 100)
         await eventually(lambda: all(client.got[handle].tokens for handle in handles))
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
+            source, destination = (loop.scheduler for loop in loops)
             await killed.kill()
             assert await outputs(client, handles) == expected
             assert scheduler.cluster.worker_records.num_failures == 1
+            assert_drafted(source, destination)
             await assert_idle(scheduler)

@@ -62,6 +62,7 @@ class Answer:
 
     text: dict[int, str] = field(default_factory=dict)
     token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[pb.TokenLogprobs]] = field(default_factory=dict)
     finish: dict[int, pb.Finish] = field(default_factory=dict)
     usage: pb.Usage | None = None
 
@@ -71,6 +72,7 @@ class Answer:
             assert delta.index not in self.finish, "a delta after the last"
             self.text[delta.index] = self.text.get(delta.index, "") + delta.text
             self.token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+            self.logprobs.setdefault(delta.index, []).extend(delta.logprobs)
             if delta.HasField("finish"):
                 self.finish[delta.index] = delta.finish
         if response.HasField("usage"):

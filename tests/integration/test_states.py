@@ -10,9 +10,11 @@ from signalbox_contract.cache_groups import FULL_GROUP, CacheGroup
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_worker.batch.batch import Batch, BatchOutput
+from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.runner.runner import Runner
 from signalbox_worker.runner.simulated.simulated_config import SimulatedConfig
 from signalbox_worker.runner.simulated.simulated_runner import SimulatedRunner
+from tests.gpu_worker.foresight import Foresight
 from tests.integration.stack import (
     assert_idle,
     open_channel,
@@ -25,6 +27,7 @@ from tests.integration.test_stack import ask, make_request, make_stack, pb_grpc
 from tests.simulated_model import expected_tokens
 
 GROUPS = (FULL_GROUP, CacheGroup(kind="state", state_blocks=3))
+DRAFTS = SpeculationConfig(num_tokens=5)
 
 
 def prompts_of(seed: int, *, count: int) -> list[list[int]]:
@@ -38,21 +41,30 @@ def prompts_of(seed: int, *, count: int) -> list[list[int]]:
     return [*prompts, *prompts[::3]]
 
 
-async def test_tokens_are_right_with_hits_chunks_and_preemptions() -> None:
+async def test_tokens_are_right_with_hits_chunks_preemptions_and_drafts(
+    foresight: Foresight,
+) -> None:
     prompts = prompts_of(1, count=24)
+    expected = [expected_tokens(one, num_tokens=100, has_states=True) for one in prompts]
+    foresight.texts += [a + b for a, b in zip(prompts, expected, strict=True)]
     async with make_stack(
-        groups=GROUPS, num_gpu_blocks=60, num_cpu_blocks=40, max_num_batched_tokens=48
+        groups=GROUPS,
+        num_gpu_blocks=60,
+        num_cpu_blocks=40,
+        max_num_batched_tokens=48,
+        speculation=DRAFTS,
     ) as stack:
         answers = await asyncio.gather(
             *(ask(stack.stub, make_request(prompt, max_tokens=100)) for prompt in prompts)
         )
-        for prompt, answer in zip(prompts, answers, strict=True):
-            assert answer.token_ids[0] == expected_tokens(prompt, num_tokens=100, has_states=True)
+        assert [answer.token_ids[0] for answer in answers] == expected
         (loop,) = stack.scheduler.cluster.step_loops
         preemption, planner = loop.scheduler.preemption, loop.scheduler.planner
         assert preemption.num_preemptions > preemption.num_recomputes  # some are swapped
         assert planner.num_prefix_hits
         assert planner.num_cpu_prefix_hits
+        use = loop.scheduler.output_processor.speculation
+        assert 0 < use.num_accepted < use.num_drafts
 
 
 @pytest.mark.parametrize("num_tokens", [31, 32, 33])
@@ -92,7 +104,8 @@ class FailsOnce(SimulatedRunner):
 
 
 def runner_of(kind: type[SimulatedRunner]) -> Callable[[], Runner]:
-    return lambda: kind(SimulatedConfig(groups=GROUPS, num_gpu_blocks=120))
+    config = SimulatedConfig(groups=GROUPS, num_gpu_blocks=120, speculation=DRAFTS)
+    return lambda: kind(config)
 
 
 async def answers_of(kind: type[SimulatedRunner]) -> list[bool]:
@@ -121,7 +134,10 @@ async def test_a_state_whose_other_blocks_are_lost_changes_tokens() -> None:
     assert not all(await answers_of(LosesParts))
 
 
-async def test_sequences_of_a_step_that_failed_are_computed_again() -> None:
+async def test_sequences_of_a_step_that_failed_are_computed_again(foresight: Foresight) -> None:
+    for prompt in prompts_of(2, count=6):
+        tokens = expected_tokens(prompt, num_tokens=40, has_states=True)
+        foresight.texts.append(prompt + tokens)
     assert all(await answers_of(FailsOnce))
 
 

@@ -1,4 +1,7 @@
-"""Schedulers that die under load: every stream goes on, and says what it would have said."""
+"""Schedulers that die under load: every stream goes on, and says what it would have said.
+
+Workers compute drafts; what the requests get when nothing happens is computed without.
+"""
 
 import asyncio
 import contextlib
@@ -13,7 +16,9 @@ from signalbox_router.main import Router
 from signalbox_rpc.transport.channel import open_channel
 from signalbox_scheduler.config import SchedulerConfig
 from signalbox_scheduler.transfers.migration_rounds import MigrationRounds
+from signalbox_worker.config import SpeculationConfig
 from tests.chaos.fault_proxy import FaultProxy, fault_proxy
+from tests.gpu_worker.foresight import Foresight
 from tests.gpu_worker.kv.peers.test_reading import num_moves
 from tests.integration.stack import (
     RunningScheduler,
@@ -31,7 +36,7 @@ from tests.waiting import EVENT_S, eventually
 
 NUM_TOKENS = 60
 NUM_REQUESTS = 24
-SLOW = simulated(step_ns=3_000_000)
+SLOW = simulated(step_ns=12_000_000, speculation=SpeculationConfig(num_tokens=2))
 
 
 def prompt_of(number: int) -> list[int]:
@@ -45,6 +50,10 @@ def request_of(number: int) -> pb.GenerateRequest:
         params |= {"n": 3}
     if number % 2:
         params |= {"temperature": 1.0, "seed": number}
+    if number % 6 == 1:
+        params |= {"logprobs": 2}
+    if number % 6 == 2:
+        params |= {"speculation": False}
     if number % 6 == 4:
         params |= {"beam_search": pb.BeamSearch(width=3)}
     if number % 6 == 5:
@@ -67,12 +76,19 @@ def assert_undisturbed(answers: list[Answer], alone: list[Answer]) -> None:
     for number, (answer, expected) in enumerate(zip(answers, alone, strict=True)):
         assert answer.token_ids == expected.token_ids, number
         assert answer.text == expected.text, number
+        assert answer.logprobs == expected.logprobs, number
         assert answer.usage is not None
         reasons = {index: finish.reason for index, finish in answer.finish.items()}
         assert reasons == {index: finish.reason for index, finish in expected.finish.items()}
         if "beam_search" not in str(request_of(number)):
             whole = tokens_of(number, branch=0)
             assert answer.token_ids[0] == whole[: len(answer.token_ids[0])]
+
+
+def assert_drafted(answers: list[Answer]) -> None:
+    """Drafts were computed, and some of them refused."""
+    uses = [answer.usage.speculation for answer in answers if answer.usage is not None]
+    assert 0 < sum(use.num_accepted for use in uses) < sum(use.num_drafts for use in uses)
 
 
 @contextlib.asynccontextmanager
@@ -101,6 +117,16 @@ def alone() -> list[Answer]:
     return asyncio.run(run())
 
 
+@pytest.fixture(autouse=True)
+def drafts(foresight: Foresight) -> None:
+    """Workers know what they will draw, as far as they draft."""
+    foresight.texts += [
+        [*prompt_of(number), *tokens_of(number, branch=branch)]
+        for number in range(NUM_REQUESTS)
+        for branch in range(3)
+    ]
+
+
 async def until_half_way(scheduler: RunningScheduler) -> None:
     def num_generated() -> int:
         groups = scheduler.cluster.requests.live_groups
@@ -121,7 +147,8 @@ async def test_requests_go_on_when_their_scheduler_is_back(alone: list[Answer]) 
         async with restarted(scheduler) as once, contextlib.AsyncExitStack() as stack:
             await eventually(lambda: len(once.cluster.requests) > 0)
             twice = await stack.enter_async_context(restarted(once))
-            assert_undisturbed(await asked, alone)
+            assert_undisturbed(answers := await asked, alone)
+            assert_drafted(answers)
             assert len(twice.cluster.requests.history) > 0
             assert not router.schedulers.num_live
             await assert_idle(twice)
@@ -182,7 +209,8 @@ async def test_requests_go_on_at_another_scheduler(alone: list[Answer]) -> None:
         await until_half_way(first)
         assert len(second.cluster.requests) in range(NUM_REQUESTS // 2 - 4, NUM_REQUESTS // 2 + 5)
         await first.kill()
-        assert_undisturbed(await asked, alone)
+        assert_undisturbed(answers := await asked, alone)
+        assert_drafted(answers)
         assert len(second.cluster.requests.history) > NUM_REQUESTS // 2 + 4
         await assert_idle(second)
 

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from signalbox_worker.config import GIB, CacheConfig, DeviceConfig, ModelConfig
+from signalbox_worker.config import (
+    GIB,
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.runner.ranks.follower_process import Follower
 from signalbox_worker.runner.ranks.launchers import LocalRanks
@@ -111,12 +117,21 @@ def load_threads(start: Start) -> Any:
     return RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(ThreadRank))
 
 
-def loading(path: Path, backend: str, tp: int, pp: int) -> Callable[[], Runner]:
-    """Returns what loads a model of 250 tokens over threads, with room for several requests."""
+def loading(
+    path: Path, backend: str, tp: int, pp: int, *, num_drafts: int = 0
+) -> Callable[[], Runner]:
+    """Returns what loads a model of 250 tokens over threads, with room for several requests.
+
+    Args: num_drafts: most drafts of a sequence in a step.
+    """
     start = make_start(
         path, ParallelConfig(), kv_bytes=1 << 25, max_model_len=250, cpu_backend=backend
     )
-    start = replace(start, cache=start.cache.model_copy(update={"max_num_seqs": 32}))
+    start = replace(
+        start,
+        cache=start.cache.model_copy(update={"max_num_seqs": 32}),
+        speculation=SpeculationConfig(num_tokens=num_drafts),
+    )
     return lambda: load_threads(with_sizes(start, tp, pp))
 
 
