@@ -118,7 +118,11 @@ class CheckpointModel(RunnerModel):
             share=RankShare.of(config.parallel, executor.layers),
             store=store,
         )
-        return replace(capacity, block_format=self.block_content().format_of(capacity))
+        return replace(
+            capacity,
+            block_format=self.block_content().format_of(capacity),
+            arithmetic=executor.arithmetic(max_num_tokens=capacity.max_num_batched_tokens),
+        )
 
     def block_content(self) -> BlockContent:
         """Returns what KV blocks depend on beside their tokens."""
