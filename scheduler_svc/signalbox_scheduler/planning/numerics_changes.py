@@ -18,9 +18,13 @@ logger = logging.getLogger(__name__)
 class NumericsChanges:
     """Counter of the requests that one worker continues, since its lease began."""
 
-    def __init__(self, numerics: Numerics | None, *, worker_name: str) -> None:
+    def __init__(
+        self, numerics: Numerics | None, *, worker_name: str, arithmetic: str = ""
+    ) -> None:
+        """Args: arithmetic: the worker's; empty if its bits depend on the batch."""
         self.numerics = numerics
         """The worker's; None if it does not say, and then nothing is counted."""
+        self._arithmetic = arithmetic
         self.num_requests = 0
         self._worker_name = worker_name
         self._logged = set[Numerics]()
@@ -35,9 +39,12 @@ class NumericsChanges:
     def record(self, group: SequenceGroup) -> None:
         """Takes a group that comes in."""
         before, group.numerics = group.numerics, self.numerics
-        if before is None or self.numerics in (None, before):
-            return
         if not any(seq.output_token_ids for seq in group.sequences):
+            group.arithmetic = self._arithmetic
+            return
+        if group.arithmetic != self._arithmetic:
+            group.arithmetic = ""
+        if before is None or self.numerics in (None, before):
             return
         self.num_requests += 1
         if before not in self._logged:

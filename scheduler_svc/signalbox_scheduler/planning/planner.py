@@ -56,7 +56,9 @@ class Planner:
         self.microbatches = MicrobatchPlanner(config.limits.num_stages)
         self._branch_recompute = BranchRecompute(state, preemption=preemption)
         self._worker_name = config.identity.address
-        self.numerics_changes = NumericsChanges(config.numerics, worker_name=self._worker_name)
+        self.numerics_changes = NumericsChanges(
+            config.numerics, worker_name=self._worker_name, arithmetic=config.arithmetic
+        )
 
     def samples(self) -> Iterator[Sample]:
         yield counter(

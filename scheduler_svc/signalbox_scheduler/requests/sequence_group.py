@@ -226,6 +226,9 @@ class SequenceGroup:
     """True if it finds no cached blocks, and none of its own are found by others."""
     numerics: Numerics | None = None
     """Numerics of the worker that took the group last; None before, or if it did not say."""
+    arithmetic: str = ""
+    """Arithmetic of the workers that have taken the group; empty before that, and if they differ
+    although it has output."""
     speculation: SpeculationUse = NO_SPECULATION
     masks: MaskUse | None = None
     """Set once a mask was dear, or the group sat a step out."""

@@ -116,6 +116,7 @@ def finished_request(group: SequenceGroup, *, now: float) -> FinishedRequest:
         usage=Usage(group.num_prompt_tokens, group.num_completion_tokens, group.num_cached_tokens),
         timings=group.times.timings(now),
         speculation=group.speculation,
+        arithmetic=group.arithmetic,
     )
 
 

@@ -97,4 +97,5 @@ def _kv_format(model: ModelInfo, capacity: WorkerCapacity) -> str:
     sizes = f"{capacity.block_size} tokens in {capacity.block_bytes} bytes"
     if capacity.groups != (FULL_GROUP,):
         sizes += f" of {capacity.groups}"
-    return f"{capacity.block_format}, {sizes}, {model.numerics}"
+    bits = f", {capacity.arithmetic}" if capacity.arithmetic else ""
+    return f"{capacity.block_format}, {sizes}, {model.numerics}{bits}"

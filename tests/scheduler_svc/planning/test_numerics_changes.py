@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from signalbox_contract.model import Numerics
+from signalbox_contract.request import DeliveredSequence
 from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.scheduler import Scheduler
-from tests.scheduler_svc.make import join_worker, make_cluster
+from tests.scheduler_svc.make import join_worker, make_arrival, make_cluster
 from tests.scheduler_svc.routers import Router, add_request, finish
 
 AMX = Numerics(factors="int8", kernels="native amx", kv_cache_dtype="bfloat16")
@@ -61,3 +62,39 @@ def test_one_line_names_both_for_many_requests(caplog: pytest.LogCaptureFixture)
     (line,) = (line for line in caplog.messages if "other numerics" in line)
     assert f"on b {AVX2}" in line
     assert f"before {AMX}" in line
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_steps", "said"),
+    [
+        ("one", "one", 3, "one"),
+        ("one", "other", 3, ""),
+        ("one", "", 3, ""),
+        ("one", "other", 0, "other"),  # there is no token that the first has drawn
+    ],
+)
+def test_the_end_names_the_arithmetic_of_all_tokens(
+    before: str, after: str, num_steps: int, said: str
+) -> None:
+    cluster, router = make_cluster(), Router()
+    first, loop = join_worker(cluster, name="a", arithmetic=before)
+    add_request(cluster, router, 0, max_tokens=9)
+    loop.turn(num_steps)
+    second, loop = join_worker(cluster, name="b", arithmetic=after)
+    cluster.leave(first)
+    if num_steps and after != before:  # what has gone back is still drawn by two
+        loop.turn(3)
+        _, loop = join_worker(cluster, name="c", arithmetic=before)
+        cluster.leave(second)
+    finish(cluster, loop)
+    assert router.ended[0].arithmetic == said
+
+
+def test_a_request_that_goes_on_after_another_scheduler_names_none() -> None:
+    cluster, router = make_cluster(), Router()
+    _, loop = join_worker(cluster, name="a", arithmetic="one")
+    delivered = (DeliveredSequence([5, 6], None),)
+    group = make_arrival([1, 2], reply_to=router, handle=0, attempt=1, delivered=delivered)
+    assert cluster.requests.add(group)
+    finish(cluster, loop)
+    assert router.ended[0].arithmetic == ""

@@ -15,7 +15,7 @@ def window(size: int, *layers: int) -> CacheGroup:
     return CacheGroup(kind="window", window=size, layers=layers)
 
 
-def format_of(*groups: CacheGroup, block_format: str = "one") -> str:
+def format_of(*groups: CacheGroup, block_format: str = "one", arithmetic: str = "") -> str:
     capacity = WorkerCapacity(
         block_size=16,
         num_gpu_blocks=64,
@@ -25,6 +25,7 @@ def format_of(*groups: CacheGroup, block_format: str = "one") -> str:
         max_num_batched_tokens=64,
         block_format=block_format,
         groups=groups,
+        arithmetic=arithmetic,
     )
     scheduler = make_scheduler(
         SchedulingSettings(),
@@ -55,3 +56,8 @@ def test_workers_that_divide_layers_otherwise_do_not_read_each_other() -> None:
     assert len(set(formats)) == len(divisions)
     assert format_of(FULL, window(32, 1, 3)) == formats[1]
     assert format_of(FULL, window(32, 1, 3), block_format="") == ""
+
+
+def test_workers_that_compute_other_bits_do_not_read_each_other() -> None:
+    formats = [format_of(FULL_GROUP, arithmetic=one) for one in ("", "a" * 64, "b" * 64)]
+    assert len(set(formats)) == 3
