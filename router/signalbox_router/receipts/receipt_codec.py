@@ -97,9 +97,11 @@ def decode(document: object) -> Receipt:
         stop=_list(given, "stop", str),
         **plain,
     )
-    outputs = _list(fields, "outputs", dict)
+    outputs: tuple[dict[str, Any], ...] = _list(fields, "outputs", dict)
     if not 1 <= params.n == len(outputs):
         raise ReceiptError(f"outputs has {len(outputs)} sequences, and n is {params.n}")
+    if not fields.get("prompt_token_ids"):
+        raise ReceiptError("prompt_token_ids is empty")
     return Receipt(
         **texts,
         created=_value(fields, "created", int),
@@ -158,17 +160,18 @@ def _name_of(reason: FinishReason | None) -> str:
     return reason.name.lower()
 
 
-def _mapping(value: object, where: str) -> Mapping[str, Any]:
+def _mapping(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ReceiptError(f"{where} is no object of JSON")
     return value
 
 
 def _value(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> T:
-    value = fields.get(name)
+    value: Any = fields.get(name)
     if type(value) is not kind:
         raise ReceiptError(f"{name} is {str(value)[:40]!r}, which is no {kind.__name__}")
-    return value
+    found: T = value
+    return found
 
 
 def _list(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> tuple[T, ...]:

@@ -76,6 +76,7 @@ def test_a_signature_covers_a_document_that_a_program_in_javascript_has_written(
         ({"form": 2}, "form is 2"),
         ({"model": 5}, "model is '5'"),
         ({"created": True}, "created is 'True'"),
+        ({"prompt_token_ids": []}, "prompt_token_ids is empty"),
         ({"prompt_token_ids": [1, "2"]}, "prompt_token_ids"),
         ({"prompt_token_ids": [-1]}, "prompt_token_ids has a negative id"),
         ({"parameters": []}, "parameters"),
