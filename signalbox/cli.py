@@ -91,6 +91,7 @@ _QUESTIONS = {
     "profile": "record a worker's steps, and show which operations took the time, or the memory",
     "dump": "write what a scheduler holds: queues, sequences, blocks, steps in flight",
     "replay": "make a recorded scheduler's decisions again, and compare them",
+    "verify": "compute what a receipt says again, and compare the tokens",
 }
 """Commands that change nothing."""
 _MODULES = {
@@ -119,6 +120,7 @@ _MODULES = {
     "profile": "signalbox.commands.inspect.profile",
     "dump": "signalbox.commands.inspect.dump",
     "replay": "signalbox.commands.inspect.replay",
+    "verify": "signalbox.commands.inspect.verify",
 }
 """Module of each of these commands, with `add_flags` and `run`."""
 _OUR_PACKAGES = (

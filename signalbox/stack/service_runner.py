@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from signalbox_scheduler.config import SchedulerSettings
     from signalbox_worker.runner.ranks.rank_network import RankNetwork
     from signalbox_worker.runner.runner import Runner
-    from signalbox_worker.service.worker_settings import WorkerSettings
+    from signalbox_worker.service.worker_settings import EngineSettings, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def run_worker(settings: "WorkerSettings") -> None:
     for notice in settings.speculation_notices:
         logger.info("%s", notice)
     if settings.simulate:
-        make_runner = _simulated_runner(settings)
+        make_runner = simulated_runner(settings)
     else:
         make_runner = _model_runner(settings, startup.set, network)
     _configure_tracing("worker", settings)
@@ -145,7 +145,8 @@ def _announce_progress(progress: StartupProgress) -> None:
     announce(STARTING, f"{progress.phase.name} {progress.num_done} {progress.num_total}")
 
 
-def _simulated_runner(settings: "WorkerSettings") -> "Callable[[], Runner]":
+def simulated_runner(settings: "EngineSettings") -> "Callable[[], Runner]":
+    """Returns a function that makes the runner of a simulated model."""
     from signalbox_contract.sampling_defaults import SamplingDefaults
     from signalbox_worker.files.adapters.peft_adapter import describe_adapter
     from signalbox_worker.generation_fields import default_params

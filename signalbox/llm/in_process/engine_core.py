@@ -134,6 +134,11 @@ class EngineCore:
         self._channel.abort(request.handle)
 
     @property
+    def arithmetic(self) -> str:
+        """Digest of the bits that are computed; empty if they depend on the batch."""
+        return self._worker.capacity.arithmetic
+
+    @property
     def num_unfinished(self) -> int:
         return len(self._channel)
 

@@ -55,6 +55,7 @@ class InProcessRequest(ActiveRequest):
             cache_salt=prompt.cache_salt,
             adapter=prompt.adapter,
             pooling=prompt.pooling,
+            kept_token_ids=prompt.kept_token_ids,
             # All sequences are read: the best of them may be shown before the end.
             params=replace(params, n=params.num_sequences, best_of=None),
             arrived_ns=time.monotonic_ns(),

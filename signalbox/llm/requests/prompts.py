@@ -54,6 +54,8 @@ class Prompt(NamedTuple):
     """SHA-256 of the adapter that computes it; empty is the base model."""
     pooling: PoolingParams | None = None
     """Pooling of the prompt; None continues it."""
+    kept_token_ids: frozenset[int] = frozenset()
+    """Special tokens that the text always shows."""
 
 
 class GivenPrompt(NamedTuple):

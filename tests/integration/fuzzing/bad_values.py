@@ -109,6 +109,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     _S + "ignore_eos": st.booleans(),
     _S + "skip_special_tokens": st.booleans(),
     _S + "speculation": st.booleans(),
+    "receipt": st.booleans(),
 }
 """Fields of which every value is legal."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from signalbox.stack.service_runner import _simulated_runner
+from signalbox.stack.service_runner import simulated_runner
 from signalbox_worker.service.worker_settings import WorkerSettings
 from signalbox_worker.speculation_settings import USUAL_DRAFT_TOKENS
 
@@ -18,6 +18,6 @@ from signalbox_worker.speculation_settings import USUAL_DRAFT_TOKENS
 def test_a_simulated_worker_announces_the_drafts_that_are_asked_for(
     settings: dict[str, object], most: int
 ) -> None:
-    runner = _simulated_runner(WorkerSettings(simulate=True, **settings))()  # type: ignore[arg-type]
+    runner = simulated_runner(WorkerSettings(simulate=True, **settings))()  # type: ignore[arg-type]
     assert runner.profile().max_draft_tokens == most
     runner.close()
