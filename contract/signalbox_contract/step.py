@@ -69,6 +69,9 @@ class NewSequence:
     """Tokens that the client expects as the output; empty if the request names none."""
     returns_logits: bool = False
     """True if results have the logit of each token that is drawn (`StepResult.draw_logits`)."""
+    owner: bytes = b""
+    """Opaque name of the tenant, cache salt and adapter; empty if no other request may have drafts
+    of the output."""
 
 
 class TablePatch(NamedTuple):
@@ -200,6 +203,7 @@ def _encode_groups(sequences: Sequence[NewSequence]) -> Iterator[pb.SequenceGrou
             adapter=members[0].adapter,
             prediction=pack_int32(members[0].prediction),
             returns_logits=members[0].returns_logits,
+            owner=members[0].owner,
             sequences=[
                 pb.SequenceMetadata(
                     seq_id=new.seq_id,
@@ -236,6 +240,7 @@ def _decode_group(group: pb.SequenceGroupMetadata) -> Iterator[NewSequence]:
             adapter=group.adapter,
             prediction=prediction,
             returns_logits=group.returns_logits,
+            owner=group.owner,
         )
 
 

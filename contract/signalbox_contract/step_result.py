@@ -134,6 +134,9 @@ class StepResult:
     """Moves to and from the worker's store that have ended since the result before."""
     drafts: DraftCounts | None = None
     """Drafts that were computed; None if none were."""
+    draft_offers: Column | None = None
+    """Sequences for which the worker has drafts again, though the step allowed none; None if there
+    are none."""
 
     def runs(
         self, own_branches: Mapping[int, int], *, start: int = 0
@@ -190,6 +193,8 @@ def encode_result(result: StepResult) -> pb.ExecuteModelResponse:
         message.masks.CopyFrom(_encode_masks(result.masks))
     if result.drafts is not None:
         message.drafts.CopyFrom(encode_draft_counts(result.drafts))
+    if result.draft_offers is not None:
+        message.draft_offers = result.draft_offers.pack()
     if result.moves:
         message.moves.extend(map(encode_move_result, result.moves))
     for seq_id, failure in result.failures.items():
@@ -248,6 +253,8 @@ def _add_optional_parts(result: StepResult, message: pb.ExecuteModelResponse) ->
         result.masks = _decode_masks(message.masks)
     if message.HasField("drafts"):
         result.drafts = decode_draft_counts(message.drafts)
+    if message.draft_offers:
+        result.draft_offers = int64s(message.draft_offers, "draft_offers")
     if moves := message.moves:
         result.moves = tuple(map(decode_move_result, moves))
 

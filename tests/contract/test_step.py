@@ -41,13 +41,14 @@ def test_sequences_that_return_logits_do_so_behind_the_wire() -> None:
     assert decode_step(pb.ExecuteModelRequest.FromString(data)).new == new
 
 
-def test_limits_of_drafts_and_predictions_survive_the_wire() -> None:
-    new = make_new(prediction=(5, 6))
+def test_what_drafts_come_from_survives_the_wire() -> None:
+    new = make_new(prediction=(5, 6), owner=b"\x07\x00")
     limits = DraftLimits(int64s([8, 9]), int32s([4, 1]))
     step = Step(epoch=1, step_id=2, new=(new,), draft_limits=limits)
     message = pb.ExecuteModelRequest.FromString(encode_step(step).SerializeToString())
     assert decode_step(message).draft_limits == limits
-    assert decode_step(message).new[0].prediction == (5, 6)
+    (found,) = decode_step(message).new
+    assert (found.prediction, found.owner) == (new.prediction, new.owner)
     message.draft_limits.most = limits.most.pack()[:4]
     with pytest.raises(InvalidArgument, match=r"draft_limits\.most"):
         decode_step(message)

@@ -41,6 +41,7 @@ WHOLE = StepResult(
     moves=(MoveResult(1, 7), MoveResult(2, 3, 4096, 1 << 40, "cancelled")),
     drafts=DraftCounts(int64s([5]), int32s([3]), int32s([DraftSource.TEXT])),
     draw_logits=float32s(np.array([1.5, np.nan, -0.0, 2e-45], dtype=np.float32)),
+    draft_offers=int64s([6]),
 )
 
 

@@ -22,6 +22,7 @@ class DraftSource(IntEnum):
     RECENT = pb.DRAFT_SOURCE_RECENT
     MODEL = pb.DRAFT_SOURCE_MODEL
     MTP = pb.DRAFT_SOURCE_MTP
+    PACKAGE = pb.DRAFT_SOURCE_PACKAGE
 
 
 class DraftLimits(NamedTuple):

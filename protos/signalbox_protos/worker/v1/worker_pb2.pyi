@@ -17,6 +17,7 @@ class DraftSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFT_SOURCE_RECENT: _ClassVar[DraftSource]
     DRAFT_SOURCE_MODEL: _ClassVar[DraftSource]
     DRAFT_SOURCE_MTP: _ClassVar[DraftSource]
+    DRAFT_SOURCE_PACKAGE: _ClassVar[DraftSource]
 DRAFT_SOURCE_UNSPECIFIED: DraftSource
 DRAFT_SOURCE_GRAMMAR: DraftSource
 DRAFT_SOURCE_TEXT: DraftSource
@@ -24,6 +25,7 @@ DRAFT_SOURCE_PREDICTION: DraftSource
 DRAFT_SOURCE_RECENT: DraftSource
 DRAFT_SOURCE_MODEL: DraftSource
 DRAFT_SOURCE_MTP: DraftSource
+DRAFT_SOURCE_PACKAGE: DraftSource
 
 class GetWorkerInfoRequest(_message.Message):
     __slots__ = ()
@@ -213,7 +215,7 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SequenceGroupMetadata(_message.Message):
-    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter", "prediction", "returns_logits")
+    __slots__ = ("request_id", "sampling_params", "num_prompt_tokens", "sequences", "adapter", "prediction", "returns_logits", "owner")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +223,7 @@ class SequenceGroupMetadata(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     RETURNS_LOGITS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     sampling_params: _common_pb2.SamplingParams
     num_prompt_tokens: int
@@ -228,7 +231,8 @@ class SequenceGroupMetadata(_message.Message):
     adapter: str
     prediction: bytes
     returns_logits: bool
-    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ..., prediction: _Optional[bytes] = ..., returns_logits: _Optional[bool] = ...) -> None: ...
+    owner: bytes
+    def __init__(self, request_id: _Optional[str] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceMetadata, _Mapping]]] = ..., adapter: _Optional[str] = ..., prediction: _Optional[bytes] = ..., returns_logits: _Optional[bool] = ..., owner: _Optional[bytes] = ...) -> None: ...
 
 class SequenceMetadata(_message.Message):
     __slots__ = ("seq_id", "branch", "token_ids", "num_computed_tokens", "num_new_tokens", "block_table", "num_samples")
@@ -457,7 +461,7 @@ class Pooled(_message.Message):
     def __init__(self, seq_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ..., num_values: _Optional[bytes] = ...) -> None: ...
 
 class ExecuteModelResponse(_message.Message):
-    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks", "drafts", "draw_logits")
+    __slots__ = ("epoch", "step_id", "seq_ids", "branches", "num_tokens", "token_ids", "logprobs", "errors", "timings", "prompt_logprobs", "max_num_batched_tokens", "pooled", "moves", "masks", "drafts", "draw_logits", "draft_offers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +478,7 @@ class ExecuteModelResponse(_message.Message):
     MASKS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAW_LOGITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_OFFERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     seq_ids: bytes
@@ -490,7 +495,8 @@ class ExecuteModelResponse(_message.Message):
     masks: MaskTimes
     drafts: DraftCounts
     draw_logits: bytes
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ..., drafts: _Optional[_Union[DraftCounts, _Mapping]] = ..., draw_logits: _Optional[bytes] = ...) -> None: ...
+    draft_offers: bytes
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., seq_ids: _Optional[bytes] = ..., branches: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[SequenceError, _Mapping]]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PromptLogprobs, _Mapping]]] = ..., max_num_batched_tokens: _Optional[int] = ..., pooled: _Optional[_Union[Pooled, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveResult, _Mapping]]] = ..., masks: _Optional[_Union[MaskTimes, _Mapping]] = ..., drafts: _Optional[_Union[DraftCounts, _Mapping]] = ..., draw_logits: _Optional[bytes] = ..., draft_offers: _Optional[bytes] = ...) -> None: ...
 
 class MaskTimes(_message.Message):
     __slots__ = ("seq_ids", "cpu_ns")
