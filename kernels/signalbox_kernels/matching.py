@@ -49,6 +49,7 @@ class Matcher:
             links=links.ctypes.data,
         )
         self._num_matched = c_int32()
+        self._following = (c_int32 * 0)()
         self._match = library().sb_match
 
     @property
@@ -65,18 +66,20 @@ class Matcher:
             newest: `text` itself, or another one; C-contiguous.
         """
         assert len(text) <= self.capacity
-        following = np.empty(most, dtype=np.int32)
+        if most > len(self._following):
+            self._following = (c_int32 * most)()
+        address = text.ctypes.data
         count = self._match(
             ctypes.byref(self._struct),
-            text.ctypes.data,
+            address,
             len(text),
-            newest.ctypes.data,
+            address if newest is text else newest.ctypes.data,
             len(newest),
             most,
-            following.ctypes.data,
+            self._following,
             ctypes.byref(self._num_matched),
         )
-        return Continuation(following[:count].tolist(), self._num_matched.value)
+        return Continuation(self._following[:count], self._num_matched.value)
 
 
 def bytes_of_matcher(num_tokens: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, state_group
-from signalbox_contract.columns import int32s, int64s
+from signalbox_contract.columns import Column, int32s, int64s
 from signalbox_contract.errors import Code
 from signalbox_contract.logprobs import PromptLogprobs, TokenLogprobs
 from signalbox_contract.pooling import PoolingModel, Vector
@@ -149,6 +149,8 @@ class FakeWorker:
     store: FakeStore | None = None
     draft_kinds: str = ""
     """Kinds of the drafts that it computes, in turns; see fake_drafts.py."""
+    idle: set[int] = field(default_factory=set)
+    """Sequences that had no drafts when a step allowed some."""
     mask_costs: tuple[int, ...] = ()
     """Nanoseconds that it reports of masks of most sequences, in turns; none if it is empty."""
     num_swapped_in: int = 0
@@ -158,6 +160,7 @@ class FakeWorker:
         for seq_id in plan.forget:
             del self.sequences[seq_id]
             self.failed.discard(seq_id)
+            self.idle.discard(seq_id)
         for blocks in plan.states:
             assert len(set(blocks)) == len(blocks) == self.groups[-1].state_blocks
             self.states[blocks[0]] = tuple(blocks)
@@ -216,6 +219,7 @@ class FakeWorker:
             failures={one: STATE_LOST for one in plan.seq_ids if one in self.failed},
             moves=self.store.pop_ended() if self.store is not None else (),
             drafts=draft_counts(drafts),
+            draft_offers=self._offers(drafts, plan),
             masks=self._masks(plan),
             timings=StepTimings(forward_ns=10_000_000 if self.mask_costs else 0),
         )
@@ -384,8 +388,19 @@ class FakeWorker:
         known, most = self.sequences[seq_id], plan.draft_limits[seq_id]
         assert plan.num_new_tokens[plan.seq_ids.index(seq_id)] == known.num_samples == 1
         right = expected(known.token_ids, num_tokens=most, branch=known.branch)
-        kind = self.draft_kinds[(seq_id + plan.step_id) % len(self.draft_kinds)]
-        return propose(right, kind, vocab_size=VOCAB_SIZE)
+        return propose(right, self._kind(seq_id, plan), vocab_size=VOCAB_SIZE)
+
+    def _kind(self, seq_id: int, plan: "EncodedPlan") -> str:
+        return self.draft_kinds[(seq_id + plan.step_id) % len(self.draft_kinds)]
+
+    def _offers(self, drafts: dict[int, list[int]], plan: "EncodedPlan") -> Column | None:
+        """Returns the sequences of a step that have drafts again, and may have none in it."""
+        asked = drafts.keys() & plan.draft_limits.keys()
+        others = drafts.keys() & self.idle - asked
+        found = sorted(seq_id for seq_id in others if self._kind(seq_id, plan) != "n")
+        self.idle -= {*found, *asked}
+        self.idle |= {seq_id for seq_id in asked if not drafts[seq_id]}
+        return int64s(found) if found else None
 
     def _verify(self, seq_id: int, context: list[int], drafts: list[int], drawn: Drawn) -> None:
         """Draws behind each row, and keeps drafts up to the first that is not what is drawn."""

@@ -107,6 +107,15 @@ def test_drafts_come_from_a_source_that_is_known() -> None:
     assert fault == "drafts of source 99, which is none"
 
 
+def test_drafts_are_offered_for_sequences_of_the_step() -> None:
+    plan = make_plan(SamplingParams())
+    answer = make_result(plan.seqs[0], draft_offers=int64s([1]))
+    assert find_fault(plan, answer, vocab_size=VOCAB_SIZE) is None
+    answer.draft_offers = int64s([1, 7])
+    fault = find_fault(plan, answer, vocab_size=VOCAB_SIZE)
+    assert fault == "drafts for sequence 7, which is not in the step"
+
+
 def test_a_column_of_runs_has_all_tokens() -> None:
     plan = make_plan(SamplingParams())
     answer = make_result(plan.seqs[0], num_tokens=int32s([1]))

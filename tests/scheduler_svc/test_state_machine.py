@@ -95,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         groups=st.sampled_from([(FULL_GROUP,), (FULL_GROUP,), *OF_SEVERAL_KINDS]),
         mask_costs=st.sampled_from([(), (0, 10**5, 10**7, 4 * 10**7, 10**8, 0, 0)]),
         max_draft_tokens=st.sampled_from([0, 3, 1, 9]),
-        draft_kinds=st.sampled_from(["g", "b", "gm", "gmobn", "ngb"]),
+        draft_kinds=st.sampled_from(["g", "b", "gm", "gmobn", "ngb", "n" * 9 + "gb"]),
         audit_cpu=st.sampled_from([0.0, 1.0, 0.1]),
     )
     def start(

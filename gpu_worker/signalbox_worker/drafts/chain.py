@@ -10,7 +10,14 @@ from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.grammar import GrammarProposer
 from signalbox_worker.drafts.matcher_pool import MatcherPool
 from signalbox_worker.drafts.prediction import PredictionProposer
-from signalbox_worker.drafts.proposer import NO_DRAFTS, NO_PROPOSER, DraftAsk, Drafts, Proposer
+from signalbox_worker.drafts.proposer import (
+    NO_DRAFTS,
+    NO_PROPOSER,
+    DraftAsk,
+    Drafts,
+    EndedSequence,
+    Proposer,
+)
 from signalbox_worker.drafts.text import TextProposer
 
 logger = logging.getLogger(__name__)
@@ -32,6 +39,10 @@ class ProposerChain:
             for i, drafts in zip(without, of_model, strict=True):
                 best[i] = drafts
         return best
+
+    def learn(self, ended: EndedSequence) -> None:
+        for proposer in self._proposers:
+            proposer.learn(ended)
 
     def forget(self, seq_id: int) -> None:
         for proposer in self._proposers:

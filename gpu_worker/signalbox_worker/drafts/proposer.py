@@ -1,11 +1,12 @@
 """The interface of a source of drafts.
 
 Drafts change no output: each is kept only if it equals the token that is drawn at its position. A
-source may therefore guess, and bad guesses only cost time.
+source may therefore guess, and bad guesses only cost time. Packages bring sources of their own, see
+packages.py.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,13 +30,27 @@ class DraftAsk(NamedTuple):
     """Tokens that the client expects as the output; empty if the request names none."""
     grammar: Grammar | None
     """State of the sequence in its grammar, which has read known tokens alone."""
+    owner: bytes = b""
+    """Opaque name of the tenant, cache salt and adapter: what a sequence tells of its text may be
+    proposed for sequences of the same name alone. Empty: for no other sequence."""
+
+
+class EndedSequence(NamedTuple):
+    """A sequence that leaves the worker: it has ended, or is to be computed later or elsewhere."""
+
+    seq_id: int
+    token_ids: Int32Array
+    """Its tokens; not to be kept. Those of the last steps may lie behind its end."""
+    num_prompt: int
+    owner: bytes
+    """As in `DraftAsk`."""
 
 
 class Drafts(NamedTuple):
     """Tokens that are expected to follow."""
 
     token_ids: Sequence[int]
-    source: DraftSource
+    source: DraftSource = DraftSource.PACKAGE
     num_matched: int = 0
     """Newest known tokens that match the place from which the drafts were read. A chain takes the
     source with the longest match."""
@@ -44,11 +59,19 @@ class Drafts(NamedTuple):
 NO_DRAFTS = Drafts((), DraftSource.TEXT)
 
 
+@runtime_checkable
 class Proposer(Protocol):
     """A source of drafts. Used on the execution thread alone."""
 
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
-        """Returns the drafts of each sequence of a step: at most `most` of its ask, or none."""
+        """Returns the drafts of each sequence of a step: at most `most` of its ask, or none.
+
+        The step waits for them. Called for steps that allow drafts. A sequence that had none is
+        asked again now and then, and gets its drafts in a later step.
+        """
+
+    def learn(self, ended: EndedSequence) -> None:
+        """Takes what a sequence that leaves says about others, before it is forgotten."""
 
     def forget(self, seq_id: int) -> None:
         """Drops what is kept of a sequence, if anything."""
@@ -63,6 +86,9 @@ class NoProposer:
     def propose_one(self, ask: DraftAsk) -> Drafts:
         """Returns the drafts of one sequence."""
         return NO_DRAFTS
+
+    def learn(self, ended: EndedSequence) -> None:
+        pass
 
     def forget(self, seq_id: int) -> None:
         pass

@@ -13,6 +13,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from signalbox_contract.cache_groups import FULL, NO_BLOCK, keep_all, state_group
+from signalbox_contract.request import Request
 from signalbox_contract.sections.store_moves import HASH_BYTES
 from signalbox_scheduler.config import CacheShape
 from signalbox_scheduler.kv.block_allocator import BlockAllocator, BlockHash
@@ -30,6 +31,15 @@ def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
     salted = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     salted += cache_salt.encode()
     return hashlib.blake2b(salted, digest_size=HASH_BYTES, person=b"root").digest()
+
+
+def owner_of(request: Request, *, epoch: int) -> bytes:
+    """Returns the name that a lease has for the requests of one tenant, salt and adapter. It does
+    not tell what it stands for."""
+    key = epoch.to_bytes(8, "little")
+    return hashlib.blake2b(
+        _root_of(request), digest_size=HASH_BYTES, key=key, person=b"owner"
+    ).digest()
 
 
 def next_hash(previous: BlockHash, token_ids: Tokens[int]) -> BlockHash:
@@ -219,7 +229,7 @@ class PrefixCache:
         """
         row, column = divmod(index, self._width)
         start = row * self._block_size
-        previous = self.hash(seq, row - 1) if row else _root_hash(seq.group)
+        previous = self.hash(seq, row - 1) if row else _root_of(seq.group.request)
         tokens = seq.tokens(start, min(start + self._block_size, seq.num_computed_tokens))
         packed = array("q", [seq.seq_id, *tokens]).tobytes()
         part = hashlib.blake2b(previous + packed, digest_size=HASH_BYTES, person=b"part")
@@ -231,13 +241,12 @@ class PrefixCache:
         hashes = seq.block_hashes.setdefault(self._block_size, [])
         while len(hashes) <= row:
             start = len(hashes) * self._block_size
-            previous = hashes[-1] if hashes else _root_hash(seq.group)
+            previous = hashes[-1] if hashes else _root_of(seq.group.request)
             tokens = seq.tokens(start, start + self._block_size)
             assert len(tokens) == self._block_size, f"{seq.seq_id}: row {row} is not whole"
             hashes.append(next_hash(previous, tokens))
         return hashes[row]
 
 
-def _root_hash(group: SequenceGroup) -> BlockHash:
-    request = group.request
+def _root_of(request: Request) -> BlockHash:
     return root_hash(tenant=request.tenant, cache_salt=request.cache_salt, adapter=request.adapter)

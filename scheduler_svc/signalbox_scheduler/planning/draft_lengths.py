@@ -1,13 +1,17 @@
 """Decides how many drafts a sequence computes: the number that gives the most tokens a second.
 
 The probability that a draft is accepted, if all before it are, is estimated from the recent runs of
-its sequence. The cost of its row is measured: the times of steps with as many sequences, by their
-number of drafts. The best length gives the whole step the most tokens a second, so that drafts of
-one sequence do not slow the others by more than they bring.
+its sequence, and from those since the last refusal, since texts are copied in stretches. The cost
+of its row is measured: the times of steps with as many sequences, by their number of drafts. The
+best length gives the whole step the most tokens a second, so that drafts of one sequence do not
+slow the others by more than they bring.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from operator import mul
 
 import numpy as np
 
@@ -16,9 +20,14 @@ from signalbox_scheduler.requests.draft_use import DraftRecord
 LEAST_GAIN = 0.05
 """Tokens of a step that drafts of a sequence must add beyond their cost, since both are
 estimates."""
-IDLE_STEPS = 256
-"""Steps without a proposal after which a sequence pauses, over the sequences of a step: outside the
-decode batch each of them costs the planner time, little where there are few."""
+CAUTION = 1.1
+"""Times the estimated cost that counts: of several lengths, the one that looks best is rather one
+whose cost is estimated too low."""
+HOPE = 0.9
+"""Probability at which drafts must pay to be tried at all; longer copies have about as much."""
+IDLE_STEPS = 8
+"""Steps without a proposal after which a sequence waits for an offer: outside the decode batch it
+costs the scheduler and the worker time in each step."""
 FIRST_PAUSE_STEPS, MOST_PAUSE_STEPS = 16, 1024
 MEASURE_STEPS = 256
 """Steps after which one without drafts is measured again, since contexts grow."""
@@ -31,7 +40,9 @@ _KEPT_OF_ALL = 0.98
 _PRIOR_RUNS = 2.0
 """Weight, in runs, of the acceptance of all sequences in the estimate of one."""
 _NEW = 0.25
-"""Weight of the newest step in a mean."""
+"""Weight of the newest step in the means of tokens and drafts."""
+_NEWEST_TIME = 1 / 16
+"""Weight of the newest step in the mean time of such steps: their differences are small."""
 _MOST_AT_ONCE = 3.0
 """Largest multiple of the mean that a step counts as: one that took longer probably had to wait for
 its core."""
@@ -45,9 +56,14 @@ class _Mean:
     last_step: int = 0
     """Number of the last such step among those of as many sequences."""
 
+    @property
+    def weight(self) -> float:
+        """Number of steps that the mean is as certain as."""
+        return min(self.num_steps, 1 / _NEWEST_TIME)
+
     def add(self, num_drafts: int, ns: float, step: int) -> None:
         self.num_steps, self.last_step = self.num_steps + 1, step
-        weight = max(_NEW, 1 / self.num_steps)
+        weight = max(_NEWEST_TIME, 1 / self.num_steps)
         self.num_drafts += weight * (num_drafts - self.num_drafts)
         self.ns += weight * (min(ns, _MOST_AT_ONCE * self.ns) - self.ns)
 
@@ -81,17 +97,36 @@ class RowCosts:
         if 0 not in known or step - known[0].last_step >= MEASURE_STEPS:
             return []
         self._means[size] = known
-        means = sorted((mean.num_drafts, mean.ns) for mean in known.values())
-        counts, times = (np.array(column) for column in zip(*means, strict=True))
-        times = np.minimum.accumulate(times[::-1])[::-1]  # more drafts take no less time
-        most = min(most, max(1, int(2 * counts[-1] + num_seqs - first)))
+        means = sorted(known.values(), key=lambda mean: mean.num_drafts)
+        counts, times = [mean.num_drafts for mean in means], _convex(means)
+        most = min(most, max(1, int(2 * counts[-1] + num_seqs - first)) if counts[-1] else 1)
         reach = first + most - counts[-1]
         if len(counts) > 1 and reach > 0:
             slope = (times[-1] - times[0]) / (counts[-1] - counts[0])
-            counts = np.append(counts, counts[-1] + reach)
-            times = np.append(times, times[-1] + slope * reach)
+            counts.append(counts[-1] + reach)
+            times.append(times[-1] + slope * reach)
         found: list[float] = np.interp(first + np.arange(most + 1), counts, times).tolist()
         return found
+
+
+def _convex(means: Sequence[_Mean]) -> list[float]:
+    """Returns times from the first one on, by slopes that are at least 0 and do not fall: reading
+    the weights hides the first rows, and each one behind them costs as much. Slopes that fall are
+    pooled, so that errors of single means cancel out."""
+    slopes: list[tuple[float, float, int]] = []  # slope, weight, number of gaps
+    for before, mean in pairwise(means):
+        gap = mean.num_drafts - before.num_drafts
+        slope = (mean.ns - before.ns) / gap
+        weight = gap * gap / (1 / before.weight + 1 / mean.weight)
+        number = 1
+        while slopes and slopes[-1][0] >= slope:
+            other, other_weight, other_number = slopes.pop()
+            slope = (slope * weight + other * other_weight) / (weight + other_weight)
+            weight, number = weight + other_weight, number + other_number
+        slopes.append((slope, weight, number))
+    each = (max(0.0, slope) for slope, _, number in slopes for _ in range(number))
+    gaps = (mean.num_drafts - before.num_drafts for before, mean in pairwise(means))
+    return [*accumulate(map(mul, each, gaps), initial=means[0].ns)]
 
 
 class DraftLengths:
@@ -103,16 +138,24 @@ class DraftLengths:
         self._num_accepted, self._num_refused = 3.0, 2.0  # of all sequences, older ones weigh less
         self._num_seqs = 1
         self._tokens_of_seq, self._drafts_of_seq = 1.0, 0.0  # means of a step
+        self._has_new = False
+        """True if steps were observed since the next ones were computed."""
         self._num_tokens = 1.0  # of a step, without those of the drafts that are chosen
         self._times = [1.0] * (most + 1)
         """Times of a step, by drafts of one sequence more; equal until some are measured."""
-        self.may_pay = True
-        """False if drafts of a sequence would not pay though all of them were accepted."""
+        self._may_pay = True
 
     @property
     def is_measuring(self) -> bool:
         """True if the next step must have no drafts, so that its time can be measured."""
+        self._follow()
         return not self._times
+
+    @property
+    def may_pay(self) -> bool:
+        """False if drafts of a sequence would not pay though nearly all of them were accepted."""
+        self._follow()
+        return self._may_pay
 
     def observe_step(self, *, num_seqs: int, num_drafts: int, num_tokens: int, ns: int) -> None:
         """Records an answered step without tokens of prompts.
@@ -123,43 +166,56 @@ class DraftLengths:
         self._num_seqs = num_seqs
         self._tokens_of_seq += _NEW * (num_tokens / num_seqs - self._tokens_of_seq)
         self._drafts_of_seq += _NEW * (num_drafts / num_seqs - self._drafts_of_seq)
-        others = num_seqs - 1
+        self._has_new = True
+
+    def _follow(self) -> None:
+        """Computes what a step costs of those that were observed. It takes longer than the other
+        work of an answer, and no step needs it while no sequence may have drafts."""
+        if not self._has_new:
+            return
+        self._has_new, others = False, self._num_seqs - 1
         self._num_tokens = 1 + others * self._tokens_of_seq
-        self._times = self._costs.times(num_seqs, others * self._drafts_of_seq, self.most)
-        self.may_pay = self.is_measuring or self._best(1.0) > 0
+        self._times = self._costs.times(self._num_seqs, others * self._drafts_of_seq, self.most)
+        self._may_pay = not self._times or self._best(HOPE) > 0
 
     def observe_run(self, record: DraftRecord, *, num_drafts: int, num_accepted: int) -> None:
         """Records how many drafts of a sequence were accepted in a step that allowed some."""
         if not num_drafts:
             record.num_idle += 1
             return
-        record.num_idle = 0
+        record.num_idle, record.is_idle = 0, False
         is_refused = num_accepted < num_drafts
         record.num_accepted = _KEPT * record.num_accepted + num_accepted
         record.num_refused = _KEPT * record.num_refused + is_refused
         self._num_accepted = _KEPT_OF_ALL * self._num_accepted + num_accepted
         self._num_refused = _KEPT_OF_ALL * self._num_refused + is_refused
-        record.num_tried = 0 if is_refused else min(2 * record.num_tried, self.most)
+        record.num_in_row = 0 if is_refused else record.num_in_row + num_accepted
+        record.is_trial = record.is_trial and not is_refused
 
     def next(self, record: DraftRecord) -> int:
         """Returns the most drafts of a sequence's next step; 0 if none pay at present."""
-        if record.num_idle * self._num_seqs >= IDLE_STEPS or not self.may_pay:
+        if not self.may_pay:
             return 0
         prior = _PRIOR_RUNS * self._num_accepted / (self._num_accepted + self._num_refused)
         num_runs = record.num_accepted + record.num_refused + _PRIOR_RUNS
-        best = self._best((record.num_accepted + prior) / num_runs)
+        share = (record.num_accepted + prior) / num_runs
+        if record.num_in_row:
+            share = max(share, (record.num_in_row + 1) / (record.num_in_row + 2))
+        best = self._best(share)
         if best and record.num_accepted >= 1:
             record.num_pause_steps = 0
-        return max(best, record.num_tried)
+        return max(best, int(record.is_trial))
 
     def _best(self, share: float) -> int:
         """Returns the best length, if a draft is accepted with the probability `share` when all
         before it are."""
-        best, best_rate = 0, (self._num_tokens + LEAST_GAIN) / self._times[0]
+        without = self._times[0]
+        best, best_rate = 0, (self._num_tokens + LEAST_GAIN) / without
         all_before, num_tokens = 1.0, self._num_tokens
-        for num_drafts, ns in enumerate(self._times[1:], start=1):
+        for num_drafts, measured_ns in enumerate(self._times[1:], start=1):
             all_before *= share
             num_tokens += all_before
+            ns = without + CAUTION * (measured_ns - without)
             if num_tokens > best_rate * ns:
                 best, best_rate = num_drafts, num_tokens / ns
         return best
@@ -171,9 +227,9 @@ class DraftLengths:
         return steps
 
     def resume(self, record: DraftRecord) -> None:
-        """Ends a pause: the next run has one draft, and each one after it twice as many while all
-        are accepted."""
-        record.is_off, record.num_tried, record.num_idle = False, 1, 0
+        """Lets a sequence have drafts again: at least one, until it is refused."""
+        record.is_off = record.is_idle = False
+        record.is_trial, record.num_in_row, record.num_idle = True, 0, 0
 
 
 def _rounded(number: int) -> int:

@@ -7,7 +7,8 @@ With states of recurrent layers, no run passes the end of a row, and none begins
 runs in flight are answered: the state's row is then the same however many drafts are accepted.
 
 A sequence with drafts is outside the decode batch, which counts a token a step. It joins the batch
-while it pauses.
+while drafts do not pay, and while the worker has none for it. Of those for which it had none the
+worker says when it has some again.
 """
 
 from signalbox_contract.step_result import StepResult
@@ -15,7 +16,11 @@ from signalbox_scheduler.config import StepLimits
 from signalbox_scheduler.kv.block_allocator import AllocStatus
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.planning.decode_batch import DecodeBatch
-from signalbox_scheduler.planning.draft_lengths import FIRST_PAUSE_STEPS, DraftLengths
+from signalbox_scheduler.planning.draft_lengths import (
+    FIRST_PAUSE_STEPS,
+    IDLE_STEPS,
+    DraftLengths,
+)
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.worker_state import WorkerState
 from signalbox_scheduler.queue.worker_queues import GroupQueues
@@ -41,6 +46,8 @@ class DraftPlanner:
         self._lengths = DraftLengths(limits.max_draft_tokens)
         self._num_left = 0
         """Drafts that the step which is being planned may still have."""
+        self._is_full = False
+        """True if it may have none, beside the tokens of its sequences."""
         self._paused: dict[Sequence, int] = {}
         """Steps in which the pauses of sequences end."""
         self._next_end = 0
@@ -50,6 +57,7 @@ class DraftPlanner:
         """Begins a plan. Each sequence gets its token; drafts get at most half of the remaining
         budget, so that prompts make progress."""
         self._num_left = max(0, plan.token_budget - self._queues.num_sequence_slots) // 2
+        self._is_full = not self._num_left
         if self._paused and self._next_end <= plan.step_id:
             self._end_pauses(plan.step_id)
 
@@ -59,7 +67,7 @@ class DraftPlanner:
         is_one_by_one = request.no_speculation or request.beam_search is not None or group.pools
         group.max_drafts = 0 if is_one_by_one else self._lengths.most
         for seq in group.unfinished:
-            if seq.draft_record is not None and seq.draft_record.is_off:
+            if seq.draft_record is not None and seq.draft_record.is_out:
                 self._lengths.resume(seq.draft_record)
                 self.forget(seq)
 
@@ -72,7 +80,7 @@ class DraftPlanner:
         if not group.max_drafts or group.suspicion is not None:
             return False
         records = [seq.draft_record for seq in group.unfinished]
-        return any(record is None or not record.is_off for record in records)
+        return any(record is None or not record.is_out for record in records)
 
     def must_wait(self, seq: Sequence) -> bool:
         """Returns True if a sequence waits for the answers to its runs in flight, since its next
@@ -93,8 +101,6 @@ class DraftPlanner:
             return 0
         num_to_last = group.max_length - 2 - seq.num_planned_tokens
         num_drafts = min(self._length(plan, seq), num_to_last, self._num_left)
-        if not self._num_left:  # a step so full that none is possible; it may go on so
-            self.observe_run(seq, num_drafts=0, num_accepted=0)
         if self._blocks.states.num_blocks:
             size = self._blocks.block_size
             num_drafts = min(num_drafts, size - 1 - seq.num_planned_tokens % size)
@@ -107,15 +113,19 @@ class DraftPlanner:
         return num_drafts
 
     def _length(self, plan: StepPlan, seq: Sequence) -> int:
-        """Returns the best number of drafts; a sequence for which that is none pauses."""
+        """Returns the best number of drafts. A sequence for which that is none pauses, and one for
+        which nothing is proposed waits for an offer."""
         record = seq.draft_record
         if record is None:
             # A prediction is likely right, however few drafts of others were accepted.
-            num_tried = 1 if seq.group.request.prediction else 0
-            record = seq.draft_record = DraftRecord(num_tried=num_tried)
-        if record.is_off or self._lengths.is_measuring:
+            is_trial = bool(seq.group.request.prediction)
+            record = seq.draft_record = DraftRecord(is_trial=is_trial)
+        if record.is_out or self._lengths.is_measuring:
             return 0
-        length = self._lengths.next(record)
+        if record.num_idle >= IDLE_STEPS:
+            record.is_idle = True
+            return 0
+        length = 0 if self._is_full else self._lengths.next(record)
         if not length:
             self._pause_until(plan.step_id + self._lengths.pause(record), seq)
         return length
@@ -138,8 +148,11 @@ class DraftPlanner:
         self._next_end = min(self._paused.values(), default=0)
 
     def observe_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Records the time of an answered step, if it is known and all sequences decode."""
+        """Takes the drafts that an answer offers, and records the time of its step, if that is
+        known and all sequences decode."""
         drafts, timings = result.drafts, result.timings
+        if result.draft_offers is not None:
+            self._take_offers(plan, set(result.draft_offers.tolist()))
         if timings.forward_ns and 0 < plan.total_tokens == len(plan.seqs):
             self._lengths.observe_step(
                 num_seqs=len(plan.seqs),
@@ -147,6 +160,13 @@ class DraftPlanner:
                 num_tokens=len(result.token_ids),
                 ns=timings.forward_ns + timings.sample_ns,
             )
+
+    def _take_offers(self, plan: StepPlan, seq_ids: set[int]) -> None:
+        for seq in plan.seqs:
+            record = seq.draft_record
+            if seq.seq_id in seq_ids and record is not None and record.is_idle:
+                self._lengths.resume(record)
+                self._decode_batch.release(seq.group)
 
     def observe_run(self, seq: Sequence, *, num_drafts: int, num_accepted: int) -> None:
         """Records how many drafts of a sequence were accepted in a step that allowed some."""

@@ -15,6 +15,7 @@ from signalbox_contract.sections.forks import Fork
 from signalbox_contract.sections.pooling import Pooling
 from signalbox_contract.sections.store_moves import StoreMoves
 from signalbox_contract.step import NewSequence, Step, TablePatch
+from signalbox_scheduler.kv.prefix_cache import owner_of
 from signalbox_scheduler.requests.open_spans import StepTrace
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 
@@ -135,7 +136,7 @@ class StepPlan:
             epoch=epoch,
             step_id=self.step_id,
             finished=int64s(self.forget.copy()),
-            new=self._new_sequences() if self.new else (),
+            new=self._new_sequences(epoch) if self.new else (),
             running_seq_ids=seq_ids,
             running_num_new_tokens=num_new_tokens,
             patches=tuple(self.patches),
@@ -169,7 +170,7 @@ class StepPlan:
         pooling = {seq.seq_id: how for seq in new if (how := seq.group.request.pooling)}
         return pooling or None
 
-    def _new_sequences(self) -> tuple[NewSequence, ...]:
+    def _new_sequences(self, epoch: int) -> tuple[NewSequence, ...]:
         params: dict[SequenceGroup, SamplingParams] = {}
         predictions = self._predictions()
         found = []
@@ -193,6 +194,7 @@ class StepPlan:
                     adapter=group.request.adapter,
                     prediction=predictions.get(group, ()),
                     returns_logits=group.logits is not None,
+                    owner=owner_of(group.request, epoch=epoch) if group.max_drafts else b"",
                 )
             )
         return tuple(found)

@@ -12,18 +12,26 @@ class DraftRecord:
     """Acceptance of one sequence's recent drafts, and its pauses; see planning/draft_lengths.py."""
 
     is_off: bool = False
-    """True during a pause: drafts would not pay, or nothing is proposed."""
+    """True during a pause, since drafts would not pay."""
+    is_idle: bool = False
+    """True while the worker has no drafts, until it offers some."""
     num_pause_steps: int = 0
     """Steps of the last pause; 0 if drafts have paid since."""
     num_accepted: float = 0.0
     """Accepted drafts; those of older runs weigh less."""
     num_refused: float = 0.0
     """Runs that a refused draft ended, with the same weights."""
-    num_tried: int = 0
-    """Drafts of the next run of a sequence that tries again after a pause; 0 if its acceptance
-    decides."""
+    is_trial: bool = False
+    """True if the next run has a draft though acceptance is against it, until one is refused."""
+    num_in_row: int = 0
+    """Accepted drafts since the last one that was refused, or the last pause."""
     num_idle: int = 0
     """Consecutive steps for which nothing was proposed."""
+
+    @property
+    def is_out(self) -> bool:
+        """True if the next step allows no drafts."""
+        return self.is_off or self.is_idle
 
 
 def add_run(

@@ -48,6 +48,7 @@ def find_fault(
         _fault_of_tokens(result, vocab_size)
         or _fault_of_runs(plan, result)
         or (_fault_of_drafts(plan, result.drafts) if result.drafts is not None else None)
+        or _fault_of_offers(plan, result)
         or (
             _fault_of_vectors(plan, result, num_outputs, num_token_outputs)
             if num_outputs or result.pooled
@@ -127,6 +128,13 @@ def _fault_of_drafts(plan: StepPlan, drafts: DraftCounts) -> str | None:
     if unknown := set(sources).difference(DraftSource):
         return f"drafts of source {min(unknown)}, which is none"
     return None
+
+
+def _fault_of_offers(plan: StepPlan, result: StepResult) -> str | None:
+    if result.draft_offers is None:
+        return None
+    strangers = set(result.draft_offers.tolist()).difference(plan.seq_ids)
+    return f"drafts for sequence {min(strangers)}, which is not in the step" if strangers else None
 
 
 def _fault_of_vectors(

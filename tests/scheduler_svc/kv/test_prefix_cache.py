@@ -3,6 +3,7 @@
 import pytest
 
 from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockAllocator
+from signalbox_scheduler.kv.prefix_cache import owner_of
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from tests.scheduler_svc.fake_worker import expected
 from tests.scheduler_svc.make import (
@@ -99,6 +100,18 @@ def test_other_salts_and_tenants_find_nothing(other: dict[str, str]) -> None:
     group = make_request([*PREFIX, 1], arrival=1.0, **other)
     run(loop, group)
     assert group.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("other", [{"tenant": "t"}, {"cache_salt": "b"}, {"adapter": "c"}, {}])
+def test_an_owner_is_a_tenant_a_salt_and_an_adapter_in_a_lease(other: dict[str, str]) -> None:
+    own = {"tenant": "a", "cache_salt": "b", "adapter": "c"}
+    request, again = make_request([1], **own).request, make_request([2, 3], **own).request
+    name = owner_of(request, epoch=7)
+    assert owner_of(again, epoch=7) == name
+    assert owner_of(make_request([1], **other).request, epoch=7) != name
+    assert owner_of(request, epoch=8) != name
+    shifted = make_request([1], tenant="ab", cache_salt="", adapter="c").request
+    assert owner_of(shifted, epoch=7) != name
 
 
 def test_payers_of_one_tenant_share_what_is_cached() -> None:

@@ -34,7 +34,8 @@ from tests.scheduler_svc.make import (
 )
 
 PROMPT = [1, 2, 3, 4, 5]
-KINDS = ["g", "b", "m", "o", "n", "gmobn"]
+KINDS = ["g", "b", "m", "o", "n", "gmobn", "n" * 12 + "gb"]
+"""The last one has none for so long that sequences wait for offers."""
 WINDOWS = (FULL_GROUP, CacheGroup(kind="window", window=5))
 
 
@@ -140,6 +141,29 @@ def test_a_step_names_the_limits_and_the_prediction_once() -> None:
     assert step.draft_limits.seq_ids == step.running_seq_ids
     assert step.draft_limits.most.tolist() == [3]
     assert step.running_num_new_tokens.tolist() == [1]
+
+
+def test_a_step_names_the_owner_of_each_new_sequence_that_may_have_drafts() -> None:
+    loop = make_drafting(most=3)
+    fields: list[dict[str, Any]] = [
+        {"tenant": "a"},
+        {"tenant": "a", "n": 2},
+        {"tenant": "a", "cache_salt": "s"},
+        {"tenant": "b"},
+        {"tenant": "a", "no_speculation": True},
+    ]
+    groups = [submit(loop, [*PROMPT, i], max_tokens=2, **one) for i, one in enumerate(fields)]
+    owners = dict[int, bytes]()
+    while len(owners) < len(groups):
+        loop.send()
+        step = loop.scheduler.in_flight[-1].to_step(epoch=5)
+        owners |= {new.token_ids[-1]: new.owner for new in step.new}
+        loop.answer()
+    same, again, salted, other, plain = (owners[i] for i in range(len(fields)))
+    assert same == again
+    assert len({same, salted, other, plain}) == 4
+    assert not plain
+    run(loop, groups)
 
 
 def test_the_predictions_of_a_step_fit_its_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,25 +1,38 @@
 """Adds drafts to the batch of a step: checks which sequences may have some, and asks the proposer.
 
+A sequence for which nothing is proposed need not be allowed drafts again: it is looked at now and
+then, and offered to the scheduler when there are some.
+
 Drafts are written to a sequence's row behind its known tokens. All rules of a draw read the row up
 to the draw's position, so they see the drafts before it. A draft that is not kept is overwritten or
 never read.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from time import perf_counter_ns
+from typing import TypeVar
 
 import numpy as np
 
 from signalbox_contract.cache_groups import keep_all, num_token_groups, state_group
+from signalbox_contract.columns import Column, int64s
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.sections.drafts import DraftLimits, DraftSource
 from signalbox_contract.step import Step
 from signalbox_worker.batch.arrays import Int64Array, offsets
 from signalbox_worker.batch.largest_batch import most_draws
 from signalbox_worker.batch.state_runs import with_drafts
-from signalbox_worker.drafts.proposer import NO_PROPOSER, DraftAsk, Drafts, Proposer
+from signalbox_worker.drafts.proposer import (
+    NO_DRAFTS,
+    NO_PROPOSER,
+    DraftAsk,
+    Drafts,
+    EndedSequence,
+    Proposer,
+)
 from signalbox_worker.lease.sequences.batch_builder import PlannedBatch
 from signalbox_worker.lease.sequences.draft_runs import NO_DRAFT, DraftRuns
 from signalbox_worker.lease.sequences.sequence_columns import SequenceRows
@@ -27,24 +40,45 @@ from signalbox_worker.lease.sequences.step_validation import Limits
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+LOOK_TOKENS = 4
+"""Tokens after which a sequence that had no drafts is looked at again."""
 Asked = dict[int, int]
 """Most drafts of sequences, by their index in a batch."""
 
 
 class Drafting:
-    """The proposer of a lease."""
+    """The proposer of a lease, and the sequences for which it has nothing at present."""
 
     def __init__(self, proposer: Proposer, limits: Limits) -> None:
         self._proposer = proposer
         self._limits = limits
+        self._idle: dict[int, int] = {}
+        """Sequences that had no drafts when a step allowed some, with the step."""
 
-    def forget(self, step: Step) -> None:
-        """Forgets the sequences that a step ends, and children of its forks, whose tokens
-        change."""
+    def leave(self, step: Step, row_of: Mapping[int, int], rows: SequenceRows) -> None:
+        """Learns from the sequences that a step ends, and forgets them and the children of its
+        forks, whose tokens change.
+
+        Args: row_of: row of each sequence before the step.
+        """
         for seq_id in step.finished.tolist():
-            self._proposer.forget(seq_id)
+            self._idle.pop(seq_id, None)
+            if self._proposer is not NO_PROPOSER:
+                self._leave(seq_id, row_of[seq_id], rows)
         for fork in step.forks:
-            self._proposer.forget(fork.child)
+            self._call(partial(self._proposer.forget, fork.child))
+
+    def _leave(self, seq_id: int, row: int, rows: SequenceRows) -> None:
+        ended = EndedSequence(
+            seq_id=seq_id,
+            token_ids=rows.tokens[row, : rows.state["num_tokens"][row]],
+            num_prompt=int(rows.state["num_prompt"][row]),
+            owner=rows.owners[row],
+        )
+        self._call(partial(self._proposer.learn, ended))
+        self._call(partial(self._proposer.forget, seq_id))
 
     def check(self, step: Step, planned: PlannedBatch) -> Asked:
         """Returns the drafts that a step allows. Raises InvalidArgument if it may not."""
@@ -77,16 +111,41 @@ class Drafting:
             if most > 0:
                 asks[i] = _ask(int(planned.seq_ids[i]), row, rows, most=most)
         began_ns = perf_counter_ns()
-        proposed = self._propose([*asks.values()]) if asks else []
+        proposed = self._propose([*asks.values()])
         proposing_ns = perf_counter_ns() - began_ns
         for i, found in zip(asks, proposed, strict=True):
             token_ids = found.token_ids[:left]
             if count := _write(token_ids, int(planned.rows[i]), rows):
                 num_drafts[i], sources[i] = count, found.source
                 left -= count
+        for i, seq_id in zip(asked, planned.seq_ids[[*asked]].tolist(), strict=True):
+            self._idle[seq_id] = planned.step_id
+            if i in sources:
+                del self._idle[seq_id]
         if sources:
             drafts = _extend(planned, rows, num_drafts, sources)
             drafts.proposing_ns = proposing_ns
+
+    def offers(self, planned: PlannedBatch, rows: SequenceRows) -> Column | None:
+        """Returns the sequences of a computed batch that have drafts, though the last step that
+        allowed them some found none. Each is named once."""
+        if not self._idle:
+            return None
+        asks, lengths = dict[int, DraftAsk](), rows.state["num_tokens"][planned.rows].tolist()
+        for i, seq_id in enumerate(planned.seq_ids.tolist()):
+            is_asked = self._idle.get(seq_id, planned.step_id) == planned.step_id
+            is_due = (lengths[i] + seq_id) % LOOK_TOKENS == 0
+            is_at_end = lengths[i] >= self._limits.model.max_model_len
+            if is_due and not (is_asked or is_at_end or seq_id in planned.failures):
+                row = int(planned.rows[i])
+                asks[row] = _ask(seq_id, row, rows, most=1)
+        if not asks:
+            return None
+        proposed = zip(asks.items(), self._propose([*asks.values()]), strict=True)
+        found = [ask.seq_id for (row, ask), one in proposed if _write(one.token_ids, row, rows)]
+        for seq_id in found:
+            del self._idle[seq_id]
+        return int64s(found) if found else None
 
     def _room_in_step(self, planned: PlannedBatch) -> int:
         limits, capacity = self._limits, self._limits.capacity
@@ -97,17 +156,16 @@ class Drafting:
         return min(tokens, draws - len(planned.drawers))
 
     def _propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
+        return self._call(partial(_proposed, self._proposer, asks)) or [NO_DRAFTS] * len(asks)
+
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """Calls the proposer, which may be a package's: requests do not need drafts."""
         try:
-            proposed = self._proposer.propose(asks)
-            pairs = zip(asks, proposed, strict=True)
-            return [
-                Drafts([*map(int, found.token_ids[: ask.most])], DraftSource(found.source))
-                for ask, found in pairs
-            ]
-        except Exception:  # it may be another package's, and requests do not need drafts
+            return call()
+        except Exception:
             logger.exception("a proposer has failed; this lease computes no more drafts")
             self._proposer = NO_PROPOSER
-            return self._proposer.propose(asks)
+            return None
 
 
 def _ask(seq_id: int, row: int, rows: SequenceRows, *, most: int) -> DraftAsk:
@@ -118,7 +176,16 @@ def _ask(seq_id: int, row: int, rows: SequenceRows, *, most: int) -> DraftAsk:
         most=most,
         prediction=rows.predictions[row],
         grammar=rows.grammars[row],
+        owner=rows.owners[row],
     )
+
+
+def _proposed(proposer: Proposer, asks: Sequence[DraftAsk]) -> list[Drafts]:
+    pairs = zip(asks, proposer.propose(asks), strict=True)
+    return [
+        Drafts([*map(int, found.token_ids[: ask.most])], DraftSource(found.source))
+        for ask, found in pairs
+    ]
 
 
 def _check_limits(limits: DraftLimits, *, most: int) -> None:

@@ -82,6 +82,8 @@ class SequenceRows:
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
         self.predictions: list[Int32Array] = [NO_PREDICTION] * num_rows
         """What clients expect outputs to be; empty if they expect nothing."""
+        self.owners: list[bytes] = [b""] * num_rows
+        """Whose recent outputs drafts may come from; empty for none."""
         self.state_blocks = state_blocks
         """[num_gpu_blocks, blocks of a state], those of the state that begins with each block, or
         NO_BLOCK; None of a model without recurrent layers."""
@@ -105,6 +107,7 @@ class SequenceRows:
         self.grammars += [None] * (num_rows - len(self))
         self.logprob_tokens += [()] * (num_rows - len(self))
         self.predictions += [NO_PREDICTION] * (num_rows - len(self))
+        self.owners += [b""] * (num_rows - len(self))
         self.state = state
 
     def write(self, row: int, new: NewSequence, pooling: PoolingParams = NOT_POOLED) -> None:
@@ -136,7 +139,7 @@ class SequenceRows:
             pooling.is_per_token,
         )
         self.logprob_tokens[row] = params.logprob_token_ids
-        self.predictions[row] = _array(new.prediction)
+        self.predictions[row], self.owners[row] = _array(new.prediction), new.owner
         self.tokens[row, :num_tokens] = new.token_ids
         self.block_tables[row] = 0
         self.block_tables[row, :num_blocks] = new.block_table
@@ -151,7 +154,10 @@ class SequenceRows:
         child["branch"] = fork.branch
         self.rules[target] = self.rules[source]
         self.logprob_tokens[target] = self.logprob_tokens[source]
-        self.predictions[target] = self.predictions[source]
+        self.predictions[target], self.owners[target] = (
+            self.predictions[source],
+            self.owners[source],
+        )
         grammar = self.grammars[source]
         self.grammars[target] = None if grammar is None else grammar.fork()
         self.tokens[target, :num_computed] = self.tokens[source, :num_computed]

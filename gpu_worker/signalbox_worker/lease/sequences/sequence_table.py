@@ -135,8 +135,8 @@ class SequenceTable:
             if rows.state_blocks is not None:
                 planned.states = states_of(planned, rows, staged, limits=limits)
         if staged is not None:
+            self._drafting.leave(step, self._row_of, rows)
             self._commit(staged)
-            self._drafting.forget(step)
         if asked:
             self._drafting.add(asked, planned, rows)
         batch = batch_builder.build(planned, rows, limits=limits)
@@ -232,6 +232,7 @@ class SequenceTable:
             else {},
             masks=_mask_times(planned) if planned.mask_ns else None,
             drafts=None if drafts is None else drafts.report(planned.seq_ids, failed=reasons),
+            draft_offers=self._drafting.offers(planned, self._rows),
         )
 
     def _kept(

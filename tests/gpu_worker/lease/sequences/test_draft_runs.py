@@ -15,7 +15,7 @@ from signalbox_contract.sections.forks import Fork
 from signalbox_contract.step import Step, TablePatch
 from signalbox_worker.batch.batch import Batch, BatchOutput, Logprobs
 from signalbox_worker.batch.sequence_failures import sequence_failure
-from signalbox_worker.drafts.proposer import DraftAsk, Drafts, NoProposer
+from signalbox_worker.drafts.proposer import DraftAsk, Drafts, EndedSequence, NoProposer
 from signalbox_worker.lease.sequences import drafting
 from signalbox_worker.lease.sequences.sequence_table import SequenceTable
 from signalbox_worker.sampling.grammars import Grammars
@@ -26,12 +26,16 @@ MOST = 4
 
 
 class Proposals(NoProposer):
-    """Proposes what a test says, and keeps what it was asked."""
+    """Proposes what a test says, and keeps what it was asked and told."""
 
     def __init__(self, *drafts: Sequence[int]) -> None:
         self.drafts = list(drafts)
         self.asked: list[DraftAsk] = []
+        self.learned: list[EndedSequence] = []
         self.forgotten: list[int] = []
+
+    def learn(self, ended: EndedSequence) -> None:
+        self.learned.append(ended._replace(token_ids=ended.token_ids.copy()))
 
     def propose_one(self, ask: DraftAsk) -> Drafts:
         self.asked.append(ask._replace(token_ids=ask.token_ids.copy()))
@@ -43,6 +47,9 @@ class Proposals(NoProposer):
 
 class Broken(Proposals):
     def propose_one(self, ask: DraftAsk) -> Drafts:
+        raise LookupError("of a package")
+
+    def learn(self, ended: EndedSequence) -> None:
         raise LookupError("of a package")
 
 
@@ -182,11 +189,16 @@ def test_a_proposer_is_not_trusted(drafts: Any, taken: list[int]) -> None:
     assert table.apply(limited({1: 3})).token_ids.tolist() == [20, *taken]
 
 
-def test_a_proposer_that_raises_is_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "steps", [[limited({1: 3}), limited({1: 3})], [make_step(2, finished=[1])]]
+)
+def test_a_proposer_that_raises_is_asked_no_more(
+    steps: list[Step], caplog: pytest.LogCaptureFixture
+) -> None:
     table = make_drafting(Broken())
-    for token in (21, 22):
-        batch = table.apply(limited({1: 3}))
-        table.append_tokens(draw(batch, token))
+    for token, step in enumerate(steps, start=21):
+        batch = table.apply(step)
+        table.append_tokens(draw(batch, *[token] * len(batch.rows)))
     assert [one.message for one in caplog.records] == [
         "a proposer has failed; this lease computes no more drafts"
     ]
@@ -256,6 +268,36 @@ def test_what_ends_is_forgotten() -> None:
     table.append_tokens(draw(table.apply(make_step(2, forks=forks)), *[]))
     table.append_tokens(draw(table.apply(make_step(3, finished=[2]))))
     assert proposals.forgotten == [1, 2, 2]
+
+
+def test_what_leaves_is_learned_with_its_owner() -> None:
+    table = make_drafting(proposals := Proposals())
+    new = make_new(2, [9, 9], [4], owner=b"x")
+    table.append_tokens(draw(table.apply(make_step(2, finished=[1], new=[new])), 30))
+    table.append_tokens(draw(table.apply(make_step(3, finished=[2]))))
+    learned = [one._replace(token_ids=one.token_ids.tolist()) for one in proposals.learned]
+    assert learned == [(1, [*PROMPT, 20], len(PROMPT), b""), (2, [9, 9, 30], 2, b"x")]
+
+
+def test_a_sequence_that_had_no_drafts_is_offered_when_it_has_some() -> None:
+    table = make_drafting(proposals := Proposals([], [21], []))
+    table.append_tokens(draw(table.apply(limited({1: 2})), 30))
+    offers = []
+    for step_id in range(3, 7):
+        batch = table.apply(make_step(step_id, running={1: 1}))
+        offers.append(table.append_tokens(draw(batch, 30)).draft_offers)
+    assert [one.tolist() for one in offers if one is not None] == [[1]]
+    assert len(proposals.asked) == 2  # each fourth token, and no more once it is offered
+
+
+@pytest.mark.parametrize("refused", [[], [512]])
+def test_what_the_vocabulary_refuses_is_not_offered(refused: list[int]) -> None:
+    table = make_drafting(proposals := Proposals([], refused))
+    table.append_tokens(draw(table.apply(limited({1: 2})), 30))
+    for step_id in range(3, 7):
+        batch = table.apply(make_step(step_id, running={1: 1}))
+        assert table.append_tokens(draw(batch, 30)).draft_offers is None
+    assert len(proposals.asked) == 2
 
 
 def test_the_prediction_comes_with_the_request() -> None:

@@ -187,7 +187,7 @@ SCENARIOS = {
         seed=21,
         capacity={"num_gpu_blocks": 30, "max_num_batched_tokens": 48, "max_draft_tokens": 6},
         kinds=("plain", "forks", "beams", "predicted", "grammars"),
-        draft_kinds="ggmobn",
+        draft_kinds="ggmobg" + 9 * "n",
         mask_costs=(10**4, 10**5),
         longest=60,
     ),
