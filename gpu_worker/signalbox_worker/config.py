@@ -318,7 +318,8 @@ class DeviceConfig(SettingsGroup):
     )
 
 
-_DRAFT_SOURCES = (DraftSource.GRAMMAR, DraftSource.PREDICTION, DraftSource.TEXT)
+_USUAL_SOURCES = (DraftSource.GRAMMAR, DraftSource.PREDICTION, DraftSource.TEXT)
+_DRAFT_SOURCES = (*_USUAL_SOURCES, DraftSource.RECENT, DraftSource.PACKAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +328,7 @@ class SpeculationConfig:
 
     num_tokens: int = 0
     """Most drafts of a sequence in one step; 0 computes none."""
-    sources: tuple[DraftSource, ...] = _DRAFT_SOURCES
+    sources: tuple[DraftSource, ...] = _USUAL_SOURCES
     """Sources of drafts; the first is preferred among equally long matches."""
     min_match: int = 2
     """Least number of newest tokens that must occur in a text, for what follows them to be
@@ -340,6 +341,11 @@ class SpeculationConfig:
     """Model that drafts: a directory, a .gguf file or a hub id; empty is none."""
     revision: str | None = None
     """Branch, tag or commit of it, if it is a hub id."""
+    recent_bytes: int = 0
+    """Memory of recent outputs and their indices, of the source RECENT; a token takes some 25
+    bytes."""
+    method: str = ""
+    """Method of the package that brings the source PACKAGE."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_tokens <= MAX_DRAFT_TOKENS:

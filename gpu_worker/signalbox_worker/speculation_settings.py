@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
+from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS, DraftSource
 from signalbox_rpc.settings.quantities import from_json, json_text
 from signalbox_rpc.settings.service_settings import SettingsGroup
 from signalbox_worker.config import SpeculationConfig
 
+PROPOSERS = "signalbox.draft_proposers"
+"""Group of the entry points by which packages bring methods; each is called like its method."""
 USUAL_DRAFT_TOKENS = 8
 """Default of the most drafts of a sequence in a step."""
 _NGRAM, _SUFFIX, _DRAFT_MODEL = "ngram", "suffix", "draft_model"
@@ -45,7 +49,7 @@ _OF_METHOD = {
 }
 """Fields of one method alone."""
 _WITHOUT_EFFECT = {
-    "suffix_decoding_max_cached_requests": "drafts come from a sequence's own text alone",
+    "suffix_decoding_max_cached_requests": "--recent-outputs bounds what is kept of other requests",
     "suffix_decoding_max_spec_factor": _FOLLOWS,
     "suffix_decoding_min_token_prob": _FOLLOWS,
     "num_speculative_tokens_per_batch_size": _FOLLOWS,
@@ -64,13 +68,15 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
         raise ValueError(f"it has {min(unknown)!r}, which is not served; {_takes()}")
     _check_texts(fields)
     _check_numbers(fields)
+    if _is_of_a_package(fields.get("method")):
+        return _of_package(fields)
     method = _method(fields)
     if method is None:
         raise ValueError(f"it has no method; {_METHODS}")
     if method not in _OF_METHOD:
         raise ValueError(
             f"method {method!r} is not served: further layers of a model do not draft (MTP, EAGLE,"
-            f" Medusa); {_METHODS}"
+            f" Medusa), and no installed package brings it; {_METHODS}"
         )
     if method == _DRAFT_MODEL:
         return _draft_model(fields)
@@ -133,6 +139,26 @@ def _check_texts(fields: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {value!r}; it must be text")
 
 
+def _of_package(fields: Mapping[str, Any]) -> SpeculationConfig:
+    if "model" in fields:
+        raise ValueError(f"model has no meaning for the method {fields['method']!r} of a package")
+    return SpeculationConfig(
+        num_tokens=fields.get("num_speculative_tokens", USUAL_DRAFT_TOKENS),
+        sources=(DraftSource.GRAMMAR, DraftSource.PREDICTION, DraftSource.PACKAGE),
+        method=fields["method"],
+    )
+
+
+def _is_of_a_package(method: Any) -> bool:
+    is_ours = method is None or method in _OF_METHOD
+    return isinstance(method, str) and not is_ours and find_method(method) is not None
+
+
+def find_method(method: str) -> EntryPoint | None:
+    """Returns the entry point by which a package brings a method; None if none does."""
+    return next(iter(entry_points(group=PROPOSERS, name=method)), None)
+
+
 def _check_numbers(fields: Mapping[str, Any]) -> None:
     for name, most in _MOST.items():
         value = fields.get(name, 1)
@@ -164,11 +190,19 @@ class SpeculationSettings(SettingsGroup):
     )
     speculative_config: SpeculativeConfig | None = Field(
         None,
-        description="JSON object as vLLM's, which turns speculation on: method is ngram, suffix or"
-        " draft_model, num_speculative_tokens is the most drafts of a sequence in a step, up to"
+        description="JSON object as vLLM's, which turns speculation on: method is ngram, suffix,"
+        " draft_model, or one that an installed package brings;"
+        " num_speculative_tokens is the most drafts of a sequence in a step, up to"
         f" {MAX_DRAFT_TOKENS}; prompt_lookup_min and prompt_lookup_max, or"
         " suffix_decoding_max_tree_depth, bound how many of its newest tokens are looked up in"
         " its text; model is that of --draft-model, and revision its branch, tag or commit",
+    )
+    recent_outputs: int = Field(
+        0,
+        ge=0,
+        le=1 << 20,
+        description="MiB of RAM in which speculation keeps the outputs of recent requests, for"
+        " drafts of later requests of the same tenant, cache salt and adapter; 0 keeps none",
     )
     draft_model: str | None = Field(
         None,
@@ -196,20 +230,27 @@ class SpeculationSettings(SettingsGroup):
         if self.speculation is False:
             return SpeculationConfig()
         usual = SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS if self.speculation else 0)
-        return self._asked or usual
+        asked = self._asked or usual
+        if not (asked.num_tokens and self.recent_outputs):
+            return asked
+        sources = (*asked.sources, DraftSource.RECENT)
+        return replace(asked, sources=sources, recent_bytes=self.recent_outputs << 20)
 
     @property
     def speculation_notices(self) -> list[str]:
-        """Lines about fields of `speculative_config` that have no effect."""
+        """Lines about settings and fields of `speculative_config` that have no effect."""
         given = self._speculative_fields
         own = _OF_METHOD.get(_method(given), ())
         others = [name for name in chain(*_OF_METHOD.values()) if name not in own]
         without = _WITHOUT_EFFECT | dict.fromkeys(others, "it is of another method")
-        return [
+        notices = [
             f"speculative_config: {name} has no effect: {why}"
             for name, why in without.items()
             if given.get(name) is not None
         ]
+        if self.recent_outputs and not self.speculation_config.num_tokens:
+            notices.append("recent_outputs has no effect: there is no speculation")
+        return notices
 
     @model_validator(mode="after")
     def _asks_for_what_is_served(self) -> Self:

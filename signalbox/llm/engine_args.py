@@ -128,6 +128,7 @@ class EngineArgs(VllmOptions):
     speculation: bool | None = option("speculation")
     speculative_config: Mapping[str, Any] | None = option("speculative_config")
     draft_model: str | None = option("draft_model")
+    recent_outputs: int = option("recent_outputs")
     stream_interval: int = 1
     disable_additional_properties: bool = option("disable_additional_properties")
     kv_cache_memory_bytes: int | None = None

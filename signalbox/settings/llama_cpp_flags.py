@@ -304,7 +304,9 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         ),
     ),
     "lookup_cache_static": Refused(remedy=OWN_TEXT, also=("-lcs",)),
-    "lookup_cache_dynamic": Refused(remedy=OWN_TEXT, also=("-lcd",)),
+    "lookup_cache_dynamic": Refused(
+        remedy="--recent-outputs keeps recent outputs, in memory alone", also=("-lcd",)
+    ),
     "spec_draft_model": Alias(
         setting="draft_model",
         also=("-md", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),

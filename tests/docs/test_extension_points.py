@@ -24,6 +24,7 @@ EXAMPLES = {
         "tests/gpu_worker/models/example_package/signalbox_olmo/__init__.py",
     ),
     "an attention backend": ("docs/how_to/add_an_attention_backend.md",),
+    "a source of drafts": ("docs/how_to/add_a_draft_source.md",),
     "a scheduling policy": ("docs/how_to/choose_a_policy.md",),
     "a tool format": ("docs/how_to/add_a_tool_format.md",),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS
+from signalbox_contract.sections.drafts import MAX_DRAFT_TOKENS, DraftSource
 from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.service.worker_settings import WorkerSettings
 from signalbox_worker.speculation_settings import USUAL_DRAFT_TOKENS
@@ -101,6 +101,15 @@ def test_fields_of_other_methods_are_told(method: str, other: str) -> None:
     assert settings.speculation_notices == [
         f"speculative_config: {other} has no effect: it is of another method"
     ]
+
+
+def test_recent_outputs_are_a_source_where_there_is_speculation() -> None:
+    config = made(speculation=True, recent_outputs=3)
+    assert config.sources == (*SpeculationConfig().sources, DraftSource.RECENT)
+    assert config.recent_bytes == 3 << 20
+    settings = WorkerSettings(simulate=True, recent_outputs=3)
+    assert settings.speculation_config == OFF
+    assert settings.speculation_notices == ["recent_outputs has no effect: there is no speculation"]
 
 
 def test_a_model_gets_the_settings() -> None:

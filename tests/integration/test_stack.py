@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from signalbox_contract.sections.drafts import DraftSource
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_protos.inference.v1 import inference_pb2_grpc as pb_grpc
 from signalbox_rpc.transport.channel import open_channel
@@ -109,6 +110,22 @@ async def test_a_prediction_spares_steps_and_changes_no_token() -> None:
     use = predicted.usage.speculation
     assert 0 < use.num_predicted_accepted <= use.num_predicted
     assert predicted.usage.completion_tokens == 24
+
+
+async def test_recent_outputs_spare_steps_of_the_same_salt_alone() -> None:
+    drafting = SpeculationConfig(num_tokens=4, sources=(DraftSource.RECENT,), recent_bytes=1 << 20)
+    request = make_request([1, 2, 3, 4, 5], max_tokens=40)
+    accepted, token_ids = [], []
+    async with make_stack(speculation=drafting) as stack:
+        for salt in ("a", "b", "a"):
+            request.cache_salt = salt
+            answer = await ask(stack.stub, request)
+            assert answer.usage is not None
+            accepted.append(answer.usage.speculation.num_accepted)
+            token_ids.append(answer.token_ids)
+    assert token_ids[0] == token_ids[1] == token_ids[2]
+    assert accepted[:2] == [0, 0]
+    assert accepted[2] > 0
 
 
 async def test_sixty_four_streams_of_different_lengths_finish() -> None:

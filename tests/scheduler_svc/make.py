@@ -97,7 +97,6 @@ def make_scheduler(
     worker_name: str = "",
     store: StoreCapacity | None = None,
     identity: PeerIdentity | None = None,
-    arithmetic: str = "",
     peers: PeerRegistry | None = None,
 ) -> Scheduler:
     """Returns a scheduler that has joined `peers`, or that is alone, maybe with a store."""
@@ -129,7 +128,6 @@ def make_scheduler(
         arithmetic=arithmetic,
         identity=identity or PeerIdentity(address=worker_name),
         store=store,
-        arithmetic=arithmetic,
     )
     if admission is None:
         admission = AdmissionQueue()

@@ -9,6 +9,7 @@ from signalbox_kernels.native import NativeUnavailable
 from signalbox_worker.config import SpeculationConfig
 from signalbox_worker.drafts.grammar import GrammarProposer
 from signalbox_worker.drafts.matcher_pool import MatcherPool
+from signalbox_worker.drafts.packages import package_proposer
 from signalbox_worker.drafts.prediction import PredictionProposer
 from signalbox_worker.drafts.proposer import (
     NO_DRAFTS,
@@ -18,6 +19,7 @@ from signalbox_worker.drafts.proposer import (
     EndedSequence,
     Proposer,
 )
+from signalbox_worker.drafts.recent import RecentOutputs, RecentProposer
 from signalbox_worker.drafts.text import TextProposer
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ def make_proposer(
     config: SpeculationConfig, *, vocab_size: int, model: Proposer | None = None
 ) -> Proposer:
     """Returns the proposer of a worker. Without native kernels it has no drafts from texts and
-    predictions, and a warning says so.
+    predictions, and a warning says so. Raises ModelError if a package's cannot be used.
 
     Args: model: proposer of a draft model, if there is one.
     """
@@ -79,8 +81,10 @@ def make_proposer(
     try:
         matchers = MatcherPool(config)
         makers[DraftSource.PREDICTION] = partial(PredictionProposer, matchers, vocab_size)
+        makers[DraftSource.RECENT] = lambda: RecentProposer(RecentOutputs(config))
         makers[DraftSource.TEXT] = partial(TextProposer, matchers)
     except NativeUnavailable as error:
         logger.warning("no drafts from texts and predictions: %s", error)
+    makers[DraftSource.PACKAGE] = partial(package_proposer, config, vocab_size=vocab_size)
     sources = (makers[source]() for source in config.sources if source in makers)
     return ProposerChain(sources, model)

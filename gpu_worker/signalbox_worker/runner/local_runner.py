@@ -58,6 +58,8 @@ class LocalRunner(Runner):
         return self._served.tokenizer_files()
 
     def profile(self) -> WorkerCapacity:
+        if self._served.speculation.method:
+            self.make_proposer()  # the start fails if a package's cannot be used, not a lease
         return self._served.measure(self._with_one_block, self.transfers.store_capacity)
 
     def _with_one_block(self, work: Callable[[], T]) -> T:
