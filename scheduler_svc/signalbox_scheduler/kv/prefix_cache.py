@@ -109,8 +109,7 @@ class PrefixCache:
     def _most_rows(self, seq: Sequence) -> int:
         """Returns the whole rows before a sequence's last token that may be found: none if its
         prompt has to be computed whatever is known of it."""
-        group = seq.group
-        is_sought = self._is_on and not (group.wants_prompt_logprobs or group.is_private)
+        is_sought = self._is_on and not seq.group.wants_prompt_logprobs
         return (seq.num_tokens - 1) // self._block_size if is_sought else 0
 
     def _find_rows(self, seq: Sequence) -> list[FoundBlock]:

@@ -14,6 +14,7 @@ from signalbox_contract.worker_role import WorkerRole
 from signalbox_scheduler.audits.finding import AuditSource, DropReason
 from signalbox_scheduler.audits.record import MAX_TOKENS
 from signalbox_scheduler.config import PreemptionMode
+from signalbox_scheduler.kv.block_allocator import HoldKind
 from tests.scheduler_svc.audits.auditing import Auditing
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, FakeWorker, expected
 from tests.scheduler_svc.make import Loop, outputs
@@ -182,12 +183,34 @@ def test_a_request_waits_for_the_step_in_flight_alone(auditing: Auditing) -> Non
     auditing.assert_all_equal(2)
 
 
+def test_an_audit_leaves_no_snapshots(auditing: Auditing) -> None:
+    loop = auditing.join("a", groups=STATES)
+    start_audit(auditing, loop)
+    loop.answer()
+    (hold,) = [one for one in loop.scheduler.blocks.gpu.holds if one.kind is HoldKind.AUDIT]
+    assert len(hold.blocks) == len(PROMPT) // 4 + 1 + 1  # of tokens, and one state
+    auditing.run()
+    auditing.assert_all_equal(1)
+
+
+def test_no_audit_goes_on_while_a_request_waits_for_its_grammar(auditing: Auditing) -> None:
+    loop = auditing.join("a")
+    start_audit(auditing, loop)
+    loop.answer()
+    auditing.add([7] * 9, params=SamplingParams(structured_output=("regex", "a")))
+    assert not loop.send()
+    assert loop.compile()
+    auditing.run()
+    auditing.assert_all_equal(2)
+
+
 def test_an_audit_gives_way_where_blocks_are_short(auditing: Auditing) -> None:
     loop = auditing.join("a", num_gpu_blocks=8)
     start_audit(auditing, loop)
     group = auditing.add([7] * 20, max_tokens=8)  # seven blocks
     loop.send()
     assert auditing.log.num_dropped == {DropReason.BLOCKS: 1}
+    assert not loop.scheduler.running, "the step in flight has blocks of the audit"
     loop.answer()
     loop.send()
     assert loop.scheduler.running == [group]
