@@ -179,6 +179,7 @@ class StepPlan:
             group = seq.group
             if group not in params:
                 params[group] = _group_params(group)
+            shares_drafts = group.max_drafts and not group.is_private
             found.append(
                 NewSequence(
                     seq_id=seq.seq_id,
@@ -194,7 +195,7 @@ class StepPlan:
                     adapter=group.request.adapter,
                     prediction=predictions.get(group, ()),
                     returns_logits=group.logits is not None,
-                    owner=owner_of(group.request, epoch=epoch) if group.max_drafts else b"",
+                    owner=owner_of(group.request, epoch=epoch) if shares_drafts else b"",
                 )
             )
         return tuple(found)

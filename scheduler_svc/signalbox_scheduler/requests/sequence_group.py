@@ -223,7 +223,7 @@ class SequenceGroup:
     logits: DrawnLogits | None = None
     """Set if workers return the logit of each token that is drawn, for an audit."""
     is_private: bool = False
-    """True if none of its blocks are found by others."""
+    """True if none of its blocks are found by others, and no drafts come from its output."""
     numerics: Numerics | None = None
     """Numerics of the worker that took the group last; None before, or if it did not say."""
     arithmetic: str = ""

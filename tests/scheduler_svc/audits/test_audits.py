@@ -57,6 +57,7 @@ def test_an_audit_asks_for_what_the_answer_was_drawn_with(auditing: Auditing) ->
         assert new.params == replace(PARAMS, num_prompt_logprobs=None)
         assert list(new.prediction) == outputs(group)[branch]
         assert new.returns_logits
+        assert not new.owner, "its output is a source of drafts of others"
     assert not loop.worker.sequences.keys() - set(loop.scheduler.state.worker_state.forget_seq_ids)
 
 
