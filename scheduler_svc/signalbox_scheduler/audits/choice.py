@@ -13,6 +13,7 @@ from signalbox_scheduler.audits.finding import AuditLog, DropReason
 from signalbox_scheduler.audits.record import AuditRecord, may_be_audited, record_of
 from signalbox_scheduler.audits.worker_audits import WorkerAudits
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
+from signalbox_scheduler.planning.step_audits import StepAudits
 from signalbox_scheduler.requests.drawn_logits import DrawnLogits
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
@@ -74,7 +75,9 @@ class SampledAudits(Audits):
         worker.audits = self._workers[worker] = audits
 
     def leave(self, worker: SchedulerState) -> None:
-        self._workers.pop(worker, None)
+        if (audits := self._workers.pop(worker, None)) is not None:
+            audits.close()
+            worker.audits = StepAudits()  # so that they do not keep each other in memory
 
     def choose(self, group: SequenceGroup, now: float) -> None:
         self._drop_late(now)

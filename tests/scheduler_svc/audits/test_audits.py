@@ -15,6 +15,7 @@ from signalbox_scheduler.audits.finding import AuditSource, DropReason
 from signalbox_scheduler.audits.record import MAX_TOKENS
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.kv.block_allocator import HoldKind
+from signalbox_scheduler.planning.step_audits import StepAudits
 from tests.scheduler_svc.audits.auditing import Auditing
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, FakeWorker, expected
 from tests.scheduler_svc.make import Loop, outputs
@@ -251,6 +252,7 @@ def test_an_audit_ends_with_what_its_worker_is_for(auditing: Auditing, what: str
     elif what == "leave":
         auditing.cluster.leave(steps)
         loop.scheduler.check()
+        assert type(loop.scheduler.state.audits) is StepAudits, "it is kept in memory"
     else:
         steps.asked_role = WorkerRole.DECODE
         auditing.join("b")
