@@ -238,6 +238,14 @@ class SchedulingSettings(LimitSettings, PolicySettings, AdmissionBounds):
         description="longest pause, in seconds, of a worker that fails again and again: 1 s after"
         " its second failure in ten minutes, then twice as long each time; 0 lets it join at once",
     )
+    audit_cpu: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="share of its time in which a worker that has nothing else to do computes"
+        " earlier answers again, to find faults that no checksum shows; 0 audits none",
+    )
     log_stats_interval: float = Field(
         10.0,
         ge=0,
@@ -294,8 +302,6 @@ class SchedulerConfig(SchedulerSettings):
     """Least time that a step is given; longer if its size predicts more."""
     router_buffer_messages: int = 1024
     """Step messages that may wait for a router; a router with more loses its stream."""
-    audit_cpu: float = Field(0.0, ge=0, le=1)
-    """Share of a worker's time in which it audits earlier answers, while it idles; 0 is off."""
     explain_history: int = 1024
     """Requests that can still be explained after their end."""
 

@@ -42,6 +42,7 @@ SERVICE_ONLY: Mapping[str, str] = {
     "max_tenant_requests": "there is one tenant",
     "worker_wait": _NO_SERVICE,
     "worker_quarantine": _NO_SERVICE,
+    "audit_cpu": "audits are computed while a server waits for requests",
     "recording_path": "use `signalbox serve --recording-path`",
     "disaggregation": "there is one worker",
 }

@@ -27,6 +27,7 @@ from signalbox_scheduler.workers.quarantine import WorkerRecords
 from signalbox_scheduler.workers.request_lifecycle import RequestLifecycle
 from signalbox_scheduler.workers.roles import Roles
 from signalbox_scheduler.workers.starting_workers import StartingWorkers
+from signalbox_scheduler.workers.suspected_sources import SuspectedSources
 from signalbox_scheduler.workers.unfinished_clears import UnfinishedClears
 from signalbox_scheduler.workers.worker_pool import StepLoops
 
@@ -69,6 +70,17 @@ class Cluster:
             audits=self.audits,
             clock=clock,
         )
+        suspected = SuspectedSources(
+            step_loops=self.step_loops,
+            peers=self.peers,
+            worker_records=self.worker_records,
+            drain=self.drain,
+            clock=clock,
+        )
+        self.audits.log.listeners.append(suspected.take)
+        self.audits.log.end_listeners.append(self.requests.audited)
+        self._of_audits = (self.audits.log, suspected) if audit_cpu else ()
+        """What counts of audits, if there are any."""
         self._started_at = clock()
         self._clock = clock
         self._window_log = WindowLog()
@@ -93,6 +105,8 @@ class Cluster:
         """Yields the counts of all workers together; each `Scheduler` has those of its own."""
         yield from self.requests.samples()
         yield from self.worker_records.samples()
+        for part in self._of_audits:
+            yield from part.samples()
         schedulers = [step_loop.scheduler for step_loop in self.step_loops]
         yield from adapter_use.samples(self.model, self.admission, schedulers)
 

@@ -56,7 +56,7 @@ class WorkerRecords:
     def samples(self) -> Iterator[Sample]:
         yield counter(
             "worker_failures",
-            "Losses of workers that no request caused by itself.",
+            "Losses of workers that no request caused by itself, and findings that suspect them.",
             self.num_failures,
         )
 

@@ -16,6 +16,7 @@ from signalbox_scheduler.audits.record import MAX_TOKENS
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.kv.block_allocator import HoldKind
 from signalbox_scheduler.planning.step_audits import StepAudits
+from signalbox_scheduler.requests.timeline import EventKind
 from tests.scheduler_svc.audits.auditing import Auditing
 from tests.scheduler_svc.fake_worker import VOCAB_SIZE, FakeWorker, expected
 from tests.scheduler_svc.make import Loop, outputs
@@ -443,3 +444,24 @@ def test_a_failed_step_drops_its_audit(auditing: Auditing) -> None:
     assert auditing.log.num_dropped == {DropReason.FAILED: 1}
     assert not auditing.log.findings
     auditing.assert_idle()
+
+
+def test_a_finding_is_explained_and_its_block_is_used_no_more(auditing: Auditing) -> None:
+    loop = auditing.join("a")
+    auditing.add(PROMPT, max_tokens=4)
+    auditing.run()
+    spoil_cached_blocks(loop.worker)
+    auditing.add(PROMPT, max_tokens=4)
+    auditing.run()
+    wrong = "another token at output position 0; suspected source: worker a"
+    for request_id, detail in (("r1", ""), ("r2", wrong)):
+        known = auditing.cluster.requests.explain(request_id)
+        assert known is not None
+        event = known.events[-1]
+        assert (event.kind, event.worker, event.detail) == (EventKind.AUDITED, "a", detail)
+    group = auditing.add(PROMPT, max_tokens=4)
+    auditing.run()
+    assert outputs(group) == [expected(PROMPT, num_tokens=4)]
+    samples = {(one.name, *one.labels.values()): one.value for one in auditing.cluster.samples()}
+    assert samples["audits_different", "worker"] == 1
+    assert samples["audits_equal",] == 2

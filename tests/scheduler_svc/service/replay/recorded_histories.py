@@ -211,7 +211,7 @@ class History:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed)
         model = replace(MODEL, pooling=scenario.pooling, adapters=tuple(ADAPTERS[:2]))
-        config = SchedulerConfig(**scenario.settings)
+        config = SchedulerConfig(**{"audit_cpu": 0.0} | scenario.settings)
         self.cluster = RecordedCluster(path, config, model)
         self.router = self.cluster.router()
         self.requests: dict[int, Request] = {}
