@@ -72,10 +72,11 @@ test("what was missed before a full picture is not zero", () => {
 });
 
 test("a pause keeps what was known, whatever comes", () => {
-  const history = historyOf(full, frameAt(101, { numWaiting: 5 }));
+  const history = historyOf(full, frameAt(101, { numWaiting: 5, numWrong: 1 }), frameAt(102));
   const frozen = history.frozen();
   history.add(frameAt(300, { numWaiting: 9 }), START_S + 300);
   assert.equal(frozen.picturesAt(frozen.now).get("s:1").numWaiting, 5);
+  assert.equal(frozen.picturesAt(frozen.now).get("s:1").numWrong, 1);
   assert.equal(frozen.picturesAt(START_S + 100).get("s:1").numWaiting, 3);
   assert.equal(history.oldest, START_S + 300);
 });

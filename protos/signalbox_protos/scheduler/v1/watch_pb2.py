@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from signalbox_protos.common.v1 import common_pb2 as signalbox__protos_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/watch.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\"\x0e\n\x0cWatchRequest\"=\n\rWatchResponse\x12,\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.Frame\"\xd8\x01\n\x05\x46rame\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x04\x12\x0f\n\x07is_full\x18\x02 \x01(\x08\x12\x18\n\x0bnum_waiting\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x39\n\x08starting\x18\x04 \x01(\x0b\x32\'.signalbox.scheduler.v1.StartingWorkers\x12\x34\n\x07workers\x18\x05 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerFrame\x12\x14\n\x0cleft_workers\x18\x06 \x03(\rB\x0e\n\x0c_num_waiting\"!\n\x0fStartingWorkers\x12\x0e\n\x06phases\x18\x01 \x03(\t\"\x93\x04\n\x0bWorkerFrame\x12\x0e\n\x06number\x18\x01 \x01(\r\x12>\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32).signalbox.scheduler.v1.WorkerDescription\x12>\n\rnew_sequences\x18\x03 \x03(\x0b\x32\'.signalbox.scheduler.v1.WatchedSequence\x12\x14\n\x0cgone_seq_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07seq_ids\x18\x05 \x01(\x0c\x12\x0e\n\x06states\x18\x06 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x07 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\x0c\x12\x15\n\rtable_seq_ids\x18\t \x01(\x0c\x12\x16\n\x0etable_num_kept\x18\n \x01(\x0c\x12\x18\n\x10table_num_blocks\x18\x0b \x01(\x0c\x12\x14\n\x0ctable_blocks\x18\x0c \x01(\x0c\x12.\n\x03gpu\x18\r \x01(\x0b\x32!.signalbox.scheduler.v1.PoolFrame\x12.\n\x03\x63pu\x18\x0e \x01(\x0b\x32!.signalbox.scheduler.v1.PoolFrame\x12\x32\n\x05steps\x18\x0f \x03(\x0b\x32#.signalbox.scheduler.v1.WatchedStep\x12\x19\n\x11num_omitted_steps\x18\x10 \x01(\r\"\xfb\x01\n\x11WorkerDescription\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12.\n\x05ranks\x18\x07 \x03(\x0b\x32\x1f.signalbox.common.v1.WorkerRank\x12\r\n\x05store\x18\x08 \x01(\t\x12/\n\x06groups\x18\t \x03(\x0b\x32\x1f.signalbox.common.v1.CacheGroup\"\x7f\n\x0fWatchedSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x16\n\x0erequest_number\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rarrived_at_ns\x18\x05 \x01(\x04\"_\n\tPoolFrame\x12\x0e\n\x06\x63\x61\x63hed\x18\x01 \x01(\x0c\x12\x10\n\x08uncached\x18\x02 \x01(\x0c\x12\x30\n\x04held\x18\x03 \x03(\x0b\x32\".signalbox.scheduler.v1.HeldBlocks\"L\n\nHeldBlocks\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .signalbox.scheduler.v1.HoldKind\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\"\xb8\x02\n\x0bWatchedStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x61nswered_at_ns\x18\x02 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x04\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x13\n\x0bnum_decodes\x18\x05 \x01(\r\x12\x17\n\x0fprefill_seq_ids\x18\x06 \x01(\x0c\x12\x1a\n\x12prefill_num_tokens\x18\x07 \x01(\x0c\x12\x44\n\tnum_moved\x18\x08 \x03(\x0b\x32\x31.signalbox.scheduler.v1.WatchedStep.NumMovedEntry\x12\x16\n\x0e\x66irst_token_ns\x18\t \x01(\x0c\x1a/\n\rNumMovedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\xbd\x01\n\x08HoldKind\x12\x19\n\x15HOLD_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eHOLD_KIND_PLAN\x10\x01\x12\x14\n\x10HOLD_KIND_PREFIX\x10\x02\x12\x13\n\x0fHOLD_KIND_FETCH\x10\x03\x12\x13\n\x0fHOLD_KIND_STORE\x10\x04\x12\x14\n\x10HOLD_KIND_EXPORT\x10\x05\x12\x17\n\x13HOLD_KIND_MIGRATION\x10\x06\x12\x13\n\x0fHOLD_KIND_AUDIT\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/watch.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\"\x0e\n\x0cWatchRequest\"=\n\rWatchResponse\x12,\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.Frame\"\xfe\x01\n\x05\x46rame\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x04\x12\x0f\n\x07is_full\x18\x02 \x01(\x08\x12\x18\n\x0bnum_waiting\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x39\n\x08starting\x18\x04 \x01(\x0b\x32\'.signalbox.scheduler.v1.StartingWorkers\x12\x34\n\x07workers\x18\x05 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerFrame\x12\x14\n\x0cleft_workers\x18\x06 \x03(\r\x12\x16\n\tnum_wrong\x18\x07 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_num_waitingB\x0c\n\n_num_wrong\"!\n\x0fStartingWorkers\x12\x0e\n\x06phases\x18\x01 \x03(\t\"\x93\x04\n\x0bWorkerFrame\x12\x0e\n\x06number\x18\x01 \x01(\r\x12>\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32).signalbox.scheduler.v1.WorkerDescription\x12>\n\rnew_sequences\x18\x03 \x03(\x0b\x32\'.signalbox.scheduler.v1.WatchedSequence\x12\x14\n\x0cgone_seq_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07seq_ids\x18\x05 \x01(\x0c\x12\x0e\n\x06states\x18\x06 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x07 \x01(\x0c\x12\x1b\n\x13num_computed_tokens\x18\x08 \x01(\x0c\x12\x15\n\rtable_seq_ids\x18\t \x01(\x0c\x12\x16\n\x0etable_num_kept\x18\n \x01(\x0c\x12\x18\n\x10table_num_blocks\x18\x0b \x01(\x0c\x12\x14\n\x0ctable_blocks\x18\x0c \x01(\x0c\x12.\n\x03gpu\x18\r \x01(\x0b\x32!.signalbox.scheduler.v1.PoolFrame\x12.\n\x03\x63pu\x18\x0e \x01(\x0b\x32!.signalbox.scheduler.v1.PoolFrame\x12\x32\n\x05steps\x18\x0f \x03(\x0b\x32#.signalbox.scheduler.v1.WatchedStep\x12\x19\n\x11num_omitted_steps\x18\x10 \x01(\r\"\xfb\x01\n\x11WorkerDescription\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12.\n\x05ranks\x18\x07 \x03(\x0b\x32\x1f.signalbox.common.v1.WorkerRank\x12\r\n\x05store\x18\x08 \x01(\t\x12/\n\x06groups\x18\t \x03(\x0b\x32\x1f.signalbox.common.v1.CacheGroup\"\x7f\n\x0fWatchedSequence\x12\x0e\n\x06seq_id\x18\x01 \x01(\x04\x12\x16\n\x0erequest_number\x18\x02 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x15\n\rarrived_at_ns\x18\x05 \x01(\x04\"_\n\tPoolFrame\x12\x0e\n\x06\x63\x61\x63hed\x18\x01 \x01(\x0c\x12\x10\n\x08uncached\x18\x02 \x01(\x0c\x12\x30\n\x04held\x18\x03 \x03(\x0b\x32\".signalbox.scheduler.v1.HeldBlocks\"L\n\nHeldBlocks\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .signalbox.scheduler.v1.HoldKind\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x0c\"\xb8\x02\n\x0bWatchedStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x61nswered_at_ns\x18\x02 \x01(\x04\x12\x13\n\x0b\x64uration_ns\x18\x03 \x01(\x04\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x13\n\x0bnum_decodes\x18\x05 \x01(\r\x12\x17\n\x0fprefill_seq_ids\x18\x06 \x01(\x0c\x12\x1a\n\x12prefill_num_tokens\x18\x07 \x01(\x0c\x12\x44\n\tnum_moved\x18\x08 \x03(\x0b\x32\x31.signalbox.scheduler.v1.WatchedStep.NumMovedEntry\x12\x16\n\x0e\x66irst_token_ns\x18\t \x01(\x0c\x1a/\n\rNumMovedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01*\xbd\x01\n\x08HoldKind\x12\x19\n\x15HOLD_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eHOLD_KIND_PLAN\x10\x01\x12\x14\n\x10HOLD_KIND_PREFIX\x10\x02\x12\x13\n\x0fHOLD_KIND_FETCH\x10\x03\x12\x13\n\x0fHOLD_KIND_STORE\x10\x04\x12\x14\n\x10HOLD_KIND_EXPORT\x10\x05\x12\x17\n\x13HOLD_KIND_MIGRATION\x10\x06\x12\x13\n\x0fHOLD_KIND_AUDIT\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._loaded_options = None
   _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._serialized_options = b'8\001'
-  _globals['_HOLDKIND']._serialized_start=1851
-  _globals['_HOLDKIND']._serialized_end=2040
+  _globals['_HOLDKIND']._serialized_start=1889
+  _globals['_HOLDKIND']._serialized_end=2078
   _globals['_WATCHREQUEST']._serialized_start=110
   _globals['_WATCHREQUEST']._serialized_end=124
   _globals['_WATCHRESPONSE']._serialized_start=126
   _globals['_WATCHRESPONSE']._serialized_end=187
   _globals['_FRAME']._serialized_start=190
-  _globals['_FRAME']._serialized_end=406
-  _globals['_STARTINGWORKERS']._serialized_start=408
-  _globals['_STARTINGWORKERS']._serialized_end=441
-  _globals['_WORKERFRAME']._serialized_start=444
-  _globals['_WORKERFRAME']._serialized_end=975
-  _globals['_WORKERDESCRIPTION']._serialized_start=978
-  _globals['_WORKERDESCRIPTION']._serialized_end=1229
-  _globals['_WATCHEDSEQUENCE']._serialized_start=1231
-  _globals['_WATCHEDSEQUENCE']._serialized_end=1358
-  _globals['_POOLFRAME']._serialized_start=1360
-  _globals['_POOLFRAME']._serialized_end=1455
-  _globals['_HELDBLOCKS']._serialized_start=1457
-  _globals['_HELDBLOCKS']._serialized_end=1533
-  _globals['_WATCHEDSTEP']._serialized_start=1536
-  _globals['_WATCHEDSTEP']._serialized_end=1848
-  _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._serialized_start=1801
-  _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._serialized_end=1848
+  _globals['_FRAME']._serialized_end=444
+  _globals['_STARTINGWORKERS']._serialized_start=446
+  _globals['_STARTINGWORKERS']._serialized_end=479
+  _globals['_WORKERFRAME']._serialized_start=482
+  _globals['_WORKERFRAME']._serialized_end=1013
+  _globals['_WORKERDESCRIPTION']._serialized_start=1016
+  _globals['_WORKERDESCRIPTION']._serialized_end=1267
+  _globals['_WATCHEDSEQUENCE']._serialized_start=1269
+  _globals['_WATCHEDSEQUENCE']._serialized_end=1396
+  _globals['_POOLFRAME']._serialized_start=1398
+  _globals['_POOLFRAME']._serialized_end=1493
+  _globals['_HELDBLOCKS']._serialized_start=1495
+  _globals['_HELDBLOCKS']._serialized_end=1571
+  _globals['_WATCHEDSTEP']._serialized_start=1574
+  _globals['_WATCHEDSTEP']._serialized_end=1886
+  _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._serialized_start=1839
+  _globals['_WATCHEDSTEP_NUMMOVEDENTRY']._serialized_end=1886
 # @@protoc_insertion_point(module_scope)

@@ -38,20 +38,22 @@ class WatchResponse(_message.Message):
     def __init__(self, frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("at_ns", "is_full", "num_waiting", "starting", "workers", "left_workers")
+    __slots__ = ("at_ns", "is_full", "num_waiting", "starting", "workers", "left_workers", "num_wrong")
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     IS_FULL_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     STARTING_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEFT_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WRONG_FIELD_NUMBER: _ClassVar[int]
     at_ns: int
     is_full: bool
     num_waiting: int
     starting: StartingWorkers
     workers: _containers.RepeatedCompositeFieldContainer[WorkerFrame]
     left_workers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, at_ns: _Optional[int] = ..., is_full: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., starting: _Optional[_Union[StartingWorkers, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerFrame, _Mapping]]] = ..., left_workers: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_wrong: int
+    def __init__(self, at_ns: _Optional[int] = ..., is_full: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., starting: _Optional[_Union[StartingWorkers, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerFrame, _Mapping]]] = ..., left_workers: _Optional[_Iterable[int]] = ..., num_wrong: _Optional[int] = ...) -> None: ...
 
 class StartingWorkers(_message.Message):
     __slots__ = ("phases",)

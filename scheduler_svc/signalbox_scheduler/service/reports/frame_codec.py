@@ -19,6 +19,7 @@ class ClusterPicture:
         self._numbers = itertools.count(1)
         self._workers: dict[StepLoop, WorkerPicture] = {}
         self._num_waiting = -1
+        self._num_wrong = 0
         self._starting: list[str] = []
 
     def close(self) -> None:
@@ -42,6 +43,8 @@ class ClusterPicture:
                 frame.workers.append(changed)
         if (num_waiting := len(self._cluster.admission)) != self._num_waiting:
             frame.num_waiting = self._num_waiting = num_waiting
+        if (num_wrong := self._cluster.audits.log.num_different.total()) != self._num_wrong:
+            frame.num_wrong = self._num_wrong = num_wrong
         if (starting := self._cluster.starting_workers.phases()) != self._starting:
             self._starting = starting
             frame.starting.CopyFrom(pb.StartingWorkers(phases=starting))
@@ -56,6 +59,7 @@ class ClusterPicture:
             at_ns=nanoseconds(now),
             is_full=True,
             num_waiting=self._num_waiting,
+            num_wrong=self._num_wrong,
             starting=pb.StartingWorkers(phases=self._starting),
             workers=[worker.full() for worker in self._workers.values()],
         )

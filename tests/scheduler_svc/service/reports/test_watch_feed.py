@@ -8,6 +8,7 @@ from signalbox_contract.cache_groups import FULL_GROUP, NO_BLOCK, CacheGroup, de
 from signalbox_contract.columns import int32_list, int64_list
 from signalbox_protos.scheduler.v1 import watch_pb2 as pb
 from signalbox_rpc.limits.watchers import MAX_WAITING, Watcher
+from signalbox_scheduler.audits.finding import AuditSource
 from signalbox_scheduler.insight.step_observer import UNOBSERVED
 from signalbox_scheduler.requests.sequence_ids import sequence_ids
 from signalbox_scheduler.service.reports.watch_feed import FRAME_S, HERE, WatchFeed
@@ -166,3 +167,16 @@ async def test_frames_do_not_depend_on_what_is_said(
     assert len(frames["a"]) > 10
     assert frames["a"] == frames["secret"]
     assert not any(b"secret" in frame.SerializeToString() for frame in frames["secret"])
+
+
+async def test_frames_count_the_answers_that_audits_found_wrong() -> None:
+    cluster = make_cluster()
+    feed = WatchFeed(cluster)
+    with feed.joined() as watcher:
+        send(feed, 0.0)
+        (full,) = waiting(watcher)
+        assert full.num_wrong == 0
+        cluster.audits.log.num_different[AuditSource.STORE] += 1
+        send(feed, 0.5)
+        (frame,) = waiting(watcher)
+        assert (frame.is_full, frame.num_wrong) == (False, 1)

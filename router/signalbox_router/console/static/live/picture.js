@@ -21,17 +21,15 @@ export const EMPTY = { at: 0, lost: "", numWaiting: 0, starting: [], workers: ne
 /** Returns the picture after a frame. */
 export function afterFrame(picture, frame) {
   const before = frame.isFull ? EMPTY : picture;
-  const { numWaiting = before.numWaiting, starting } = frame;
+  const { numWaiting = before.numWaiting, numWrong = before.numWrong, starting } = frame;
   const workers = new Map(before.workers);
   for (const number of frame.leftWorkers ?? []) workers.delete(number);
   for (const change of frame.workers ?? []) {
-    workers.set(
-      change.number,
-      workerAfter(workers.get(change.number) ?? newWorker(change), change),
-    );
+    const worker = workers.get(change.number) ?? newWorker(change);
+    workers.set(change.number, workerAfter(worker, change));
   }
   const phases = starting ? (starting.phases ?? []) : before.starting;
-  return { at: secondsOf(frame.atNs), lost: "", numWaiting, starting: phases, workers };
+  return { at: secondsOf(frame.atNs), lost: "", numWaiting, numWrong, starting: phases, workers };
 }
 
 function newWorker({ number, description: { numGpuBlocks = 0, numCpuBlocks = 0 } }) {

@@ -29,12 +29,13 @@ export function Status({ history, at, time, problem, onKey, onRetry }) {
   </div>`;
 }
 
-function lineOf(name, { lost, workers, starting, numWaiting }) {
+function lineOf(name, { lost, workers, starting, numWaiting, numWrong }) {
   if (lost) return html`<span class="bad">${name} is lost: ${lost}</span>`;
   const draining = [...workers.values()].filter((one) => one.description.isDraining).length;
   const parts = [workers.size ? counted(workers.size, "worker") : "no worker has joined"];
   if (draining) parts.push(`${draining} draining`);
   for (const phase of starting) parts.push(`one that starts is ${phase}`);
   parts.push(numWaiting ? `${counted(numWaiting, "request")} waiting` : "no request waiting");
+  if (numWrong) parts.push(`${counted(numWrong, "answer")} found wrong by audits`);
   return `Scheduler ${name}: ${parts.join(", ")}.`;
 }
