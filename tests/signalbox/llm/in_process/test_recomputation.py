@@ -17,6 +17,7 @@ from signalbox.llm.in_process.recomputation import (
     recompute,
 )
 from signalbox.llm.requests.prompts import Prompt
+from signalbox_contract.model import Adapter
 from signalbox_router.receipts.receipt_codec import decode
 from signalbox_router.receipts.receipts import Receipts
 from signalbox_router.requests.request_output import End
@@ -68,10 +69,10 @@ def drafting(model: str) -> Iterator[EngineCore]:
     yield from make_core(model, speculation=True)
 
 
-def issue(core: EngineCore, params: SamplingParams) -> dict[str, Any]:
+def issue(core: EngineCore, params: SamplingParams, *, adapter: str = "") -> dict[str, Any]:
     """Returns the receipt of a request, as a client reads it."""
     resolved = core.params.resolve(params, num_prompt_tokens=len(PROMPT))
-    request = core.add("one", Prompt(None, PROMPT), resolved)
+    request = core.add("one", Prompt(None, PROMPT, adapter=adapter), resolved)
     while request.ended is None:
         core.send_steps()
         core.complete_step()
@@ -190,3 +191,15 @@ def test_an_engine_of_another_type_compares_greedy_draws_alone(
         assert compare(other, decode(document), tolerance=100.0) is None
         with pytest.raises(OtherEngine, match="the receipt sets temperature"):
             compare(other, decode(sampled), tolerance=0.5)
+
+
+def test_the_adapter_decides_too() -> None:
+    adapter = Adapter(name="one", sha256="a" * 64)
+    with make_llm(adapters=(adapter,)) as llm, make_llm() as without:
+        core = llm.llm_engine._core
+        document = issue(core, PARAMS["greedy"], adapter=adapter.sha256)
+        assert document["adapter"] == adapter.sha256
+        assert recompute(core, decode(document)) is None
+        assert recompute(core, decode(document | {"adapter": ""})) is not None
+        with pytest.raises(OtherEngine, match="--lora NAME=PATH"):
+            recompute(without.llm_engine._core, decode(document))
