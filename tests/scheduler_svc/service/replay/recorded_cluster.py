@@ -235,15 +235,19 @@ class RecordedCluster:
     def check(self) -> None:
         self._replayed.cluster.check()
 
+    @property
+    def has_blocks(self) -> bool:
+        """True if a block of a worker is taken."""
+        blocks = [worker.loop.scheduler.blocks for worker in self.workers]
+        pools = [pool for one in blocks for pool in (one.gpu, one.cpu)]
+        return any(pool.num_free < pool.num_blocks for pool in pools)
+
     def close(self) -> None:
         """Ends the recording. No request may live, and no block be taken."""
         self._recorder.close()
         assert not self.num_requests
         self.check()
-        for worker in self.workers:
-            blocks = worker.loop.scheduler.blocks
-            for pool in (blocks.gpu, blocks.cpu):
-                assert pool.num_free == pool.num_blocks
+        assert not self.has_blocks
 
 
 def _timings(sent: EncodedPlan, result: StepResult, *, num_stages: int) -> StepTimings:

@@ -451,7 +451,8 @@ class History:
             self._let_drained_leave()
             has_steps = any(worker.sent for worker in self.cluster.workers)
             is_moving = any(one.loop.next_poll_at < float("inf") for one in self.cluster.workers)
-            if not (is_busy or has_steps or is_moving or self.cluster.num_requests):
+            has_work = has_steps or is_moving or self.cluster.has_blocks  # an audit keeps some
+            if not (is_busy or has_work or self.cluster.num_requests):
                 return
             if not is_busy:
                 self.wait()
