@@ -107,13 +107,12 @@ def load_draft_model(
 
 
 def _model_config(config: RunnerConfig) -> ModelConfig:
-    """Returns the settings of the draft model: those of the served one that are not about its
-    files."""
+    """Returns the settings of the draft model: those of the served one that are not about its own
+    files. Drafts need not be exact, so that its types are those which suit it."""
     given, speculation = config.model, config.speculation
     return ModelConfig(
         model=speculation.model,
         revision=speculation.revision,
-        dtype=given.dtype,
         load_format=given.load_format,
         packed_weights=given.packed_weights,
         model_plugin=given.model_plugin,
