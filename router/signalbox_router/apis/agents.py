@@ -16,7 +16,9 @@ from signalbox_router.apis.openai.bodies.body_reader import ignored_header
 from signalbox_router.apis.openai.bodies.unknown_fields import escaped, listed
 from signalbox_router.apis.openai.generating_api import GeneratingApi
 from signalbox_router.apis.openai.requests.types import BodyWithTools
+from signalbox_router.limits.tenants import Caller
 from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptTokens
 from signalbox_router.requests.api_request import ApiRequest
 from signalbox_router.schedulers.served_models import GENERATING
 from signalbox_rpc.http.disconnection import until_disconnected
@@ -95,9 +97,22 @@ class AgentsApi(GeneratingApi):
         caller = self._callers.identify(request)
         self._generator.models.all()  # raises Unavailable
         body, found = await self._bodies.read(request, kind, into=checked)
+        return body, found, await self._count(request, caller, body, found)
+
+    async def _count(
+        self,
+        request: Request,
+        caller: Caller,
+        body: BodyWithTools,
+        found: ReadConversation,
+        kept: KeptTokens = NO_TOKENS,
+    ) -> int:
+        """Returns the number of tokens of a conversation's prompt."""
         with self._generator.place(caller, body.model or "", GENERATING) as place:
-            asked = ApiRequest(prompt=found.conversation, drops_turns=found.drops_turns)
+            asked = ApiRequest(
+                prompt=found.conversation, drops_turns=found.drops_turns, kept_tokens=kept
+            )
             encode = self._generator.admission.encode(asked, place.model, caller.payer)
             num_tokens = len((await until_disconnected(request.receive, encode)).token_ids)
             place.spend(num_tokens)
-        return body, found, num_tokens
+        return num_tokens

@@ -333,6 +333,7 @@ class Admission:
                     model.tokenizer.encode_chat,
                     max_bytes=self.max_text_bytes,
                     last=last,
+                    kept=api_request.kept_tokens,
                     names_positions=model.takes_snapshot_positions,
                     payer=payer,
                 )

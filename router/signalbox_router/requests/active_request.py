@@ -191,6 +191,11 @@ class ActiveRequest:
         return None if self._timeout_ns is None else max(1, self._timeout_ns - self.age_ns)
 
     @property
+    def answer_token_ids(self) -> list[int]:
+        """Tokens of the only sequence; none if there were several to choose from."""
+        return self._branches[0].token_ids if len(self._branches) == 1 else []
+
+    @property
     def num_generated_tokens(self) -> int:
         return sum(len(branch.token_ids) for branch in self._branches)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from signalbox_contract.errors import DeadlineExceeded
 from signalbox_contract.pooling import Task
 from signalbox_router.prompt.chat.conversation import Conversation
+from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptTokens
 from signalbox_router.requests.output_buffer import Delivery
 
 MAX_TIMEOUT_NS = (1 << 63) - 1
@@ -79,6 +80,8 @@ class ApiRequest:
     """True if truncation keeps the first tokens of a prompt that is continued."""
     drops_turns: bool = False
     """True if the oldest turns of a conversation are left out that does not fit the window."""
+    kept_tokens: KeptTokens = NO_TOKENS
+    """Tokens of the turn that a conversation goes on from."""
     delivery: Delivery = field(default_factory=Delivery)
     wants_receipt: bool = False
     """True if the end has a receipt."""

@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from typing import Any, NamedTuple
 
@@ -83,6 +83,11 @@ class ControlTokens:
             for token, spelling in self._spellings.items()
             if (token_id := self._backend.token_to_id(spelling)) is not None
         }
+
+    @property
+    def ids(self) -> Collection[int]:
+        """Ids of the control tokens."""
+        return self._tokens.keys()
 
     def encode(self, text: Text, encode: Encode | None = None) -> list[int]:
         """Returns token ids. Raises InvalidArgument for too many control tokens.

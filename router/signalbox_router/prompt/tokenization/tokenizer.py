@@ -20,6 +20,12 @@ from signalbox_router.prompt.chat.chat_templates import ChatTemplates
 from signalbox_router.prompt.chat.conversation import Conversation
 from signalbox_router.prompt.chat.provenance import Text, plain
 from signalbox_router.prompt.tokenization.control_tokens import ControlTokens
+from signalbox_router.prompt.tokenization.kept_tokens import (
+    NO_TOKENS,
+    KeptTokens,
+    Respelled,
+    respelled,
+)
 from signalbox_router.prompt.tokenization.long_texts import Encoded, LongTexts, TextProcess
 from signalbox_router.prompt.tokenization.pooling_texts import read_pooling_texts
 from signalbox_router.prompt.tokenization.segments import Affixes
@@ -191,6 +197,7 @@ class Tokenizer:
         *,
         max_bytes: int,
         last: int | None = None,
+        kept: KeptTokens = NO_TOKENS,
         names_positions: bool = False,
         payer: Payer = ANYONE,
     ) -> EncodedChat:
@@ -198,6 +205,8 @@ class Tokenizer:
 
         Args:
             last: number of tokens wanted from the end; None is all.
+            kept: tokens of an earlier turn, which all tokens begin with as far as they say the
+                same.
             names_positions: whether `snapshot_positions` are wanted; there are none beside `last`.
             payer: shares the processes for templates and long texts fairly with other payers.
         """
@@ -216,8 +225,23 @@ class Tokenizer:
             positions = await self._snapshot_positions.find(
                 conversation, text, num_tokens=len(token_ids), encode=encode
             )
+        if kept.token_ids and last is None:
+            token_ids, positions = self._respelled(kept, token_ids, positions)
         opening = conversation.opening_of(text)
         return EncodedChat(token_ids, opening, facts.takes_tools, positions)
+
+    def _respelled(
+        self, kept: KeptTokens, token_ids: list[int], positions: tuple[int, ...]
+    ) -> Respelled:
+        if max(kept.token_ids) > self.vocabulary.max_token_id:  # of another model
+            return Respelled(token_ids, positions)
+        return respelled(
+            kept,
+            token_ids,
+            positions,
+            bytes_of=self.vocabulary.token_bytes,
+            controls=self._control_tokens.ids,
+        )
 
     async def encode_written(
         self,
