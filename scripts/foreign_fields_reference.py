@@ -13,6 +13,7 @@ from signalbox_router.apis.openai.requests.foreign_fields import IGNORED, REFUSE
 from signalbox_router.apis.responses import item_types as items
 from signalbox_router.apis.responses import tool_types as tools
 from signalbox_router.apis.responses import types as responses
+from signalbox_router.apis.stored_responses import types as stored
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "foreign_fields.md"
 HEAD = """\
@@ -34,8 +35,8 @@ TABLES = {
     "`tools[].function` of chats": foreign_fields.FUNCTION,
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,
     "`/tokenize`": foreign_fields.TOKENIZE,
-    "Responses": responses.RESPONSES,
-    "`/v1/responses/input_tokens`": responses.INPUT_TOKENS,
+    "Responses": stored.StoredResponsesBody.FOREIGN,
+    "`/v1/responses/input_tokens`": stored.StoredInputTokensBody.FOREIGN,
     "Items and content parts of Responses": items.OF_ANSWERS,
     "`tools[]` of Responses": tools.OF_TOOLS,
     "`text` of Responses": responses.TEXT,

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from signalbox_router.parsers import reasoning_formats, tool_call_formats
 from signalbox_router.prompt.chat.known_templates import known_templates
@@ -46,6 +46,17 @@ class RequestSettings(SettingsGroup):
         description="refuse keys of an object that its JSON schema does not declare, unless it sets"
         " additionalProperties",
     )
+
+
+NO_STORE, SQLITE_PREFIX = "none", "sqlite:"
+"""Values of `response_store`: no store, and what a file's path comes after."""
+
+
+def _checked_store(value: str) -> str:
+    is_file = value.startswith(SQLITE_PREFIX) and value != SQLITE_PREFIX
+    if value not in ("memory", NO_STORE) and not is_file:
+        raise ValueError("give memory, sqlite:FILE or none")
+    return value
 
 
 class ApiSettings(RequestSettings, NameSettings):
@@ -174,6 +185,24 @@ class ApiSettings(RequestSettings, NameSettings):
         False,
         description="let clients of the HTTP API load and unload LoRA adapters, from below the"
         " workers' --adapter-dir, and load one that a request names by its folder there",
+    )
+    response_store: Annotated[str, AfterValidator(_checked_store)] = Field(
+        "memory",
+        description="where the Responses API keeps responses: memory, until the router ends;"
+        " sqlite:FILE, which routers of one machine may share; or none, which refuses store,"
+        " background and previous_response_id",
+    )
+    response_store_size: int = Field(
+        256,
+        gt=0,
+        le=1 << 20,
+        description="MiB of responses that the store keeps, compressed; the oldest are dropped",
+    )
+    response_store_age: float = Field(
+        2_592_000.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds for which the store keeps a response",
     )
     max_grammar_cpu: float = Field(
         3.0,

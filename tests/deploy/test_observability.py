@@ -58,7 +58,7 @@ async def collect() -> list[Metric]:
             scheduler.address,
             simulated(num_gpu_blocks=8, num_store_blocks=8, adapters=(SQL,), stages=(1, 1)),
         ) as worker,
-        running_router(scheduler.address) as router,
+        running_router(scheduler.address, http=True, http_port=0) as router,
         open_channel(router.server.address) as channel,
     ):
         stub = pb_grpc.InferenceServiceStub(channel)

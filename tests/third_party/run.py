@@ -94,6 +94,7 @@ CLIENTS = (
     Client("langchain-openai", "langchain_tools.py"),
     Client("llama-index-llms-openai-like", "llama_index_tools.py"),
     Client("openai", "openai_responses.py", "agents"),
+    Client("openai", "openai_stored_responses.py", "agents"),
     Client("smg", "smg_gateway.py"),
     Client("schemathesis", "schemathesis_openapi.py"),
     Client("openai", "openai_sdk.py", "inspect-ai"),

@@ -69,7 +69,7 @@ def make_app(
             app.add_api_route(
                 route.path,
                 MethodType(route.handler, api),
-                methods=["GET" if route.body is None else "POST"],
+                methods=[route.method or ("GET" if route.body is None else "POST")],
                 response_class=Response,
                 openapi_extra=description_of(route),
             )

@@ -27,7 +27,7 @@ def shared_with(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=READABLE_HEADERS,
     )

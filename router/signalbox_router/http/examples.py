@@ -16,6 +16,10 @@ from signalbox_router.apis.openai.requests.pooling_types import (
 )
 from signalbox_router.apis.openai.requests.types import Body, CompletionBody
 from signalbox_router.apis.responses.types import InputTokensBody, ResponsesBody
+from signalbox_router.apis.stored_responses.types import (
+    StoredInputTokensBody,
+    StoredResponsesBody,
+)
 
 _QUESTION = "What is the capital of South Korea?"
 _CHAT = {"messages": [{"role": "user", "content": _QUESTION}]}
@@ -35,6 +39,8 @@ EXAMPLES: Mapping[type[Body], Mapping[str, Any]] = {
     TokenizeBody: {"prompt": "Once upon a time", "return_token_strs": True},
     DetokenizeBody: {"tokens": [5, 6, 7]},
     InputTokensBody: {"input": _QUESTION},
+    StoredResponsesBody: {"input": _QUESTION, "max_output_tokens": 64, "temperature": 0},
+    StoredInputTokensBody: {"input": _QUESTION},
     CountTokensBody: _CHAT,
     LoadAdapterBody: {"lora_name": "sql", "lora_path": "sql"},
     UnloadAdapterBody: {"lora_name": "sql"},

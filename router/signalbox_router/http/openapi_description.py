@@ -1,5 +1,6 @@
 """Describes each endpoint in /openapi.json, beside its fields: parameters, answers, errors."""
 
+import re
 from inspect import getdoc
 from typing import Any
 
@@ -33,7 +34,7 @@ _REASONS = {
     400: "A field is not valid, not served, or not known; `param` names it.",
     401: "No API key, or an unknown one.",
     403: "The API key, the request's `Host` or the web page that sends it is not allowed.",
-    404: "The model is not served here.",
+    404: "The model is not served here, or the response is not kept here.",
     409: "A request with this request_id is running.",
     413: "The body is too large.",
     415: "The body's `Content-Type` is not application/json, or its coding not gzip.",
@@ -41,6 +42,11 @@ _REASONS = {
     500: "A bug; the server's log says more.",
     503: "No worker serves the model, or the server is shutting down; see `retry-after`.",
     504: "The request took longer than its deadline.",
+}
+_PARAMETER = re.compile(r"\{(\w+)")
+_PARAMETERS = {
+    "name": "The model's name, which may hold slashes.",
+    "response_id": "The response's id.",
 }
 _ASKED = "Needs an API key, if the server asks for keys."
 _NOT_ASKED = "Needs no API key."
@@ -110,16 +116,19 @@ def description_of(route: Route) -> dict[str, Any]:
             "required": True,
             "content": _json(route.body, example=EXAMPLES[route.body]),
         }
-    if "{name:path}" in route.path:
-        name = {
-            "name": "name",
-            "in": "path",
-            "required": True,
-            "description": "The model's name, which may hold slashes.",
-            "schema": {"type": "string"},
-        }
-        described["parameters"] = [name]
+    if parameters := [*map(_parameter, _PARAMETER.findall(route.path))]:
+        described["parameters"] = parameters
     return described
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": _PARAMETERS[name],
+        "schema": {"type": "string"},
+    }
 
 
 def _responses(success: dict[str, Any], route: Route) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from signalbox_router.http.docs_page import PAGE
 _MODEL = re.compile("/+(v1/+)?models/(?P<name>.*[^/].*)", re.DOTALL)
 """Path of one model, whose name may hold slashes anywhere."""
 _WITHOUT_V1 = frozenset(
-    ("/chat/completions", "/completions", "/embeddings", "/models", "/responses",
-     "/responses/input_tokens")
+    ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 )  # fmt: skip
 _SLASHES = re.compile("//+")
 _CHAT = "use /v1/chat/completions"
 _OLLAMA = "Ollama's API is not served; use"
 _FILES = "files are not stored here; send each request by itself, for example to"
 NOT_SERVED = {
-    "/v1/responses": "answers are not stored here; send the whole input to /v1/responses",
+    "/v1/responses": "a response that is kept has GET, DELETE, input_items and cancel; with"
+    " --response-store none there is none, and each request has its whole input",
     "/v1/responses/compact": "inputs are not compacted here; /v1/responses with truncation auto"
     " leaves the oldest turns out",
     "/v1/conversations": f"conversations are not stored here; {_CHAT} with all messages",
@@ -104,7 +104,8 @@ def served_path(path: str) -> str:
     if model := _MODEL.fullmatch(path):
         return f"/v1/models/{model['name']}"
     path = _SLASHES.sub("/", path).removesuffix("/") or "/"
-    return f"/v1{path}" if path in _WITHOUT_V1 else path
+    is_without = path in _WITHOUT_V1 or path.startswith("/responses/")
+    return f"/v1{path}" if is_without else path
 
 
 def advice_on(path: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,6 +22,35 @@ FLUSH_S = 1
 """Seconds for clients to read the ends of their answers."""
 
 
+class BackgroundWork(Protocol):
+    """Work of an application that outlives its requests."""
+
+    async def start(self) -> None:
+        """Begins before the port opens. Raises ValueError if that is impossible."""
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Returns when the work has ended, or grace_s are over."""
+
+    async def stop(self) -> None:
+        """Ends the work."""
+
+
+class NoWork:
+    """No work."""
+
+    async def start(self) -> None:
+        """Does nothing."""
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Does nothing."""
+
+    async def stop(self) -> None:
+        """Does nothing."""
+
+
+NO_WORK = NoWork()
+
+
 class HttpServer(HttpPort):
     """Serves an application; refuses new requests while it drains."""
 
@@ -32,9 +62,11 @@ class HttpServer(HttpPort):
         shapes: Mapping[str, ErrorWriter],
         access: HttpAccess = NO_ACCESS,
         limits: HttpLimits = NORMAL,
+        work: BackgroundWork = NO_WORK,
     ) -> None:
         """Makes a server; `shapes` are those of `paths.error_shapes`."""
         self._gate = _Gate(app)
+        self._work = work
         super().__init__(
             Paths(self._gate, shapes),
             endpoint,
@@ -43,6 +75,10 @@ class HttpServer(HttpPort):
             timeout_keep_alive=KEEP_ALIVE_S,
         )
 
+    async def start(self) -> int:
+        await self._work.start()
+        return await super().start()
+
     def stop_serving(self) -> None:
         """Answers new requests with 503 from now on; running ones continue."""
         self._gate.is_open = False
@@ -50,7 +86,9 @@ class HttpServer(HttpPort):
     async def drain(self, *, grace_s: float) -> None:
         """Returns when the running requests have ended, cut off after grace_s."""
         self.stop_serving()
-        is_idle = await self._gate.wait_idle(timeout_s=grace_s)
+        idle = self._gate.wait_idle(timeout_s=grace_s)
+        is_idle, _ = await asyncio.gather(idle, self._work.drain(grace_s=grace_s))
+        await self._work.stop()
         await self.stop(flush_s=FLUSH_S if is_idle else 0)
 
 

@@ -12,6 +12,8 @@ from signalbox_router.apis.openai.bodies.body_reader import BodyReader
 from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
 from signalbox_router.apis.responses.routes import ResponsesApi
+from signalbox_router.apis.stored_responses.opened_store import make_store
+from signalbox_router.apis.stored_responses.routes import StoredResponsesApi
 from signalbox_router.config import RouterConfig
 from signalbox_router.console.console_files import PATHS, ConsoleFiles
 from signalbox_router.generation.generator import Generator
@@ -19,7 +21,7 @@ from signalbox_router.http.app import make_app
 from signalbox_router.http.cors import shared_with
 from signalbox_router.http.key_middleware import KeyGate
 from signalbox_router.http.paths import error_shapes
-from signalbox_router.http.server import HttpServer
+from signalbox_router.http.server import NO_WORK, BackgroundWork, HttpServer
 from signalbox_router.http.write_timeout import StallGate
 from signalbox_router.limits.api_keys import KeyRing
 from signalbox_router.limits.tenants import Tenants
@@ -27,7 +29,7 @@ from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_rpc.http.host_check import HttpAccess
 from signalbox_rpc.http.port_limits import HttpLimits
 from signalbox_rpc.metrics.merged_metrics import merged
-from signalbox_rpc.metrics.registry import PREFIXES
+from signalbox_rpc.metrics.registry import PREFIXES, add_samples
 from signalbox_rpc.settings.quantities import texts
 from signalbox_rpc.transport.listening_ports import HTTP_REMEDY, Endpoint
 
@@ -52,7 +54,7 @@ def make_http_server(
     )
     # Keys separate several clients, and no client may see the traffic of the others.
     metrics = _metrics_page(config, registry) if keys is None else None
-    responses_api = ResponsesApi(generator, tenants=tenants, bodies=bodies)
+    responses_api, work = _responses_api(config, generator, tenants, bodies, registry)
     messages_api = MessagesApi(generator, tenants=tenants, bodies=bodies)
     apis = (api, responses_api, messages_api, pooling_api, adapter_api)
     web = WebServicer(
@@ -79,7 +81,24 @@ def make_http_server(
             max_connections_per_address=config.max_http_connections_per_address,
             min_body_rate=config.min_http_body_rate,
         ),
+        work=work,
     )
+
+
+def _responses_api(
+    config: RouterConfig,
+    generator: Generator,
+    tenants: Tenants,
+    bodies: BodyReader,
+    registry: CollectorRegistry,
+) -> tuple[ResponsesApi, BackgroundWork]:
+    """Returns the Responses API, and the responses that it runs without a client."""
+    store = make_store(config)
+    if store is None:
+        return ResponsesApi(generator, tenants=tenants, bodies=bodies), NO_WORK
+    add_samples(registry, store.samples, prefix=config.metrics.prefix)
+    api = StoredResponsesApi(generator, tenants=tenants, bodies=bodies, store=store)
+    return api, api.runs
 
 
 def _metrics_page(

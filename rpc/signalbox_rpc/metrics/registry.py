@@ -100,10 +100,15 @@ def make_registry(read: Read, *, prefix: str = OURS) -> CollectorRegistry:
         prefix: one of PREFIXES.
     """
     registry = CollectorRegistry()
-    registry.register(_Service(read, PREFIXES[prefix]))
+    add_samples(registry, read, prefix=prefix)
     registry.register(_Tasks())
     ProcessCollector(registry=registry)
     return registry
+
+
+def add_samples(registry: CollectorRegistry, read: Read, *, prefix: str) -> None:
+    """Adds the counts of a part to the metrics of its process, as `make_registry` reads them."""
+    registry.register(_Service(read, PREFIXES[prefix]))
 
 
 def buckets_of(

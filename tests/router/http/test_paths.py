@@ -68,7 +68,7 @@ async def test_clients_reach_the_api_by_each_spelling(
 async def test_an_unserved_api_is_refused_by_name_with_what_to_use(http: Http) -> None:
     served = (await http.raw.get("/openapi.json")).json()["paths"].keys()
     unserved = [path for path in NOT_SERVED if path not in served]
-    for path in (*unserved, "/v1/responses/resp_1", "/api/blobs/a", "/v1/files/"):
+    for path in (*unserved, "/v1/responses/resp_1/x", "/api/blobs/a", "/v1/files/"):
         for method in ("GET", "POST"):
             answer = await http.raw.request(method, path, json={})
             error = answer.json()["error"]

@@ -26,7 +26,7 @@ class City(BaseModel):
 
 
 whole = client.responses.create(**BODY, input=QUESTION)
-assert (whole.status, whole.store) == ("completed", False)
+assert (whole.status, whole.store) == ("completed", True)
 reasoning, *calls = whole.output
 assert (reasoning.type, reasoning.content[0].text.strip()) == ("reasoning", THOUGHT)
 assert [(call.type, call.name) for call in calls] == [("function_call", TOOL)] * len(CITIES)
@@ -63,7 +63,7 @@ assert cut.output_text == ANSWER[:16]
 
 for change, kind, text in (
     ({"temperature": 9.0}, openai.BadRequestError, "temperature"),
-    ({"store": True}, openai.BadRequestError, "store"),
+    ({"previous_response_id": "resp_0"}, openai.NotFoundError, "resp_0"),
     ({"model": "another"}, openai.NotFoundError, "another"),
 ):
     try:

@@ -206,7 +206,7 @@ class MessageAnswer:
         self._has_begun = True
         return start + b"".join(map(named_event, new))
 
-    def last_event(self) -> bytes:
+    async def last_event(self) -> bytes:
         end = {"type": "message_delta", "delta": self._end(), "usage": self._usage(), **self._edits}
         return named_event(end) + named_event({"type": "message_stop"})
 

@@ -128,7 +128,7 @@ class ChatAnswer(EventStream):
         events += [self._event(self._shown(delta)) for delta in deltas]
         return b"".join(events)
 
-    def last_event(self) -> bytes:
+    async def last_event(self) -> bytes:
         """Returns the event with the usage and the receipt, if they were asked for."""
         last = self._usage.last_fields(self._plan)
         return to_event({**self._top, "choices": [], **last}) if last else b""

@@ -111,7 +111,7 @@ class CompletionAnswer(EventStream):
             self._top["usage"] = self._usage.so_far() if self._plan.in_every_event else None
         return b"".join([self._event(update, delta) for delta in update.deltas])
 
-    def last_event(self) -> bytes:
+    async def last_event(self) -> bytes:
         """Returns the event with the usage and the receipt, if they were asked for."""
         last = self._usage.last_fields(self._plan)
         return to_event({**self._top, "choices": [], **last}) if last else b""

@@ -11,7 +11,7 @@ from signalbox_router.apis.openai.callers import Callers, completed
 from signalbox_router.apis.openai.multi_prompt import merged
 from signalbox_router.apis.openai.requests.types import StreamableBody
 from signalbox_router.apis.openai.streaming import GeneratedResponse, Headers, ResponseWriter
-from signalbox_router.generation.call_context import CHAT
+from signalbox_router.generation.call_context import CHAT, CallContext
 from signalbox_router.generation.generator import Generator
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.requests.api_request import ApiRequest
@@ -54,6 +54,16 @@ class GeneratingApi:
             body, generation = await self._bodies.read(
                 request, kind, into=lambda body: convert(request, body)
             )
+        return self._answer(request, body, generation, call_context)
+
+    def _answer(
+        self,
+        request: Request,
+        body: StreamableBody,
+        generation: Generation,
+        call_context: CallContext,
+    ) -> Response:
+        """Returns the answer to a request that was read."""
         call_context = completed(call_context, request, streams=body.stream)
         updates = [self._generator.generate(one, call_context) for one in generation.requests]
         return GeneratedResponse(

@@ -38,12 +38,14 @@ class Route(NamedTuple):
     """A function of the class that declares the route."""
     group: Group
     body: type[Body] | None = None
-    """Type of the body that a client posts; None is a GET."""
+    """Type of the body that a client posts, if there is one."""
     failures: tuple[int, ...] = ALWAYS
     answers: tuple[str, ...] = (JSON,)
     """Media types of an answer; empty if it has no body."""
     errors: ErrorShape = OPENAI_ERRORS
     """Shape of the errors of the path and of all paths below it."""
+    method: str = ""
+    """Method; empty is POST with a body, and GET without."""
 
 
 class RoutedApi(Protocol):

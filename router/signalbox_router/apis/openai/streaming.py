@@ -48,7 +48,7 @@ class ResponseWriter(Protocol):
         """Returns the bytes to send at once: an event for each sequence that has new output."""
         ...
 
-    def last_event(self) -> bytes:
+    async def last_event(self) -> bytes:
         """Returns the event that follows all updates; empty if there is none."""
         ...
 
@@ -137,7 +137,7 @@ class GeneratedResponse(Response):
             async for update in updates:
                 if content := events(update):  # the end of a request may add no event
                     await send(_part(content))
-            last = self._answer.last_event()
+            last = await self._answer.last_event()
         except Exception as error:
             if not head.is_sent:
                 raise

@@ -133,7 +133,8 @@ def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iter
                 yield _output(item, place, names)
             case OtherItem(type="item_reference"):
                 raise NotServed(
-                    f"{place}: no items are stored; send them, with store: false", place
+                    f"{place}: single items are not referred to; send them, with store: false",
+                    place,
                 )
             case OtherItem():
                 raise NotServed(f"{place}: items of type {item.type[:100]} are not served", place)

@@ -168,9 +168,16 @@ class OutputItems:
     """The items of one answer: reasoning, text and calls in the order in which they come."""
 
     def __init__(
-        self, name: str, origins: Mapping[str, Origin], *, summarizes: bool, encrypts: bool
+        self,
+        name: str,
+        origins: Mapping[str, Origin],
+        *,
+        summarizes: bool,
+        encrypts: bool,
+        item_type: type[Item] = Item,
     ) -> None:
         """`name` makes the items' ids unique."""
+        self._item_type = item_type
         self.events = Events()
         self.items: list[Item] = []
         self._name = name
@@ -221,7 +228,7 @@ class OutputItems:
     def _begin(self, kind: ItemKind, **fields: Any) -> str:
         ended = self.end("completed")
         index = len(self.items)
-        item = Item(
+        item = self._item_type(
             kind=kind,
             id=f"{kind.prefix}_{self._name}_{index}",
             index=index,

@@ -1,5 +1,6 @@
 """Converts bodies of the Responses API to `ApiRequest`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
@@ -25,7 +26,7 @@ def api_request(
     body: ResponsesBody, read: ReadInput, *, request_id: str, model: ServedModel
 ) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises InvalidArgument."""
-    _check(body)
+    check_include(body.include or ())
     request = pb.ChatRequest(request_id=request_id)
     set_common(request, body, model)
     params = request.sampling_params
@@ -42,8 +43,9 @@ def api_request(
     return replace(asked, truncate_end=cuts_end, drops_turns=read.drops_turns)
 
 
-def _check(body: ResponsesBody) -> None:
-    for i, name in enumerate(body.include or ()):
+def check_include(names: Sequence[str]) -> None:
+    """Raises BadRequest for a name that OpenAI's API does not have."""
+    for i, name in enumerate(names):
         if name not in INCLUDABLE:
             allowed = f"one of {', '.join(INCLUDABLE)}, and not {name[:100]!r}"
             raise BadRequest(f"include[{i}]: {allowed}", f"include[{i}]")

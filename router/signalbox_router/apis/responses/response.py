@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from signalbox_contract.errors import Code, RpcError
@@ -12,7 +13,7 @@ from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.openai.response_fields import encode
 from signalbox_router.apis.responses.input_codec import ReadInput
-from signalbox_router.apis.responses.output_items import OutputItems
+from signalbox_router.apis.responses.output_items import Item, OutputItems
 from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
 from signalbox_router.apis.responses.types import ENCRYPTED, ResponsesBody, dumped
 from signalbox_router.prompt.served_model import ServedModel
@@ -25,6 +26,7 @@ _FAILURES = {
 }
 _REASONS = {FinishReason.LENGTH: "max_output_tokens"}
 Json = dict[str, Any]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class ResponsesAnswer:
@@ -33,11 +35,24 @@ class ResponsesAnswer:
     says_it_waits: ClassVar[bool] = True
     end_of_stream: ClassVar[bytes] = b""
 
+    item_type: ClassVar[type[Item]] = Item
+
     def __init__(
-        self, body: ResponsesBody, read: ReadInput, *, response_id: str, model: ServedModel
+        self,
+        body: ResponsesBody,
+        read: ReadInput,
+        *,
+        response_id: str,
+        model: ServedModel,
+        said: Mapping[str, Any] = NOTHING,
     ) -> None:
-        """Raises BadRequest for a body that an answer cannot repeat."""
-        self._fields = _fields(body, read, response_id, model)
+        """Makes the writer of one answer. Raises BadRequest for a body that it cannot repeat.
+
+        Args:
+            said: fields in place of those of an answer that nothing keeps.
+        """
+        self._fields = {**_fields(body, read, response_id, model), **said}
+        self.is_stored = False
         self._encoded = _encoded(self._fields)[:-1]
         """The fields that all events with the response have, as JSON."""
         self._output = OutputItems(
@@ -45,33 +60,37 @@ class ResponsesAnswer:
             read.origins,
             summarizes=body.summarizes,
             encrypts=ENCRYPTED in (body.include or ()),
+            item_type=self.item_type,
         )
         tokens = Tokens(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs = _TextLogprobs(tokens) if body.shows_logprobs else None
         self._has_begun = self._is_queued = False
         self._finish: Finish | None = None
-        self._end: End | None = None
+        self._last: Update | None = None
 
     async def whole(self, updates: AsyncIterator[Update]) -> Json:
         async for update in updates:
             self._add(update)
-        return self._fields | self._state()
+        await self._close()
+        return self._whole(self._state())
 
     def events(self, update: Update) -> bytes:
-        begun = ""
+        opening = ""
         if not self._has_begun:
             self._has_begun = True
-            begun = "" if self._is_queued else self._event("created", _begun("in_progress"))
-            begun += self._event("in_progress", _begun("in_progress"))
-        return (begun + self._add(update)).encode()
+            start = begun("in_progress")
+            opening = "" if self._is_queued else self._event("created", start)
+            opening += self._event("in_progress", start)
+        return (opening + self._add(update)).encode()
 
-    def last_event(self) -> bytes:
+    async def last_event(self) -> bytes:
+        await self._close()
         state = self._state()
         return self._event(state["status"], state).encode()
 
     def waiting(self) -> bytes:
         """Returns the events of a request in the queue; `created` is the first of any stream."""
-        state = _begun("queued")
+        state = begun("queued")
         created = "" if self._is_queued else self._event("created", state)
         self._is_queued = True
         return (created + self._event("queued", state)).encode()
@@ -79,17 +98,22 @@ class ResponsesAnswer:
     def failure(self, error: RpcError, body: Body | None) -> bytes:
         """Returns the event of a stream that fails, with the output so far."""
         ended = self._output.end("incomplete")
+        return (ended + self._event("failed", self._failed(error, body))).encode()
+
+    def _failed(self, error: RpcError, body: Body | None) -> Json:
         written = error_body(error, body)["error"]
         code = _FAILURES.get(error.code, "server_error")
-        state = _begun("failed") | {
+        return begun("failed") | {
             "error": {"code": code, "message": written["message"]},
             "output": self._output.bodies(),
         }
-        return (ended + self._event("failed", state)).encode()
+
+    async def _close(self) -> None:
+        """Called once, when all output is there and before the last event says so."""
 
     def _add(self, update: Update) -> str:
         if update.end is not None:
-            self._end = update.end
+            self._last = update
         events = ""
         for delta in update.deltas:
             logprobs = () if self._logprobs is None else self._logprobs.of(delta)
@@ -105,21 +129,25 @@ class ResponsesAnswer:
 
     def _state(self) -> Json:
         """Returns the fields that change from event to event, at the end."""
+        end = self._last.end if self._last else None
         status, reason = self._status(), _REASONS.get(self._finish.reason) if self._finish else None
         return {
             "status": status,
             "error": None,
             "incomplete_details": {"reason": reason} if reason else None,
             "output": self._output.bodies(),
-            "usage": _usage(self._end) if self._end else None,
+            "usage": _usage(end) if end else None,
             **({"completed_at": int(time.time())} if status == "completed" else {}),
-            **({"receipt": self._end.receipt} if self._end and self._end.receipt else {}),
+            **({"receipt": end.receipt} if end and end.receipt else {}),
         }
+
+    def _whole(self, state: Mapping[str, Any]) -> Json:
+        return {**self._fields, "store": self.is_stored, **state}
 
     def _event(self, name: str, state: Mapping[str, Any]) -> str:
         """Returns an event with the response."""
         kind = f"response.{name}"
-        response = f"{self._encoded},{encode(state)[1:]}"
+        response = f"{self._encoded},{encode({'store': self.is_stored, **state})[1:]}"
         end = self._output.events.end()
         return f'event: {kind}\ndata: {{"type":"{kind}","response":{response}{end}'
 
@@ -136,7 +164,8 @@ def _encoded(fields: Json) -> str:
         raise BadRequest(f"{name}: JSON holds no infinite number", name) from None
 
 
-def _begun(status: str) -> Json:
+def begun(status: str) -> Json:
+    """Returns the fields that change from event to event, without output."""
     return {
         "status": status,
         "error": None,
@@ -183,7 +212,6 @@ def _fields(body: ResponsesBody, read: ReadInput, response_id: str, model: Serve
         },
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": False,
         "temperature": _first(body.temperature, defaults.get("temperature"), 1.0),
         "text": _text(dumped(body.text) or {}),
         "tool_choice": "auto" if choice is None else dumped(choice),

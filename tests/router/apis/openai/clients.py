@@ -13,7 +13,7 @@ from signalbox_router.apis.messages.routes import MessagesApi
 from signalbox_router.apis.openai.adapter_routes import AdapterApi
 from signalbox_router.apis.openai.pooling_routes import PoolingApi
 from signalbox_router.apis.openai.routes import Api
-from signalbox_router.apis.responses.routes import ResponsesApi
+from signalbox_router.apis.stored_responses.routes import StoredResponsesApi
 from tests.router.apis.inference.test_chat import TEMPLATE, writing
 from tests.router.fakes import make_files
 from tests.router.stack import Stack, make_stack
@@ -24,7 +24,7 @@ MODEL = "tiny"
 JSON_TYPE = {"content-type": "application/json"}
 BODIES = {
     route.path: route.body
-    for api in (Api, ResponsesApi, MessagesApi, PoolingApi, AdapterApi)
+    for api in (Api, StoredResponsesApi, MessagesApi, PoolingApi, AdapterApi)
     for route in api.ROUTES
     if route.body is not None
 }

@@ -48,14 +48,14 @@ def read(written: bytes) -> list[dict[str, Any]]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def streamed(answer: Any) -> list[dict[str, Any]]:
+async def streamed(answer: Any) -> list[dict[str, Any]]:
     """Returns the events of two sequences with the same texts, a token each."""
     written = b""
     for position, text in enumerate(TEXTS):
         finish = LENGTH if position == len(TEXTS) - 1 else None
         deltas = [Delta(index=i, text=text, token_ids=[5], finish=finish) for i in (0, 1)]
         written += answer.events(Update(REQUEST, deltas, END if finish else None))
-    return read(written + answer.last_event())
+    return read(written + await answer.last_event())
 
 
 def without(event: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def without(event: dict[str, Any], *names: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": USAGE}])
 @pytest.mark.parametrize("make", [completion, chat])
-def test_an_event_says_the_same_whether_its_text_alone_is_encoded_or_all_of_it(
+async def test_an_event_says_the_same_whether_its_text_alone_is_encoded_or_all_of_it(
     make: Any, options: dict[str, Any]
 ) -> None:
-    events = streamed(make(**options))
-    whole = streamed(make(**options, return_token_ids=True))  # ids differ in each event
+    events = await streamed(make(**options))
+    whole = await streamed(make(**options, return_token_ids=True))  # ids differ in each event
     assert events == [without(one, "token_ids", "prompt_token_ids") for one in whole]
     assert [list(one) for one in events[-3:]] == [list(one) for one in whole[-3:]]
     for index in (0, 1):

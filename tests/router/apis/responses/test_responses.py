@@ -95,7 +95,7 @@ async def test_a_stream_builds_the_items_of_a_whole_answer(name: str) -> None:
         assert without_ids(built(events)) == items
         assert whole.status == "completed" and events[-1].type == "response.completed"
         assert len({item.id for item in whole.output}) == len(items)
-        assert whole.store is False
+        assert whole.store is True
         assert whole.usage == events[-1].response.usage
         has_reasoning = any(item.type == "reasoning" for item in whole.output)
         assert bool(whole.usage.output_tokens_details.reasoning_tokens) is has_reasoning

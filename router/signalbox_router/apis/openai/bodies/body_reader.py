@@ -1,6 +1,6 @@
 """Reads requests: their bodies, with limits and checks, and their ids."""
 
-import uuid
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -55,6 +55,12 @@ class BodyReader:
                 return read()
             return await until_disconnected(request.receive, self._large.parse(read))
 
+    async def convert(self, request: Request, num_bytes: int, work: Callable[[], T]) -> T:
+        """Returns the result of work on so many bytes, in a thread if they are many."""
+        if num_bytes <= SMALL_BODY_BYTES:
+            return work()
+        return await until_disconnected(request.receive, self._large.parse(work))
+
     def _read(
         self, request: Request, content: bytes, kind: type[B], into: Callable[[B], T]
     ) -> tuple[B, T]:
@@ -86,7 +92,9 @@ class Ids:
         if asked_for:
             params_validation.check_request_id(asked_for)
         header = request_ids.label_of(request.scope)
-        unique = uuid.uuid4().hex
+        unique = secrets.token_hex(16)
+        self.random_id = f"{prefix}{separator}{unique}"
+        """An id with 128 random bits, whatever the client calls the request."""
         name = asked_for or (f"{header[:MAX_LABEL_CHARS]}-{unique[:8]}" if header else unique)
         self.response_id = f"{prefix}{separator}{name}"
         request_ids.name_request(request.scope, self.response_id)

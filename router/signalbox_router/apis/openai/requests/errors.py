@@ -71,6 +71,14 @@ class NotServed(BadRequest):
     """The field would change the answer, and no component here serves it."""
 
 
+class NoSuchResponse(NotFound):
+    """The store of responses has none of this id for the caller."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
 class BodyTooLarge(BadRequest):
     """The body has more bytes than the router reads."""
 
@@ -134,6 +142,8 @@ def _code(error: RpcError) -> str | None:
         return UNSUPPORTED_CODE
     if isinstance(error, UnsupportedMediaType):
         return MEDIA_TYPE_CODE
+    if isinstance(error, NoSuchResponse):
+        return f"{error.param.removesuffix('_id')}_not_found"
     return _CODES.get(error.code)
 
 
@@ -195,7 +205,7 @@ def _cut(text: str) -> str:
 
 
 def _param(error: RpcError, body: Body | None) -> str | None:
-    if isinstance(error, BadRequest):
+    if isinstance(error, BadRequest | NoSuchResponse):
         return error.param
     if isinstance(error, NotFound):
         return "model" if body is None else body.SUBJECT

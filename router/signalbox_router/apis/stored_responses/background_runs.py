@@ -1,0 +1,278 @@
+"""Runs responses that no client waits for, and those of routers that are gone.
+
+A run ends once its store has the response. Its events are kept until then; later they are made of
+the response once more.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from signalbox_contract.errors import Internal, RpcError, Unavailable
+from signalbox_router.apis.stored_responses.event_pieces import replayed, split
+from signalbox_router.apis.stored_responses.response_store import (
+    ResponseStore,
+    StoreFailed,
+    StoreFull,
+)
+from signalbox_router.apis.stored_responses.stored_answer import BackgroundAnswer
+from signalbox_router.apis.stored_responses.stored_response import (
+    DamagedResponse,
+    StoredResponse,
+)
+from signalbox_router.apis.stored_responses.types import StoredResponsesBody
+from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS
+from signalbox_router.requests.active_request import Update
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Seconds between two looks at what other routers have changed."""
+MAX_RUNS = 2
+"""Runs of a response whose routers die, before it fails."""
+
+
+class Work(NamedTuple):
+    """What a run does."""
+
+    answer: BackgroundAnswer
+    body: StoredResponsesBody
+    updates: AsyncGenerator[Update]
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A response that runs here."""
+
+    tenant: str
+    events: list[bytes] = field(default_factory=list)
+    response: StoredResponse | None = None
+    """The response once it is over, until the store has it."""
+    has_begun: bool = False
+    is_over: bool = False
+    task: asyncio.Task[None] | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, events: bytes) -> None:
+        self.events += split(events.decode())
+        self.wake()
+
+    def wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, start: int) -> AsyncIterator[bytes]:
+        """Yields the events from a number on, until the last."""
+        while True:
+            changed, is_over = self._changed, self.is_over
+            while start < len(self.events):
+                yield self.events[start]
+                start += 1
+            if is_over:
+                return
+            await changed.wait()
+
+
+class BackgroundRuns:
+    """The runs of one router."""
+
+    def __init__(
+        self, store: ResponseStore, resumed: Callable[[StoredResponse], Work | None]
+    ) -> None:
+        """`resumed` returns what runs a response once more, or None if no model is there yet. It
+        raises RpcError if nothing will ever run it."""
+        self._store = store
+        self._resumed = resumed
+        self._runs: dict[str, Run] = {}
+        self._adopted: list[StoredResponse] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def of(self, response_id: str, *, tenant: str) -> Run | None:
+        """Returns a run of the tenant."""
+        run = self._runs.get(response_id)
+        return run if run is not None and run.tenant == tenant else None
+
+    async def start(self) -> None:
+        await self._store.open()
+        if self._store.is_shared:
+            self._watch = asyncio.create_task(self._watch_store(), name="response store")
+
+    async def begin(self, work: Work) -> StoredResponse:
+        """Stores a response and runs it. Raises StoreFailed or StoreFull."""
+        response = work.answer.queued()
+        await self._store.keep(response)
+        self._launch(response, work)
+        return response
+
+    async def events(self, found: StoredResponse, start: int) -> AsyncIterator[bytes]:
+        """Yields the events of a response from a number on, those to come included."""
+        tenant = found.tenant
+        while (run := self.of(found.id, tenant=tenant)) is None and found.is_running:
+            found = await self._store.find(found.id, tenant=tenant)
+            if found.is_running:  # at another router
+                await asyncio.sleep(POLL_S)
+        if run is None:
+            for event in replayed(found.fields)[start:]:
+                yield event
+            return
+        async for event in run.follow(start):
+            yield event
+
+    async def cancel(self, found: StoredResponse) -> StoredResponse:
+        """Ends a response that runs, here or elsewhere; returns it as it is now."""
+        run = self.of(found.id, tenant=found.tenant)
+        body = found.fields | {"status": "cancelled"}
+        cancelled = replace(found.with_body(body), request=b"")
+        if found.is_running and await self._store.update(cancelled):
+            if run is not None:
+                self._stop(run)
+            return cancelled
+        return await self._store.find(found.id, tenant=found.tenant)
+
+    def forget(self, response_id: str, *, tenant: str) -> None:
+        """Ends the run of a response that was deleted."""
+        if (run := self.of(response_id, tenant=tenant)) is not None:
+            self._stop(run)
+
+    async def drain(self, *, grace_s: float) -> None:
+        """Returns when the runs have ended, or were given up after grace_s."""
+        if self._watch is not None:
+            self._watch.cancel()
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+
+    async def stop(self) -> None:
+        """Ends the runs, once; another router may run them."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._watch is not None:
+            self._watch.cancel()
+        for run in self._runs.values():
+            if run.response is not None:
+                logger.error("a response is lost: %s could not be stored", run.response.id)
+            self._stop(run)
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        await asyncio.gather(*tasks, *filter(None, (self._watch,)), return_exceptions=True)
+        await self._store.close()
+
+    def _launch(self, response: StoredResponse, work: Work) -> None:
+        run = self._runs[response.id] = Run(response.tenant)
+        run.task = asyncio.create_task(self._run(run, response.id, work), name=response.id)
+
+    def _stop(self, run: Run) -> None:
+        if run.task is not None:
+            run.task.cancel()
+
+    async def _run(self, run: Run, response_id: str, work: Work) -> None:
+        try:
+            run.add(work.answer.waiting())
+            if (ended := await self._generated(run, work)) is not None:
+                run.response, last_events = ended
+                await self._put(run.response)
+                run.add(last_events)
+        finally:
+            del self._runs[response_id]
+            run.is_over = True
+            run.wake()
+
+    async def _generated(self, run: Run, work: Work) -> tuple[StoredResponse, bytes] | None:
+        """Returns the response as it ends, and the events of its end; None if it was cancelled or
+        deleted before it began."""
+        answer = work.answer
+        try:
+            async with aclosing(work.updates) as updates:
+                async for update in updates:
+                    if not run.has_begun:
+                        run.has_begun = True
+                        if not await self._is_mine(answer, update):
+                            return None
+                    run.add(answer.events(update))
+            return answer.finished(), await answer.last_event()
+        except RpcError as error:
+            return answer.failed(error, work.body)
+        except Exception as error:
+            logger.error("a response in the background failed", exc_info=error)
+            hidden = Internal("internal error; the server's log says more")
+            return answer.failed(hidden, None)
+
+    async def _is_mine(self, answer: BackgroundAnswer, update: Update) -> bool:
+        """Stores that a response runs, and its seed; False if it was cancelled or deleted."""
+        response = answer.in_progress(update.request.params.sampling.seed)
+        try:
+            return await self._store.update(response)
+        except (StoreFailed, StoreFull) as error:
+            logger.warning("%s runs, though its seed is not stored: %s", response.id, error)
+            return True
+
+    async def _put(self, response: StoredResponse) -> None:
+        """Stores a response that is over, however long the store fails."""
+        while True:
+            try:
+                await self._store.update(response)
+                return
+            except StoreFull as error:
+                if error.retry_after_s is None:  # no room will ever do
+                    self._store.failed(error)
+                    response = _failed(response, error)
+                    continue
+            except StoreFailed as error:
+                logger.warning("%s waits until it can be stored: %s", response.id, error)
+            await asyncio.sleep(POLL_S)
+
+    async def _watch_store(self) -> None:
+        """Takes over what routers that are gone have left, and ends what others have ended."""
+        while True:
+            with contextlib.suppress(StoreFailed, StoreFull):
+                await self._look()
+            await asyncio.sleep(POLL_S)
+
+    async def _look(self) -> None:
+        if mine := [*self._runs]:
+            running = await self._store.running(mine)
+            for response_id in mine:
+                run = self._runs.get(response_id)
+                if response_id not in running and run is not None and run.response is None:
+                    self._stop(run)
+        for row in await self._store.adopt():
+            try:
+                self._adopted.append(StoredResponse.of(row))
+            except DamagedResponse:
+                await self._store.remove(row.id, tenant=row.tenant)
+                self._store.dropped(1, "damage")
+        waiting, self._adopted = self._adopted, []
+        for response in waiting:
+            if response.id not in self._runs:
+                await self._resume(response)
+
+    async def _resume(self, response: StoredResponse) -> None:
+        try:
+            work = self._resumed(response)
+        except RpcError as error:
+            await self._store.update(_failed(response, error))
+            return
+        if work is None:
+            self._adopted.append(response)
+            return
+        logger.info("runs %s again, whose router is gone", response.id)
+        if response.num_runs > MAX_RUNS:
+            work = work._replace(updates=_lost())
+        self._launch(response, work)
+
+
+def _failed(response: StoredResponse, error: RpcError) -> StoredResponse:
+    """Returns a response that fails after its last event, or before its first."""
+    failure = {"code": "server_error", "message": error.message}
+    state = {"status": "failed", "error": failure, "output": []}
+    return replace(response.with_body(response.fields | state), kept=NO_TOKENS, request=b"")
+
+
+async def _lost() -> AsyncGenerator[Update]:
+    raise Unavailable(f"{MAX_RUNS} routers that ran it have ended")
+    yield

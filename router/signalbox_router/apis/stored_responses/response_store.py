@@ -1,0 +1,172 @@
+"""Where responses are kept: the interface of stores, their bounds, and what they count.
+
+A store is bounded in bytes and in age. What it drops it counts and logs; a response that could not
+be kept says `store: false` in its last event.
+"""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, TypeVar
+
+from signalbox_contract.errors import ResourceExhausted, Unavailable
+from signalbox_contract.wording import counted
+from signalbox_router.apis.openai.requests.errors import NoSuchResponse
+from signalbox_router.apis.stored_responses.stored_response import (
+    DamagedResponse,
+    Row,
+    StoredResponse,
+)
+from signalbox_rpc.metrics.sample import Sample, counters, gauge
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_CHARS = 128
+SMALL_BYTES = 64 << 10
+"""Bytes that are compressed or read on the event loop, in a millisecond."""
+REASONS = ("age", "room", "damage", "failure")
+T = TypeVar("T")
+
+
+class StoreFailed(Unavailable):
+    """The store cannot be read or written now."""
+
+
+class StoreFull(ResourceExhausted):
+    """The store has no room, even without all responses that it may drop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds of a store."""
+
+    max_bytes: int
+    max_age_s: float
+
+    def __str__(self) -> str:
+        return f"up to {self.max_age_s:g} s, in {self.max_bytes >> 20} MiB"
+
+
+class ResponseStore(ABC):
+    """Keeps responses by their ids. A response that runs is kept whatever its age."""
+
+    place: str
+    """Words that name the store in errors and in the log."""
+    is_shared: ClassVar[bool] = False
+    """True if other routers may change what this one has put there."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.num_dropped = Counter(dict.fromkeys(REASONS, 0))
+        """Responses that were dropped, by the reason."""
+
+    async def open(self) -> None:  # noqa: B027 (a store may need neither)
+        """Prepares the store. Raises ValueError if it can never be used."""
+
+    async def close(self) -> None:  # noqa: B027
+        """Lets other routers go on with the responses that still run."""
+
+    @abstractmethod
+    async def put(self, row: Row) -> None:
+        """Adds a response, and drops the oldest for it. Raises StoreFailed or StoreFull."""
+
+    @abstractmethod
+    async def replace(self, row: Row) -> bool:
+        """Replaces a response that runs; False if it no longer runs, is not there, or has another
+        owner than the row names: none is this router. Raises StoreFailed or StoreFull."""
+
+    @abstractmethod
+    async def get(self, response_id: str, *, tenant: str) -> Row | None:
+        """Returns a response of the tenant. Raises StoreFailed."""
+
+    @abstractmethod
+    async def remove(self, response_id: str, *, tenant: str) -> bool:
+        """Deletes a response of the tenant; False if there is none. Raises StoreFailed."""
+
+    async def running(self, response_ids: Collection[str]) -> Collection[str]:
+        """Returns those of this router's responses that no other router has ended."""
+        return response_ids
+
+    async def adopt(self) -> list[Row]:
+        """Makes this router the owner of responses whose routers are gone, and returns them."""
+        return []
+
+    async def keep(self, response: StoredResponse) -> None:
+        """Adds a response. Raises StoreFailed or StoreFull."""
+        await self.put(await _off_loop(response.row, response.num_bytes))
+
+    async def update(self, response: StoredResponse) -> bool:
+        """Replaces a response that runs, as `replace` does."""
+        return await self.replace(await _off_loop(response.row, response.num_bytes))
+
+    async def find(
+        self, response_id: str, *, tenant: str, param: str = "response_id"
+    ) -> StoredResponse:
+        """Returns a response of the tenant. Raises NoSuchResponse or StoreFailed."""
+        row = await self.get(response_id, tenant=tenant)
+        shown = repr(response_id[:MAX_ID_CHARS])
+        if row is None:
+            raise NoSuchResponse(
+                f"{self.place} has no response {shown}; it keeps responses {self.bounds}, and none"
+                " that other stores have",
+                param,
+            )
+        try:
+            return await _off_loop(partial(StoredResponse.of, row), row.num_bytes)
+        except DamagedResponse as error:
+            await self.remove(response_id, tenant=tenant)
+            self.dropped(1, "damage")
+            raise NoSuchResponse(f"{self.place} has dropped a response: {error}", param) from None
+
+    def failed(self, error: Exception) -> None:
+        """Counts and logs a response that could not be kept."""
+        self.num_dropped["failure"] += 1
+        logger.warning("a response was answered with store: false: %s", error)
+
+    @abstractmethod
+    def usage(self) -> tuple[int, int]:
+        """Returns the numbers of responses and of bytes, as last known."""
+
+    def samples(self) -> Iterator[Sample]:
+        num_responses, num_bytes = self.usage()
+        yield gauge("stored_responses", "Responses that are kept.", num_responses)
+        yield gauge("stored_response_bytes", "Bytes of responses that are kept.", num_bytes)
+        yield from counters(
+            "stored_responses_dropped",
+            "Responses that were dropped or could not be kept, by reason: age, room, damage,"
+            " failure.",
+            self.num_dropped,
+            by="reason",
+        )
+
+    def oldest_age(self) -> float:
+        """Returns the time before which responses are too old."""
+        return time.time() - self.bounds.max_age_s
+
+    def dropped(self, number: int, reason: str) -> None:
+        """Counts and logs responses that are dropped."""
+        if number:
+            self.num_dropped[reason] += number
+            level = logging.INFO if reason == "age" else logging.WARNING
+            what = counted(number, "response")
+            logger.log(level, "dropped %s of %s: %s", what, self.place, reason)
+
+    def check_size(self, row: Row) -> None:
+        """Raises StoreFull for a response that the whole store does not hold."""
+        if row.num_bytes > self.bounds.max_bytes:
+            raise StoreFull(
+                f"a response of {row.num_bytes} bytes is more than {self.place} holds; raise"
+                " --response-store-size"
+            )
+
+    def full(self) -> StoreFull:
+        return StoreFull(f"{self.place} is full of responses that run", retry_after_s=1.0)
+
+
+async def _off_loop(work: Callable[[], T], num_bytes: int) -> T:
+    return work() if num_bytes <= SMALL_BYTES else await asyncio.to_thread(work)

@@ -1,0 +1,222 @@
+"""Keeps responses in an SQLite file, which outlives the router and which routers may share.
+
+Each call is one transaction on one thread. A router holds a lock of its own while it lives, so the
+others know when it is gone and its running responses are theirs to run.
+"""
+
+import asyncio
+import contextlib
+import glob
+import secrets
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from signalbox_router.apis.stored_responses.file_lock import FileLock, is_held, waiting_for
+from signalbox_router.apis.stored_responses.response_store import (
+    Bounds,
+    ResponseStore,
+    StoreFailed,
+)
+from signalbox_router.apis.stored_responses.sqlite_file import (
+    COLUMNS,
+    DAMAGE,
+    opened,
+    row_of,
+    values_of,
+)
+from signalbox_router.apis.stored_responses.stored_response import Row
+
+T = TypeVar("T")
+_IS_MINE = "id = ? AND owner IN (?, ?) AND is_running"
+
+
+class SqliteStore(ResponseStore):
+    """Keeps responses in one file."""
+
+    is_shared = True
+
+    def __init__(self, path: str, bounds: Bounds) -> None:
+        super().__init__(bounds)
+        self._path = Path(path).absolute()
+        self.place = f"the response store {self._path}"
+        self.owner = secrets.token_hex(8)
+        self._lock = FileLock(self._lock_of(self.owner))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="response store")
+        self._connection: sqlite3.Connection | None = None
+        self._usage = (0, 0)
+
+    async def open(self) -> None:
+        await self._call(self._open)
+
+    async def close(self) -> None:
+        with contextlib.suppress(StoreFailed):
+            await self._call(self._release)
+        self._lock.release()
+        self._thread.shutdown()
+
+    async def put(self, row: Row) -> None:
+        self.check_size(row)
+        await self._call(lambda: self._put(row))
+
+    async def replace(self, row: Row) -> bool:
+        self.check_size(row)
+        return await self._call(lambda: self._replace(row))
+
+    async def get(self, response_id: str, *, tenant: str) -> Row | None:
+        return await self._call(lambda: self._get(response_id, tenant))
+
+    async def remove(self, response_id: str, *, tenant: str) -> bool:
+        return await self._call(lambda: self._remove(response_id, tenant))
+
+    async def running(self, response_ids: Collection[str]) -> Collection[str]:
+        sql = "SELECT id FROM responses WHERE is_running AND owner = ?"
+        return await self._call(lambda: {str(one) for (one,) in self._read(sql, self.owner)})
+
+    async def adopt(self) -> list[Row]:
+        return await self._call(self._adopt)
+
+    def usage(self) -> tuple[int, int]:
+        return self._usage
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Runs work on the store's thread. Raises StoreFailed for an error of SQLite."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            advice = "; a router that starts repairs it" if DAMAGE.search(str(error)) else ""
+            raise StoreFailed(f"{self.place} failed: {error}{advice}", 1.0) from None
+
+    # On the thread
+
+    def _open(self) -> None:
+        with waiting_for(self._path.with_name(f"{self._path.name}-lock")):
+            is_shared = self._has_others()
+            self._connection, num_lost = opened(self._path, is_shared=is_shared)
+            self._lock.acquire()
+        self.dropped(num_lost, "damage")
+        self._count()
+
+    def _has_others(self) -> bool:
+        """Returns whether other routers live; removes the locks of those that do not."""
+        locks = self._path.parent.glob(f"{glob.escape(self._lock_of('').name)}*")
+        held = {one: is_held(one) for one in locks}
+        for one in held:
+            if not held[one]:
+                one.unlink(missing_ok=True)
+        return any(held.values())
+
+    def _database(self) -> sqlite3.Connection:
+        assert self._connection is not None
+        return self._connection
+
+    def _read(self, sql: str, *values: object) -> Iterator[tuple[object, ...]]:
+        return iter(self._database().execute(sql, values).fetchall())
+
+    def _write(self, sql: str, *values: object) -> int:
+        """Returns the number of rows that were changed."""
+        with self._database() as database:
+            return database.execute(sql, values).rowcount
+
+    def _put(self, row: Row) -> None:
+        row = replace(row, owner=self.owner if row.is_running else "")
+        with self._transaction() as database:
+            self._make_room(database, row.num_bytes)
+            marks = ", ".join("?" for _ in COLUMNS)
+            sql = f"INSERT INTO responses ({', '.join(COLUMNS)}) VALUES ({marks})"
+            database.execute(sql, values_of(row))
+        self._count()
+
+    def _replace(self, row: Row) -> bool:
+        with self._transaction() as database:
+            found = database.execute(
+                f"SELECT num_bytes FROM responses WHERE {_IS_MINE}",
+                (row.id, row.owner or self.owner, row.owner),
+            ).fetchone()
+            if found is None:
+                return False
+            self._make_room(database, row.num_bytes - found[0])
+            database.execute(
+                "UPDATE responses SET content = ?, num_bytes = ?, is_running = ? WHERE id = ?",
+                (row.content, row.num_bytes, row.is_running, row.id),
+            )
+        self._count()
+        return True
+
+    def _get(self, response_id: str, tenant: str) -> Row | None:
+        sql = (
+            f"SELECT {', '.join(COLUMNS)} FROM responses WHERE id = ? AND tenant = ?"
+            " AND (created_at >= ? OR is_running)"
+        )
+        rows = self._read(sql, response_id, tenant, self.oldest_age())
+        return next(map(row_of, rows), None)
+
+    def _remove(self, response_id: str, tenant: str) -> bool:
+        sql = "DELETE FROM responses WHERE id = ? AND tenant = ?"
+        is_removed = self._write(sql, response_id, tenant) > 0
+        self._count()
+        return is_removed
+
+    def _adopt(self) -> list[Row]:
+        owners = self._read(
+            "SELECT DISTINCT owner FROM responses WHERE is_running AND owner <> ?", self.owner
+        )
+        gone = [str(one) for (one,) in owners if not is_held(self._lock_of(str(one)))]
+        for owner in gone:
+            self._write(
+                "UPDATE responses SET owner = ?, num_runs = num_runs + (owner <> '')"
+                " WHERE is_running AND owner = ?",
+                self.owner,
+                owner,
+            )
+            self._lock_of(owner).unlink(missing_ok=True)
+        if not gone:
+            return []
+        sql = f"SELECT {', '.join(COLUMNS)} FROM responses WHERE is_running AND owner = ?"
+        return [row_of(one) for one in self._read(sql, self.owner)]
+
+    def _release(self) -> None:
+        """Lets another router run what this one has not ended, and closes the file."""
+        if self._connection is None:
+            return
+        try:
+            sql = "UPDATE responses SET owner = '' WHERE is_running AND owner = ?"
+            self._write(sql, self.owner)
+        finally:
+            self._connection.close()
+            self._connection = None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._database() as database:
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+
+    def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> None:
+        ended = "FROM responses WHERE NOT is_running"
+        old = database.execute(f"DELETE {ended} AND created_at < ?", (self.oldest_age(),))
+        (used,) = database.execute("SELECT total(num_bytes) FROM responses").fetchone()
+        excess, found = used + num_bytes - self.bounds.max_bytes, []
+        if excess > 0:
+            for row_id, size in database.execute(
+                f"SELECT id, num_bytes {ended} ORDER BY created_at"
+            ):
+                if excess <= 0:
+                    break
+                found.append((row_id,))
+                excess -= size
+        if excess > 0:
+            raise self.full()
+        database.executemany("DELETE FROM responses WHERE id = ?", found)
+        self.dropped(old.rowcount, "age")
+        self.dropped(len(found), "room")
+
+    def _count(self) -> None:
+        ((number, total),) = self._read("SELECT count(*), total(num_bytes) FROM responses")
+        self._usage = (int(number), int(total))  # type: ignore[call-overload]
+
+    def _lock_of(self, owner: str) -> Path:
+        return self._path.with_name(f"{self._path.name}-router-{owner}")

@@ -1,0 +1,95 @@
+"""Answers that are kept: what is written of them, and what a store gets."""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from signalbox_contract.errors import RpcError
+from signalbox_router.apis.openai.requests.types import Body
+from signalbox_router.apis.openai.response_fields import to_json
+from signalbox_router.apis.responses.input_codec import ReadInput
+from signalbox_router.apis.responses.output_items import Item
+from signalbox_router.apis.responses.response import ResponsesAnswer, begun
+from signalbox_router.apis.stored_responses.event_pieces import PiecedItem
+from signalbox_router.apis.stored_responses.response_store import (
+    ResponseStore,
+    StoreFailed,
+    StoreFull,
+)
+from signalbox_router.apis.stored_responses.stored_response import Json, StoredResponse
+from signalbox_router.apis.stored_responses.types import StoredResponsesBody
+from signalbox_router.prompt.served_model import ServedModel
+
+
+class StoredAnswer(ResponsesAnswer):
+    """An answer that its store has before the client reads its end."""
+
+    def __init__(
+        self,
+        body: StoredResponsesBody,
+        read: ReadInput,
+        *,
+        draft: StoredResponse,
+        store: ResponseStore,
+        model: ServedModel,
+    ) -> None:
+        """`draft` has all but the response itself, and the tokens of the turn before."""
+        said: dict[str, Any] = {
+            "created_at": int(draft.created_at),
+            "previous_response_id": body.previous_response_id,
+            "background": bool(body.background),
+        }
+        super().__init__(body, read, response_id=draft.id, model=model, said=said)
+        self.is_stored = True
+        self._draft, self._store = draft, store
+
+    async def _close(self) -> None:
+        """Stores the response; if that fails, the answer says that it is not stored."""
+        try:
+            await self._store.keep(self.ended(self._state()))
+        except (StoreFailed, StoreFull) as error:
+            self.is_stored = False
+            self._store.failed(error)
+
+    def failure(self, error: RpcError, body: Body | None) -> bytes:
+        self.is_stored = False
+        return super().failure(error, body)
+
+    def ended(self, state: Json) -> StoredResponse:
+        """Returns what a store gets, once the response is over."""
+        draft = replace(self._draft, request=b"").with_body(self._whole(state))
+        if self._last is None:
+            return draft
+        request = self._last.request
+        kept = draft.kept.continued(request.prompt_token_ids, request.answer_token_ids)
+        return replace(draft, kept=kept)
+
+
+class BackgroundAnswer(StoredAnswer):
+    """An answer that no client waits for; its events follow from its text alone."""
+
+    item_type: ClassVar[type[Item]] = PiecedItem
+
+    async def _close(self) -> None:
+        """Does nothing: the run of the response stores it."""
+
+    def failure(self, error: RpcError, body: Body | None) -> bytes:
+        return ResponsesAnswer.failure(self, error, body)
+
+    def queued(self) -> StoredResponse:
+        """Returns the response before it runs."""
+        return self._draft.with_body(self._whole(begun("queued")))
+
+    def in_progress(self, seed: int) -> StoredResponse:
+        """Returns the response as it runs, to be run once more from the same seed."""
+        request = to_json(self._draft.request_fields | {"seed": seed})
+        self._draft = replace(self._draft, request=request)
+        return self._draft.with_body(self._whole(begun("in_progress")))
+
+    def finished(self) -> StoredResponse:
+        return self.ended(self._state())
+
+    def failed(self, error: RpcError, body: Body | None) -> tuple[StoredResponse, bytes]:
+        """Returns the response as it fails, and the events of that."""
+        opening = "" if self._has_begun else self._event("in_progress", begun("in_progress"))
+        events = opening.encode() + self.failure(error, body)
+        return self.ended(self._failed(error, body)), events

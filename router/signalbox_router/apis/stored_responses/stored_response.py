@@ -1,0 +1,137 @@
+"""A response as a store keeps it: all that answers about it and later turns need.
+
+It has the items of its whole context, so that the responses before it may be deleted. The tokens of
+its prompt and its answer are kept too: the next turn begins with exactly these.
+"""
+
+import json
+import struct
+import zlib
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from signalbox_router.apis.openai.response_fields import to_json
+from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptTokens
+
+Json = dict[str, Any]
+RUNNING = ("queued", "in_progress")
+"""Statuses of a response that is not over."""
+_HEAD = struct.Struct("<BIIII")
+_FORMAT = 1
+
+
+class DamagedResponse(ValueError):
+    """The bytes of a stored response are not what was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A response as a store holds it."""
+
+    id: str
+    tenant: str
+    created_at: float
+    """Time in seconds since the epoch."""
+    content: bytes
+    is_running: bool = False
+    owner: str = ""
+    """Name of the router that runs the response, while it runs."""
+    num_runs: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content) + len(self.id) + len(self.tenant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """A response, and what it was made of."""
+
+    id: str
+    tenant: str
+    created_at: float
+    body: bytes
+    """The response as its client gets it, as JSON."""
+    items: bytes
+    """The items of its context, oldest first, as a JSON list; instructions and output are not
+    among them."""
+    kept: KeptTokens = NO_TOKENS
+    """Tokens of the prompt and of the answer; while it runs, those of the turn before."""
+    request: bytes = b""
+    """The fields of a request that runs in the background, without its input, as JSON."""
+    owner: str = ""
+    num_runs: int = 1
+
+    @property
+    def fields(self) -> Json:
+        fields: Json = json.loads(self.body)
+        return fields
+
+    @property
+    def is_running(self) -> bool:
+        return self.fields["status"] in RUNNING
+
+    @property
+    def request_fields(self) -> Json:
+        fields: Json = json.loads(self.request)
+        return fields
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.body) + len(self.items) + 4 * len(self.kept.token_ids)
+
+    def with_body(self, body: Json) -> Self:
+        return replace(self, body=to_json(body))
+
+    def row(self) -> Row:
+        """Returns what a store holds."""
+        answers = array("i", [one for pair in self.kept.answers for one in pair])
+        tokens = array("i", self.kept.token_ids)
+        parts = (self.body, self.items, self.request, answers.tobytes(), tokens.tobytes())
+        head = _HEAD.pack(_FORMAT, *(len(part) for part in parts[:-1]))
+        return Row(
+            id=self.id,
+            tenant=self.tenant,
+            created_at=self.created_at,
+            content=zlib.compress(b"".join((head, *parts)), level=1),
+            is_running=self.is_running,
+            owner=self.owner,
+            num_runs=self.num_runs,
+        )
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Returns the response of a row. Raises DamagedResponse."""
+        try:
+            content = zlib.decompress(row.content)  # it holds a checksum
+            version, *lengths = _HEAD.unpack_from(content)
+        except (zlib.error, struct.error) as error:
+            raise DamagedResponse(f"{row.id} is damaged ({error})") from None
+        if version != _FORMAT:
+            raise DamagedResponse(f"{row.id} was written by another version")
+        parts, start = [], _HEAD.size
+        for length in lengths:
+            parts.append(content[start : start + length])
+            start += length
+        body, items, request, numbers = parts
+        answers = array("i", numbers)
+        return cls(
+            id=row.id,
+            tenant=row.tenant,
+            created_at=row.created_at,
+            body=body,
+            items=items,
+            kept=KeptTokens(
+                array("i", content[start:]), [*zip(answers[::2], answers[1::2], strict=True)]
+            ),
+            request=request,
+            owner=row.owner,
+            num_runs=row.num_runs,
+        )
+
+
+def joined(*lists: bytes) -> bytes:
+    """Returns lists of JSON as one."""
+    inner = (one[1:-1] for one in lists)
+    return b"[%b]" % b",".join(one for one in inner if one.strip())
