@@ -328,6 +328,9 @@ class SpeculationConfig:
 
     num_tokens: int = 0
     """Most drafts of a sequence in one step; 0 computes none."""
+    is_default: bool = False
+    """True if nobody asked for drafts, so that there are none where rows computed together may
+    differ from rows computed alone in their last bits."""
     sources: tuple[DraftSource, ...] = _USUAL_SOURCES
     """Sources of drafts; the first is preferred among equally long matches."""
     min_match: int = 2

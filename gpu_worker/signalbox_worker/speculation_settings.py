@@ -19,6 +19,8 @@ PROPOSERS = "signalbox.draft_proposers"
 USUAL_DRAFT_TOKENS = 8
 """Default of the most drafts of a sequence in a step."""
 _NGRAM, _SUFFIX, _DRAFT_MODEL = "ngram", "suffix", "draft_model"
+_NONE = "none"
+"""Method without drafts; llama.cpp's."""
 _USUAL_LOOKUP = 5
 """vLLM's prompt_lookup_max and prompt_lookup_min of the method ngram."""
 _USUAL_TREE_DEPTH = 24
@@ -73,6 +75,8 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
     method = _method(fields)
     if method is None:
         raise ValueError(f"it has no method; {_METHODS}")
+    if method == _NONE:
+        return SpeculationConfig()
     if method not in _OF_METHOD:
         raise ValueError(
             f"method {method!r} is not served: further layers of a model do not draft (MTP, EAGLE,"
@@ -185,12 +189,12 @@ class SpeculationSettings(SettingsGroup):
         None,
         description="compute drafts, the tokens that a sequence is expected to have next, in the"
         " step of its last token, and keep those that are drawn: output stays the same;"
-        " --no-speculation turns --speculative-config and --draft-model off (default: off, unless"
-        " one of them is given)",
+        " --no-speculation turns --speculative-config and --draft-model off (default: on where"
+        " a row's bits do not depend on its batch, as in native code on CPUs)",
     )
     speculative_config: SpeculativeConfig | None = Field(
         None,
-        description="JSON object as vLLM's, which turns speculation on: method is ngram, suffix,"
+        description="JSON object as vLLM's: method is ngram, suffix,"
         " draft_model, or one that an installed package brings;"
         " num_speculative_tokens is the most drafts of a sequence in a step, up to"
         f" {MAX_DRAFT_TOKENS}; prompt_lookup_min and prompt_lookup_max, or"
@@ -208,7 +212,7 @@ class SpeculationSettings(SettingsGroup):
         None,
         min_length=1,
         description="small model with the same tokenizer, a GGUF file, a Hugging Face directory or"
-        " a hub id, whose likeliest tokens are drafts; turns speculation on",
+        " a hub id, whose likeliest tokens are drafts",
     )
 
     @property
@@ -229,8 +233,9 @@ class SpeculationSettings(SettingsGroup):
     def speculation_config(self) -> SpeculationConfig:
         if self.speculation is False:
             return SpeculationConfig()
-        usual = SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS if self.speculation else 0)
-        asked = self._asked or usual
+        asked = self._asked or SpeculationConfig(
+            num_tokens=USUAL_DRAFT_TOKENS, is_default=self.speculation is None
+        )
         if not (asked.num_tokens and self.recent_outputs):
             return asked
         sources = (*asked.sources, DraftSource.RECENT)

@@ -259,7 +259,6 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         member="method",
         is_text=True,
         values={
-            "none": None,
             "draft-simple": "draft_model",
             **dict.fromkeys(_TEXT_DRAFTS, "ngram"),
         },

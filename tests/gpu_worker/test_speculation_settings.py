@@ -17,12 +17,13 @@ def made(**settings: Any) -> SpeculationConfig:
     return WorkerSettings(simulate=True, **settings).speculation_config
 
 
-def test_drafts_are_off_unless_they_are_asked_for() -> None:
+def test_nobody_has_to_ask_for_drafts() -> None:
     asked = {"speculative_config": {"method": "suffix"}}
-    assert made() == OFF
+    assert made() == SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS, is_default=True)
     assert made(speculation=True) == SpeculationConfig(num_tokens=USUAL_DRAFT_TOKENS)
     assert made(**asked).num_tokens == made(speculation=True, **asked).num_tokens == 24
     assert made(speculation=False, **asked) == OFF
+    assert made(speculative_config={"method": "none"}) == OFF, "as llama.cpp's --spec-type"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_recent_outputs_are_a_source_where_there_is_speculation() -> None:
     config = made(speculation=True, recent_outputs=3)
     assert config.sources == (*SpeculationConfig().sources, DraftSource.RECENT)
     assert config.recent_bytes == 3 << 20
-    settings = WorkerSettings(simulate=True, recent_outputs=3)
+    settings = WorkerSettings(simulate=True, recent_outputs=3, speculation=False)
     assert settings.speculation_config == OFF
     assert settings.speculation_notices == ["recent_outputs has no effect: there is no speculation"]
 

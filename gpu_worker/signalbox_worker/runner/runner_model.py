@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def most_drafts(asked: int, executor: Executor, parallel: ParallelConfig) -> int:
+def most_drafts(config: SpeculationConfig, executor: Executor, parallel: ParallelConfig) -> int:
     """Returns the most drafts of a sequence in a step; if any are asked for, says how many, or why
     none."""
-    if not asked:
+    if not config.num_tokens or (config.is_default and not executor.is_batch_invariant):
         return 0
     why_not = why_no_drafts(executor, parallel)
     if parallel.rank == 0 and why_not is None:
-        logger.info("a sequence computes at most %d drafts in a step", asked)
-    elif parallel.rank == 0:
+        logger.info("a sequence computes at most %d drafts in a step", config.num_tokens)
+    elif parallel.rank == 0 and not config.is_default:
         logger.info("no drafts are computed: %s", why_not)
-    return 0 if why_not else asked
+    return 0 if why_not else config.num_tokens
 
 
 def why_no_drafts(executor: Executor, parallel: ParallelConfig) -> str | None:
@@ -108,7 +108,7 @@ class CheckpointModel(RunnerModel):
             executor.footprint,
             graphs_bytes=with_one_block(executor.measure_graphs),
             draft_model_bytes=self._draft_model_bytes,
-            max_draft_tokens=most_drafts(self.speculation.num_tokens, executor, config.parallel),
+            max_draft_tokens=most_drafts(self.speculation, executor, config.parallel),
         )
         capacity = measure_capacity(
             config.cache,

@@ -77,6 +77,11 @@ class Executor(ABC):
         return ""
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """True if the bits of a row are the same in every batch."""
+        return False
+
+    @property
     def launches(self) -> bool:
         """True if a batch may begin before the one before it has ended."""
         return False

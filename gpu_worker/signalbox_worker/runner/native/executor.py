@@ -71,6 +71,10 @@ class NativeExecutor(Executor):
         self.drop_pools()
 
     @property
+    def is_batch_invariant(self) -> bool:
+        return True
+
+    @property
     def footprint(self) -> Footprint:
         shape = self.program.shape
         return Footprint(

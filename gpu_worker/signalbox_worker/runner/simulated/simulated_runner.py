@@ -43,7 +43,7 @@ class SimulatedModel(RunnerModel):
             arithmetic=config.arithmetic,
             block_format=f"simulated, {config.block_size}" if has_blocks else "",
             max_draft_tokens=most_drafts(
-                self.speculation.num_tokens,
+                self.speculation,
                 self._executor,
                 ParallelConfig(pipeline_parallel_size=num_stages),
             ),
