@@ -93,7 +93,9 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
 def report(load: Load, faults: list[Fault]) -> None:
     codes = collections.Counter(str(record.code) for record in load.records)
     tokens = sum(len(ids) for record in load.records for ids in record.token_ids.values())
+    computed, accepted = load.count_drafts()
     print(f"{len(load.records)} requests, {tokens} tokens: {dict(codes)}")
+    print(f"{computed} drafts, {accepted} of them accepted")
     for name, times in sorted(_by_name(faults).items()):
         print(f"{name}: {len(times)} times, recovered within {max(times):.1f} s")
 

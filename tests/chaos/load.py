@@ -64,6 +64,11 @@ class Load(ABC):
                     return min(r.ended or 0.0 for r in good)
                 await asyncio.sleep(0.02)
 
+    def count_drafts(self) -> tuple[int, int]:
+        """Returns how many drafts were computed, and how many of them accepted."""
+        computed = sum(record.num_drafts for record in self.records)
+        return computed, sum(record.num_accepted for record in self.records)
+
     @contextlib.asynccontextmanager
     async def _stub(self) -> AsyncIterator[pb_grpc.InferenceServiceStub]:
         async with open_channel(self._address) as channel:

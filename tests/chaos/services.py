@@ -29,6 +29,7 @@ WORKER_FLAGS = (
     "--simulated-step-ms=5",
     "--max-num-batched-tokens=256",
     "--max-num-seqs=64",
+    "--speculation",
 )
 POOLING_FLAGS = (
     "--simulate",

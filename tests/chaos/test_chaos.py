@@ -37,4 +37,6 @@ async def test_nothing_is_lost_or_repeated_whoever_dies(
         assert check(load.records, undisturbed=load.undisturbed, faults=nemesis.faults) == []
         assert stack.seen == []
         assert sum(record.is_ok for record in load.records) > 2 * len(FAULTS)
+        computed, accepted = load.count_drafts()
+        assert (0 < accepted < computed) is (kind is TokenLoad)
         assert set((await stack.stop()).values()) == {0}

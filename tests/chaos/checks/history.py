@@ -46,7 +46,10 @@ class Record:
     token_ids: dict[int, list[int]] = field(default_factory=dict)
     text: dict[int, str] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)
+    logprobs: dict[int, list[pb.TokenLogprobs]] = field(default_factory=dict)
     vectors: list[list[float]] = field(default_factory=list)
+    num_drafts: int = 0
+    num_accepted: int = 0
     num_usages: int = 0
     num_messages: int = 0
     code: grpc.StatusCode | None = None
@@ -65,9 +68,12 @@ class Record:
                 self.wrong.append(f"output {delta.index} goes on after its end")
             self.token_ids.setdefault(delta.index, []).extend(delta.token_ids)
             self.text[delta.index] = self.text.get(delta.index, "") + delta.text
+            self.logprobs.setdefault(delta.index, []).extend(delta.logprobs)
             if delta.HasField("finish"):
                 self.finish[delta.index] = delta.finish.reason
         self.num_usages += response.HasField("usage")
+        use = response.usage.speculation
+        self.num_drafts, self.num_accepted = use.num_drafts, use.num_accepted
 
     def add_vectors(self, response: pb.EmbedResponse) -> None:
         """Takes the one message of a request for vectors."""
@@ -132,10 +138,13 @@ def _differences(record: Record, expected: Record) -> list[str]:
             found.append(f"output {index} differs from the undisturbed one at token {at}")
         if not expected.text.get(index, "").startswith(record.text[index]):
             found.append(f"the text of output {index} differs from the undisturbed one")
+        logprobs = record.logprobs[index]
+        if logprobs != expected.logprobs.get(index, [])[: len(logprobs)]:
+            found.append(f"the log probabilities of output {index} differ")
     if record.is_ok:
         found += [
             f"its {name} are not the undisturbed ones"
-            for name in ("token_ids", "text", "finish", "vectors")
+            for name in ("token_ids", "text", "logprobs", "finish", "vectors")
             if getattr(record, name) != getattr(expected, name)
         ]
     return found

@@ -12,9 +12,13 @@ TOKENS = [5, 6, 7, 8]
 TEXT = "abcd"
 
 
-def delta(*tokens: int, index: int = 0, is_last: bool = False) -> pb.GenerateResponse:
+def delta(
+    *tokens: int, index: int = 0, is_last: bool = False, logprob: float | None = None
+) -> pb.GenerateResponse:
     text = "".join(TEXT[TOKENS.index(token)] if token in TOKENS else "?" for token in tokens)
     output = pb.SequenceDelta(index=index, token_ids=tokens, text=text)
+    if logprob is not None:
+        output.logprobs.add().sampled.logprob = logprob
     if is_last:
         output.finish.reason = pb.FINISH_REASON_LENGTH
     return pb.GenerateResponse(outputs=[output])
@@ -59,6 +63,9 @@ PLANTED: dict[str, Callable[[], Record]] = {
     "without its last message": lambda: ended_well(delta(5, 6, 7, 8, is_last=True)),
     "token_ids are not": lambda: ended_well(delta(5, 6, is_last=True), usage()),
     "finish are not": lambda: ended_well(delta(5, 6, 7, 8), usage()),
+    "log probabilities of output 0": lambda: ended_well(
+        delta(5, 6, 7, 8, is_last=True, logprob=-0.5), usage()
+    ),
     "goes on after its end": lambda: ended_well(delta(5, is_last=True), delta(6, 7, 8), usage()),
     "after the last": lambda: ended_well(delta(5, 6, 7, 8, is_last=True), usage(), usage()),
     "ended twice": lambda: ended_well(delta(5, 6, 7, 8, is_last=True), usage(), times=2),
