@@ -156,6 +156,10 @@ def test_nothing_is_shown_that_no_panel_and_no_rule_looks_at(known: Labels) -> N
     used = {family_of(name) for text in texts for name in asked(text)}
     shown = {family_of(name) for name in known if name.startswith("signalbox_")}
     assert shown - used == {
+        # Which responses a router keeps, and which it had to drop.
+        "signalbox_stored_response_bytes",
+        "signalbox_stored_responses",
+        "signalbox_stored_responses_dropped_total",
         # What vLLM shows too, and clients of its page look for.
         "signalbox_cache_config_info",
         "signalbox_lora_requests_info",
