@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from tests.chaos.checks.history import Fault, FaultKind, check
@@ -31,8 +31,15 @@ SAMPLES = 6 * MIN_SAMPLES
 NUM_WORKERS = 3
 
 
-async def run_faults(nemesis: Nemesis, names: list[str], *, ends: float, seed: int) -> None:
-    """Does every fault once, in some order, and then again."""
+async def run_faults(
+    nemesis: Nemesis,
+    names: list[str],
+    *,
+    ends: float,
+    seed: int,
+    audit: Callable[[], Awaitable[None]],
+) -> None:
+    """Does every fault once, in some order, and then again; audits answers behind each."""
     rng = random.Random(seed)
     for round_ in itertools.count():
         order = rng.sample(names, len(names))
@@ -41,6 +48,7 @@ async def run_faults(nemesis: Nemesis, names: list[str], *, ends: float, seed: i
                 return
             fault = await nemesis.do(name)
             print(f"{name}: a new request ended well after {fault.recovered_s:.1f} s", flush=True)
+            await audit()
             await asyncio.sleep(rng.random())
 
 
@@ -72,7 +80,12 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         watched = SURVIVORS if options.soak else ()
         watching = asyncio.create_task(watch(stack, watched, samples, every_s=every_s))
         ends = time.monotonic() + 60 * minutes
-        await run_faults(nemesis, names, ends=ends, seed=options.seed)
+
+        async def audit() -> None:
+            async with load.at_rest():
+                await stack.until_audited()
+
+        await run_faults(nemesis, names, ends=ends, seed=options.seed, audit=audit)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         load.finish()
@@ -80,6 +93,7 @@ async def run(options: argparse.Namespace, folder: Path) -> list[str]:
         await stack.until_free()
         wrong = check(load.records, undisturbed=load.undisturbed, faults=nemesis.faults)
         report(load, nemesis.faults)
+        print(f"audits that were equal: {stack.num_audits}")
         if options.soak:
             wrong += find_leaks(samples)
             print(

@@ -29,6 +29,8 @@ class Load(ABC):
         """What each request is answered while nothing happens, by name; `learn` asks."""
         self._address = address
         self._is_over = False
+        self._may_ask = asyncio.Event()
+        self._may_ask.set()
 
     @abstractmethod
     async def learn(self) -> None:
@@ -54,6 +56,17 @@ class Load(ABC):
     def finish(self) -> None:
         """Nothing new is asked from now on."""
         self._is_over = True
+        self._may_ask.set()
+
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Asks nothing within the block, which begins once all requests have ended."""
+        self._may_ask.clear()
+        async with asyncio.timeout(REQUEST_S):
+            while any(record.ended is None for record in self.records):  # noqa: ASYNC110 (no event)
+                await asyncio.sleep(0.02)
+        yield
+        self._may_ask.set()
 
     async def until_ok(self, *, since: float) -> float:
         """Waits for a request that began later and ended well; returns when it ended."""
@@ -76,7 +89,7 @@ class Load(ABC):
 
     async def _client(self, rng: random.Random, *, abort_share: float) -> None:
         async with self._stub() as stub:
-            while not self._is_over:
+            while await self._may_ask.wait() and not self._is_over:
                 leaves = rng.random() < abort_share
                 leave_after = rng.randrange(12) if leaves else None
                 record = await self._ask(stub, rng.choice(list(self.undisturbed)), leave_after)

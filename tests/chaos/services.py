@@ -9,8 +9,10 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.hosts import Host
+from signalbox.commands.inspect.readings import read
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc, stats_pb2
 from signalbox_rpc.transport.channel import open_channel
 from tests.chaos.checks.leaks import Sample, sample_of
@@ -118,6 +120,14 @@ class ChaosWorker:
     steps: FaultProxy
 
 
+class Audits(NamedTuple):
+    """Audits of a scheduler since it started."""
+
+    num_waiting: float
+    num_equal: float
+    num_different: float
+
+
 @dataclass(slots=True)
 class ChaosStack:
     """Clients, router, scheduler, workers; all links between services pass a proxy."""
@@ -130,7 +140,9 @@ class ChaosStack:
     requests: FaultProxy
     """Of the router, to the scheduler."""
     seen: list[str] = field(default_factory=list)
-    """Exits that were not as they should be."""
+    """Exits that were not as they should be, and audits that differed."""
+    num_audits: int = 0
+    """Most audits of one scheduler that had the bits of the answer."""
 
     @property
     def address(self) -> str:
@@ -163,6 +175,24 @@ class ChaosStack:
                     if sum(not one.is_draining for one in (await self.stats()).workers) == number:
                         return
                 await asyncio.sleep(0.1)
+
+    async def until_audited(self) -> None:
+        """Waits until the chosen answers are audited, and notes what differs."""
+        async with asyncio.timeout(START_S):
+            while (audits := await self._audits()).num_waiting:  # noqa: ASYNC110 (no event)
+                await asyncio.sleep(0.1)
+        self.num_audits = max(self.num_audits, int(audits.num_equal))
+        if audits.num_different:
+            self.seen.append(f"{audits.num_different:.0f} audits differed from the answers")
+
+    async def _audits(self) -> Audits:
+        samples = read((), (await self.stats()).samples, seconds=1)
+        totals = {
+            one: samples.total(f"audits_{one}")
+            for one in ("chosen", "equal", "different", "dropped")
+        }
+        ended = totals["equal"] + totals["different"] + totals["dropped"]
+        return Audits(totals["chosen"] - ended, totals["equal"], totals["different"])
 
     async def until_free(self) -> None:
         """Waits until no request is left, and every block of both pools can be had."""
@@ -231,7 +261,7 @@ async def chaos_stack(
         chaos = ChaosStack(
             router=Service((*router, "--log-level=info"), ports[0], folder / "router.log"),
             scheduler=Service(
-                ("scheduler", f"--worker-wait={START_S:g}", *scheduler_flags),
+                ("scheduler", f"--worker-wait={START_S:g}", "--audit-cpu=1", *scheduler_flags),
                 ports[1],
                 folder / "scheduler.log",
             ),

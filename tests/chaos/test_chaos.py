@@ -31,6 +31,8 @@ async def test_nothing_is_lost_or_repeated_whoever_dies(
         asking = asyncio.create_task(load.run(num_clients=12, seed=1))
         for name in FAULTS:
             await nemesis.do(name)
+            async with load.at_rest():
+                await stack.until_audited()
         load.finish()
         await asking
         await stack.until_free()
@@ -39,4 +41,5 @@ async def test_nothing_is_lost_or_repeated_whoever_dies(
         assert sum(record.is_ok for record in load.records) > 2 * len(FAULTS)
         computed, accepted = load.count_drafts()
         assert (0 < accepted < computed) is (kind is TokenLoad)
+        assert (stack.num_audits > 0) is (kind is TokenLoad)
         assert set((await stack.stop()).values()) == {0}
