@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from signalbox_kernels.native import ISA_VARIABLE
-from signalbox_worker.device.parallel_config import ParallelConfig
 from tests.gpu_worker.model_runners import make_runner
-from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
-from tests.gpu_worker.tiny_models import LATENTS, make_llama, make_model
+from tests.gpu_worker.tiny_models import make_llama
 from tests.native_kernels import available_isas, skip_without_native_kernels
 
 skip_without_native_kernels()
@@ -68,40 +66,6 @@ def test_each_instruction_set_has_its_own(
         monkeypatch.setenv(ISA_VARIABLE, isa.name)
         digests.append(arithmetic_of(native_tiny))
     assert len(set(digests)) == len(isas)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "fields"),
-    [
-        ("gemma2", {}),
-        ("lfm2", {}),
-        ("granite-hybrid", {}),
-        ("qwen3.5-moe", {}),
-        ("deepseek-v2", LATENTS),
-    ],
-)
-def test_each_kind_of_layer_is_computed_alike(
-    family: str, fields: dict[str, Any], tmp_path: Path
-) -> None:
-    """Windows, states, experts and latents among them."""
-    make_model(tmp_path, family, **fields)
-    assert arithmetic_of(tmp_path, num_threads=1) == arithmetic_of(tmp_path, num_threads=2)
-
-
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
-def test_ranks_have_one_digest_of_all(native_tiny: Path, sizes: tuple[int, int]) -> None:
-    start = make_start(native_tiny, ParallelConfig(), cpu_backend="native")
-    digests = []
-    for tp, pp in (sizes, sizes, (1, 1)):
-        runner = load_threads(with_sizes(start, tp, pp))
-        try:
-            digests.append(runner.profile().arithmetic)
-        finally:
-            runner.close()
-    first, again, alone = digests
-    assert first == again
-    assert "" != first != alone
 
 
 def test_a_model_that_pools_has_none(native_tiny: Path) -> None:
