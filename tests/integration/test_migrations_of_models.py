@@ -74,12 +74,12 @@ async def start(client: Router, first_handle: int) -> range:
     return handles
 
 
-async def outputs(client: Router, handles: range) -> list[Got]:
-    """Returns tokens and log probabilities of each request."""
+async def outputs(client: Router, handles: range, *, is_exact: bool = True) -> list[Got]:
+    """Returns tokens of each request, and log probabilities if they do not depend on the batch."""
     answers = await client.ended(*handles)
     for got in answers:
         got.assert_served()
-    return [Got(tokens=got.tokens, logprobs=got.logprobs) for got in answers]
+    return [Got(tokens=got.tokens, logprobs=got.logprobs if is_exact else {}) for got in answers]
 
 
 def foresee(foresight: Foresight, answers: list[Got]) -> None:
@@ -115,7 +115,8 @@ async def test_requests_of_a_model_go_on_at_another_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_llama(tmp_path)
-    await assert_going_on(loading(tmp_path, backend, tp, pp), foresight, monkeypatch)
+    load = loading(tmp_path, backend, tp, pp)
+    await assert_going_on(load, foresight, monkeypatch, is_exact=backend == "native")
 
 
 async def test_requests_go_on_with_their_latents(
@@ -141,7 +142,11 @@ async def test_requests_go_on_in_the_middle_of_runs_with_their_states_and_window
 
 
 async def assert_going_on(
-    load: Callable[[], Runner], foresight: Foresight, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[], Runner],
+    foresight: Foresight,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_exact: bool = True,
 ) -> None:
     async with (
         running_scheduler(SchedulerConfig(port=0, prefix_caching=True)) as scheduler,
@@ -150,7 +155,7 @@ async def assert_going_on(
     ):
         cluster, loops = scheduler.cluster, scheduler.cluster.step_loops
         await eventually(lambda: len(loops) == 1)
-        expected = await outputs(client, await start(client, 0))
+        expected = await outputs(client, await start(client, 0), is_exact=is_exact)
         foresee(foresight, expected)
         async with running_worker(scheduler.address, load):
             await eventually(lambda: len(loops) == 2)
@@ -159,7 +164,7 @@ async def assert_going_on(
             handles = await start(client, 100)
             await eventually(lambda: all(client.got[handle].tokens for handle in handles))
             cluster.drain(loops[0])
-            assert await outputs(client, handles) == expected
+            assert await outputs(client, handles, is_exact=is_exact) == expected
             assert transfers(destination).migrations.num_in > 0
             assert_drafted(source, destination)
             assert destination.output_processor.num_prompt_tokens == 0, (
