@@ -58,6 +58,7 @@ def test_tokens_are_those_of_transformers(
         max_model_len=128,
         max_num_batched_tokens=64,
         max_num_seqs=4,
+        speculation=None if drafts else False,
         speculative_config=NGRAM if drafts else None,
     )
     try:
@@ -76,7 +77,13 @@ def test_a_step_that_raises_half_way_changes_no_token(
     reference = make_model(tmp_path, "lfm2")
     prompts = make_prompts(5, 40, 70)
     expected = [reference_tokens(reference, prompt, 24) for prompt in prompts]
-    llm = LLM(str(tmp_path), dtype="float32", kv_cache_memory=4 / 1024, max_model_len=128)
+    llm = LLM(
+        str(tmp_path),
+        dtype="float32",
+        kv_cache_memory=4 / 1024,
+        max_model_len=128,
+        speculation=False,  # so that each step has all requests
+    )
     core = llm.llm_engine._core
     executor, num_batches = core._worker._runner.executor, itertools.count()
     execute = executor.execute
