@@ -88,7 +88,8 @@ class BackgroundRuns:
         self._store = store
         self._resumed = resumed
         self._runs: dict[str, Run] = {}
-        self._adopted: list[StoredResponse] = []
+        self._adopted: dict[str, StoredResponse] = {}
+        """Responses whose routers are gone, by id, until they run here."""
         self._watch: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -195,12 +196,8 @@ class BackgroundRuns:
                             return None
                     run.add(answer.events(update))
             return answer.finished(), await answer.last_event()
-        except RpcError as error:
-            return answer.failed(error, work.body)
         except Exception as error:
-            logger.error("a response in the background failed", exc_info=error)
-            hidden = Internal("internal error; the server's log says more")
-            return answer.failed(hidden, None)
+            return answer.failed(_shown(error), work.body)
 
     async def _is_mine(self, answer: BackgroundAnswer, update: Update) -> bool:
         """Stores that a response runs, and its seed; False if it was cancelled or deleted."""
@@ -240,30 +237,41 @@ class BackgroundRuns:
                 run = self._runs.get(response_id)
                 if response_id not in running and run is not None and run.response is None:
                     self._stop(run)
+        damaged = []
         for row in await self._store.adopt():
             try:
-                self._adopted.append(StoredResponse.of(row))
+                self._adopted[row.id] = StoredResponse.of(row)
             except DamagedResponse:
-                await self._store.remove(row.id, tenant=row.tenant)
-                self._store.dropped(1, "damage")
-        waiting, self._adopted = self._adopted, []
-        for response in waiting:
-            if response.id not in self._runs:
-                await self._resume(response)
+                damaged.append(row)
+        for response in [*self._adopted.values()]:
+            if response.id in self._runs or await self._resume(response):
+                del self._adopted[response.id]
+        for row in damaged:
+            await self._store.remove(row.id, tenant=row.tenant)
+            self._store.dropped(1, "damage")
 
-    async def _resume(self, response: StoredResponse) -> None:
+    async def _resume(self, response: StoredResponse) -> bool:
+        """Runs a response once more, or stores that it fails; False if no model is there yet."""
         try:
             work = self._resumed(response)
-        except RpcError as error:
-            await self._store.update(_failed(response, error))
-            return
+        except Exception as error:
+            await self._store.update(_failed(response, _shown(error)))
+            return True
         if work is None:
-            self._adopted.append(response)
-            return
+            return False
         logger.info("runs %s again, whose router is gone", response.id)
         if response.num_runs > MAX_RUNS:
             work = work._replace(updates=_lost())
         self._launch(response, work)
+        return True
+
+
+def _shown(error: Exception) -> RpcError:
+    """Returns the error that the client gets; logs one of this server's own."""
+    if isinstance(error, RpcError):
+        return error
+    logger.error("a response in the background failed", exc_info=error)
+    return Internal("internal error; the server's log says more")
 
 
 def _failed(response: StoredResponse, error: RpcError) -> StoredResponse:

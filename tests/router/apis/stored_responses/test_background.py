@@ -8,11 +8,17 @@ from typing import Any
 import openai
 import pytest
 
+from signalbox_contract.errors import NotFound
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.stored_responses import background_runs
+from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, Work
+from signalbox_router.apis.stored_responses.memory_store import MemoryStore
+from signalbox_router.apis.stored_responses.response_store import StoreFailed
+from signalbox_router.apis.stored_responses.stored_response import Row, StoredResponse
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
 from tests.router.apis.responses.events import built
+from tests.router.apis.stored_responses.test_stores import WIDE, response
 from tests.router.apis.stored_responses.test_turns import ask
 from tests.router.fakes import bytewise_ids, finished, step
 from tests.waiting import eventually
@@ -170,3 +176,42 @@ async def test_routers_share_cancel_and_streams(shared: dict[str, Any]) -> None:
         one.stack.scheduler.send(end_of(one.stack.scheduler.added[-1]))
         events = [event async for event in stream]
         assert events[-1].response.output_text == TEXT
+
+
+class LeftStore(MemoryStore):
+    """Has responses whose router is gone. Its first write fails."""
+
+    is_shared = True
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(WIDE)
+        self._left = [response(name, "in_progress").row() for name in names]
+        self._has_failed = False
+        self.ended: dict[str, str] = {}
+
+    async def adopt(self) -> list[Row]:
+        left, self._left = self._left, []
+        return left
+
+    async def replace(self, row: Row) -> bool:
+        if not self._has_failed:
+            self._has_failed = True
+            raise StoreFailed("the disk is away", 1.0)
+        self.ended[row.id] = StoredResponse.of(row).fields["status"]
+        return True
+
+
+async def test_what_cannot_run_again_fails_though_the_store_fails_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background_runs, "POLL_S", 0.0)
+    names = ("resp_a", "resp_b", "resp_c")
+
+    def resumed(found: StoredResponse) -> Work | None:
+        raise KeyError("a bug") if found.id == "resp_b" else NotFound("its model is gone")
+
+    store = LeftStore(*names)
+    runs = BackgroundRuns(store, resumed)
+    await runs.start()
+    await eventually(lambda: store.ended == dict.fromkeys(names, "failed"))
+    await runs.stop()
