@@ -89,8 +89,7 @@ def record_of(group: SequenceGroup, logits: DrawnLogits, now: float) -> AuditRec
     num_tokens = sum(group.num_prompt_tokens + len(tokens) for tokens in outputs.values())
     if num_tokens > MAX_TOKENS:
         return DropReason.LONG
-    arithmetics = set(logits.workers.values())
-    if len(arithmetics) != 1 or "" in arithmetics:
+    if not group.arithmetic:
         return DropReason.ARITHMETIC
     branches = []
     for branch, token_ids in outputs.items():
@@ -104,7 +103,7 @@ def record_of(group: SequenceGroup, logits: DrawnLogits, now: float) -> AuditRec
     return AuditRecord(
         group=group,
         branches=tuple(branches),
-        arithmetic=arithmetics.pop(),
+        arithmetic=group.arithmetic,
         workers=workers,
         origin=origin_of(group, workers),
         ended_at=now,

@@ -242,7 +242,8 @@ class WorkerAudits(StepAudits):
             group = seq.group
             if group.logits is None or not plan.num_samples[i] or seq.seq_id in result.failures:
                 continue
-            group.logits.workers[self.name] = self._state.config.arithmetic
+            if self.name not in group.logits.workers:
+                group.logits.workers.append(self.name)
             if plan.num_samples[i] == 1:
                 _keep(seq, logits, drawn.run(i))
                 continue

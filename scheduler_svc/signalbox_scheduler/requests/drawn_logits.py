@@ -11,8 +11,8 @@ class DrawnLogits:
 
     by_branch: dict[int, list[float]] = field(default_factory=dict)
     """A logit for each output token of a branch, NaN if it is not known."""
-    workers: dict[str, str] = field(default_factory=dict)
-    """What each worker announces as its arithmetic, by address, in order."""
+    workers: list[str] = field(default_factory=list)
+    """Addresses of the workers, in order."""
 
     def add(self, branch: int, logits: Sequence[float], *, num_known: int) -> None:
         """Adds the logits of a run of drawn tokens.

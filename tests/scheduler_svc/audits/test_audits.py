@@ -284,14 +284,15 @@ def test_another_worker_of_the_same_arithmetic_audits(auditing: Auditing) -> Non
     assert auditing.audited_by == ["a", "b"]
 
 
-def test_an_answer_of_two_arithmetics_is_not_audited(auditing: Auditing) -> None:
+@pytest.mark.parametrize("name", ["b", "a"])
+def test_an_answer_of_two_arithmetics_is_not_audited(auditing: Auditing, name: str) -> None:
     loop = auditing.join("a")
     group = auditing.add(PROMPT)
     while not group.num_completion_tokens:
         turn(auditing.cluster, loop)
     auditing.cluster.leave(auditing.steps.pop("a"))
     del auditing.loops["a"]
-    auditing.join("b", arithmetic="c5" * 32)
+    auditing.join(name, arithmetic="c5" * 32)
     auditing.run()
     assert auditing.log.num_dropped == {DropReason.ARITHMETIC: 1}
     assert not auditing.audited_by
