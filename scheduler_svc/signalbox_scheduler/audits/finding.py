@@ -92,8 +92,6 @@ class AuditFinding:
     """Sentence on what the answer went through."""
     at: float
     """Seconds on the scheduler's clock."""
-    used_drafts: bool
-    """False if the audit drew token by token."""
 
     @property
     def is_logit_alone(self) -> bool:

@@ -312,7 +312,6 @@ class WorkerAudits(StepAudits):
             suspect=record.origin.suspect,
             history=record.origin.history,
             at=now,
-            used_drafts=audit.turn.uses_drafts,
         )
 
     # Ending

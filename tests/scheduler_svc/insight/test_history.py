@@ -259,7 +259,6 @@ def test_the_event_of_an_audit_says_what_differs(
         suspect="disk",
         history="",
         at=9.0,
-        used_drafts=True,
     )
     event = audit_event(AuditEnd(make_request([1], n=n), "host:9", 4, 0.5, 9.0, finding))
     words = f"another {what} at {where}output position 3; suspected source: store disk"

@@ -57,7 +57,6 @@ class Suspected:
             suspect=suspect,
             history="ran on one worker",
             at=self.clock(),
-            used_drafts=False,
         )
         self.sources.take(finding)
         self.cluster.check()
