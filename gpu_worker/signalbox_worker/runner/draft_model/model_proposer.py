@@ -95,8 +95,9 @@ class ModelProposer(NoProposer):
         model, num_known = self._executor.model, len(ask.token_ids)
         most = min(ask.most, model.max_model_len - num_known + 1)
         is_foreign = (ask.token_ids[kept.num_known :] >= model.vocab_size).any()
-        if most < 1 or is_foreign:
-            return _Asked(ask, kept, 0)
+        if most < 1 or is_foreign:  # it has no drafts any more
+            self.forget(ask.seq_id)
+            return _Asked(ask, KeptSequence(), 0)
         # The last draft is not computed.
         room = self.cache.reserve(ask.seq_id, least=num_known, most=num_known + most - 1)
         return _Asked(ask, kept, max(0, min(most, room - num_known + 1)))

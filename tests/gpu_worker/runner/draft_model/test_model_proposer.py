@@ -177,6 +177,19 @@ def test_drafts_end_with_the_models_window(end: int, num_drafts: int) -> None:
     assert len(found[0]) == num_drafts
 
 
+@pytest.mark.parametrize("newest", [5, VOCAB])
+def test_a_sequence_that_can_have_no_drafts_any_more_keeps_no_rows(newest: int) -> None:
+    text = [5] * (256 if newest < VOCAB else 100) + [newest]
+    proposer, executor = make_proposer()
+    propose(proposer, [text], [len(text) - 1])
+    assert proposer.cache.num_free_rows < 100
+    assert propose(proposer, [text], [len(text)]) == [[]]
+    assert proposer.cache.num_free_rows == 100
+    computed = [*executor.batches]
+    assert propose(proposer, [text], [len(text)]) == [[]]
+    assert executor.batches == computed, "it is caught up though it has no drafts"
+
+
 def test_tokens_that_the_model_does_not_have_have_no_drafts() -> None:
     proposer, executor = make_proposer()
     assert propose(proposer, [[3, VOCAB, 4], [3, VOCAB - 1]], [3, 2], most=1)[0] == []
