@@ -74,6 +74,8 @@ async def exchange(endpoint: HttpAddress, path: str, body: dict[str, Any]) -> Ht
     try:
         writer.write(_request(endpoint, path, body))
         status, headers = await _head(reader)
+        if not status:
+            raise ConnectionError("the connection was closed without an answer")
         is_chunked = _is_chunked(headers)
         pieces = [piece async for piece in _pieces(reader, is_chunked=is_chunked)]
     finally:

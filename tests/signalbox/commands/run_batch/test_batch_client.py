@@ -114,12 +114,16 @@ async def test_what_may_be_answered_later_is_sent_again(tmp_path: Path) -> None:
     assert len(server.paths) == 5 + MOST_ATTEMPTS + 1
 
 
-async def test_a_request_that_always_breaks_off_fails_alone(tmp_path: Path) -> None:
-    server = Server(b=[BREAK_OFF] * MOST_ATTEMPTS)
+@pytest.mark.parametrize(("end", "message"), [(BREAK_OFF, "of 100"), (b"", "without an answer")])
+async def test_a_request_that_always_breaks_off_fails_alone(
+    tmp_path: Path, end: bytes, message: str
+) -> None:
+    server = Server(b=[end] * MOST_ATTEMPTS)
     async with server.running() as url:
         lines, progress = await answer_all(tmp_path, url, "a", "b", "c", concurrency=1)
     assert lines["b"]["response"] is None
     assert lines["b"]["error"]["code"] == "no_answer"
+    assert message in lines["b"]["error"]["message"]
     assert progress.num_answered == 2
 
 
