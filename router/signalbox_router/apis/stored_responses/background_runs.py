@@ -126,17 +126,18 @@ class BackgroundRuns:
 
     async def cancel(self, found: StoredResponse) -> StoredResponse:
         """Ends a response that runs, here or elsewhere; returns it as it is now."""
-        run = self.of(found.id, tenant=found.tenant)
-        body = found.fields | {"status": "cancelled"}
-        cancelled = replace(found.with_body(body), request=b"")
-        if found.is_running and await self._store.update(cancelled):
-            if run is not None:
-                self._stop(run)
-            return cancelled
-        return await self._store.find(found.id, tenant=found.tenant)
+        while found.is_running:
+            body = found.fields | {"status": "cancelled"}
+            cancelled = replace(found.with_body(body), request=b"")
+            if await self._store.update(cancelled):
+                self.forget(found.id, tenant=found.tenant)
+                return cancelled
+            # It has ended meanwhile, or another router has taken it over.
+            found = await self._store.find(found.id, tenant=found.tenant)
+        return found
 
     def forget(self, response_id: str, *, tenant: str) -> None:
-        """Ends the run of a response that was deleted."""
+        """Ends the run of a response that was cancelled or deleted, if it runs here."""
         if (run := self.of(response_id, tenant=tenant)) is not None:
             self._stop(run)
 

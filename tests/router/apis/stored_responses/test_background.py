@@ -14,6 +14,7 @@ from signalbox_router.apis.stored_responses import background_runs
 from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, Work
 from signalbox_router.apis.stored_responses.memory_store import MemoryStore
 from signalbox_router.apis.stored_responses.response_store import StoreFailed
+from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
 from signalbox_router.apis.stored_responses.stored_response import Row, StoredResponse
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
@@ -214,4 +215,18 @@ async def test_what_cannot_run_again_fails_though_the_store_fails_at_first(
     runs = BackgroundRuns(store, resumed)
     await runs.start()
     await eventually(lambda: store.ended == dict.fromkeys(names, "failed"))
+    await runs.stop()
+
+
+async def test_what_another_router_takes_over_meanwhile_is_cancelled(tmp_path: Path) -> None:
+    one, other = (SqliteStore(str(tmp_path / "kept"), WIDE) for _ in range(2))
+    await other.open()
+    await one.open()
+    await one.keep(response("resp_a", "in_progress"))
+    found = await other.find("resp_a", tenant="")
+    await one.close()
+    assert await other.adopt()
+    runs = BackgroundRuns(other, lambda _: None)
+    assert (await runs.cancel(found)).fields["status"] == "cancelled"
+    assert (await other.find("resp_a", tenant="")).fields["status"] == "cancelled"
     await runs.stop()
