@@ -102,15 +102,17 @@ class SuspectedSources:
         return len(self._times[key])
 
     def _suspect_store(self, finding: AuditFinding) -> None:
-        readers, name = self._loops_of(*finding.answered_by), ", ".join(finding.answered_by)
+        """Suspects the store that workers share, or that of each worker that answered."""
+        readers = {name: self._loops_of(name) for name in finding.answered_by}
         if finding.suspect == SHARED:
-            readers, name = list(self._step_loops), SHARED
-        if self._count(Suspect.STORE, name) < ENOUGH:
-            return
-        for loop in readers:
-            loop.scheduler.state.connector.avoid_store()
-            loop.scheduler.forget_prefixes()
-        self._avoided(Suspect.STORE, name, "it is not read until `signalbox cache clear`")
+            readers = {SHARED: list(self._step_loops)}
+        for name, loops in readers.items():
+            if self._count(Suspect.STORE, name) < ENOUGH:
+                continue
+            for loop in loops:
+                loop.scheduler.state.connector.avoid_store()
+                loop.scheduler.forget_prefixes()
+            self._avoided(Suspect.STORE, name, "it is not read until `signalbox cache clear`")
 
     def _suspect_peer(self, worker: str) -> None:
         if self._count(Suspect.PEER, worker) < ENOUGH:

@@ -91,6 +91,14 @@ def test_the_second_finding_ends_the_use_of_a_disk() -> None:
     assert not any(case.draining)
 
 
+def test_an_answer_of_two_workers_makes_the_disks_of_both_suspected() -> None:
+    case = Suspected(3, store="disk")
+    case.find(AuditSource.STORE, "disk", answered_by=["w0:1", "w1:1"])
+    case.find(AuditSource.STORE, "disk", answered_by=["w1:1", "w2:1"])
+    assert case.unread_stores == [False, True, False]
+    assert case.num_avoided == {"store": 1}
+
+
 def test_a_store_that_workers_share_is_read_by_none() -> None:
     case = Suspected(store="shared")
     case.find(AuditSource.STORE, "shared")
