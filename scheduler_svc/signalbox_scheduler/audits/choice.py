@@ -1,8 +1,8 @@
-"""Which requests are audited, and by which worker.
+"""Chooses the requests that are audited, and the worker that audits each of them.
 
-Few requests are chosen at a time: as many as records may wait. So what is chosen fits the time that
-audits may take, however long they are, and a scheduler whose workers never idle chooses none once
-its records wait. The choice is random, since a fault may come at regular intervals.
+A request may be chosen only while fewer than `MAX_RECORDS` others are chosen and not yet audited.
+So the number of audits follows the time that they may take, and a scheduler whose workers never
+idle soon chooses no more. The choice is random, because a fault may occur at regular intervals.
 """
 
 import logging
@@ -20,15 +20,15 @@ from signalbox_scheduler.requests.sequence_group import SequenceGroup
 logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 8
-"""Requests that are chosen and not audited yet, those that run included."""
+"""Most requests that are chosen and not yet audited, running ones included."""
 MAX_AGE_S = 600.0
-"""Time that an answer waits for its audit."""
+"""Seconds after which an answer is no longer audited."""
 CHANCE = 0.5
 """Probability that a request is chosen if one may be."""
 
 
 class Audits:
-    """The audits of a scheduler that makes none."""
+    """Audits nothing; the base class of `SampledAudits`."""
 
     def __init__(self) -> None:
         self.log = AuditLog()
@@ -47,11 +47,11 @@ class Audits:
 
 
 class SampledAudits(Audits):
-    """Audits of some requests.
+    """Audits some requests.
 
     Args:
         share: part of each worker's time that audits may take.
-        seed: of the choice, which a replay repeats.
+        seed: of the random choice, so that a replay chooses the same requests.
     """
 
     def __init__(self, share: float, *, seed: int = 0) -> None:
@@ -105,8 +105,8 @@ class SampledAudits(Audits):
     def find(self, worker: WorkerAudits, now: float) -> AuditRecord | None:
         """Returns the oldest answer that a worker is to audit.
 
-        One that did not compute the answer audits it, as it does not repeat what is wrong with the
-        other; if there is none, any does.
+        Workers that did not compute the answer come first, since a worker repeats its own permanent
+        faults.
         """
         self._drop_late(now)
         for record in self._records:

@@ -17,18 +17,18 @@ MAX_FINDINGS = 64
 
 
 class AuditSource(StrEnum):
-    """What an answer went through that is the least trusted, which may have made it differ."""
+    """The least trusted thing that an answer went through, which is suspected if it differs."""
 
     STORE = "store"
     """A store of KV blocks."""
     PEER = "peer"
     """Blocks that were read from another worker."""
     SWAP = "swap"
-    """Swap space."""
+    """Swap space of a worker."""
     MIGRATION = "migration"
     """A migration to another worker."""
     WORKER = "worker"
-    """Its worker alone."""
+    """The worker that computed it, and nothing else."""
 
 
 class DropReason(StrEnum):
@@ -39,21 +39,21 @@ class DropReason(StrEnum):
     LONG = "long"
     """It has more tokens than an audit may have."""
     ARITHMETIC = "arithmetic"
-    """Workers of different arithmetic computed it, or one whose bits depend on the batch."""
+    """Workers of different arithmetic computed it, or a worker whose bits depend on the batch."""
     INCOMPLETE = "incomplete"
     """The logit of a token is missing."""
     LATE = "late"
-    """No worker had the time for it."""
+    """No worker had time for it."""
     BLOCKS = "blocks"
     """Requests needed the blocks."""
     SLOW = "slow"
     """The worker takes too long for one token."""
     ADAPTER = "adapter"
-    """Its adapter has left."""
+    """Its adapter was unloaded."""
     GRAMMAR = "grammar"
     """The worker has forgotten its structured output."""
     WORKER = "worker"
-    """The worker that audited it drains, got another role or has left."""
+    """The worker that audited it drains, has another role now or has left."""
     FAILED = "failed"
     """The worker failed to compute the audit."""
 
@@ -95,15 +95,15 @@ class AuditFinding:
 
     @property
     def is_logit_alone(self) -> bool:
-        """True if the tokens are equal."""
+        """True if only the logits differ."""
         return self.answered.token_id == self.audited.token_id
 
 
 class AuditEnd(NamedTuple):
-    """An audit that has come to its end."""
+    """A completed audit."""
 
     group: SequenceGroup
-    """The request that it has computed again."""
+    """The request that was computed again."""
     worker: str
     """Address of the worker that computed it."""
     num_tokens: int
@@ -113,7 +113,7 @@ class AuditEnd(NamedTuple):
     at: float
     """Seconds on the scheduler's clock."""
     finding: AuditFinding | None
-    """None if the audit had the bits of the answer."""
+    """None if all tokens and logits were equal."""
 
 
 @dataclass(slots=True)
@@ -131,12 +131,11 @@ class AuditLog:
     seconds: float = 0.0
     """Time of the steps of audits."""
     findings: deque[AuditFinding] = field(default_factory=lambda: deque(maxlen=MAX_FINDINGS))
-    """The last ones. They have content of requests: two tokens each."""
+    """The newest ones. Each contains two tokens of a request."""
     listeners: list[Callable[[AuditFinding], None]] = field(default_factory=list)
     """Called with each finding."""
     end_listeners: list[Callable[[AuditEnd], None]] = field(default_factory=list)
-    """Called with each audit that has come to its end, with a finding or without, after
-    `listeners`."""
+    """Called with each completed audit, after `listeners`."""
 
     def samples(self) -> Iterator[Sample]:
         yield counter("audits_chosen", "Requests that were chosen for an audit.", self.num_chosen)

@@ -1,5 +1,5 @@
-"""How many rows a step of an audit has, so that a request never waits long for it, and how much of
-a worker's time audits take."""
+"""Limits the rows of an audit's step, so that a new request does not wait long for it, and the
+share of a worker's time that audits take."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 MAX_STEP_S = 0.05
 """Longest time that a request may wait for a step of an audit."""
 AIM_S = 0.025
-"""Time that such a step is to take: half, as some take longer than expected."""
+"""Time that a step should take: half of the limit, since some take longer than expected."""
 FIRST_ROWS, MOST_FIRST_ROWS = 16, 64
 """Rows of the first step if the worker's rate is unknown, and the most if it is known."""
 MAX_SLOW_STEPS = 3
@@ -15,7 +15,7 @@ MAX_SLOW_STEPS = 3
 SLOW_S = 600.0
 """Seconds after which a worker that was too slow is tried again."""
 MAX_CREDIT_S = 5.0
-"""Most time that is saved up while there is nothing to audit."""
+"""Most seconds that are saved while there is nothing to audit."""
 
 
 @dataclass(slots=True)
@@ -28,12 +28,12 @@ class Pace:
 
     @classmethod
     def of_rate(cls, tokens_per_s: float) -> "Pace":
-        """Begins with the rate at which a worker computes prompts; 0 is not known."""
+        """Begins with the rate at which a worker computes prompts; 0 if it is unknown."""
         rows = int(AIM_S * tokens_per_s) if tokens_per_s else FIRST_ROWS
         return cls(min(max(1, rows), MOST_FIRST_ROWS))
 
     def observe(self, num_rows: int, seconds: float, now: float) -> None:
-        """Follows the time of an answered step."""
+        """Adjusts the rows to the time of an answered step."""
         self._num_slow = self._num_slow + 1 if num_rows == 1 and seconds > MAX_STEP_S else 0
         if self._num_slow >= MAX_SLOW_STEPS:
             self._num_slow, self._slow_until = 0, now + SLOW_S
@@ -42,14 +42,17 @@ class Pace:
             self.most_rows = max(1, int(num_rows * factor))
 
     def is_too_slow(self, now: float) -> bool:
-        """Returns whether a step takes too long, however few rows it has."""
+        """Returns whether steps of one row took too long recently."""
         return now < self._slow_until
 
 
 @dataclass(slots=True)
 class Allowance:
-    """Time that one worker's audits may take: a share of all time. An audit that has begun goes on
-    to its end, and the next one waits until what it took too much is paid back."""
+    """Time that one worker's audits may take: a share of all time.
+
+    An audit that has begun runs to its end. If it took more than was saved, the next one waits
+    until the difference is earned.
+    """
 
     share: float
     _seconds: float = 0.0

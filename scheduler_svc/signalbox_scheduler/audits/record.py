@@ -1,4 +1,4 @@
-"""An answer that is to be audited: its tokens, their logits, and what the answer went through."""
+"""A complete answer that waits for its audit: its tokens, their logits, and its origin."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Values
@@ -20,7 +20,7 @@ from signalbox_scheduler.requests.sequence_group import (
 from signalbox_scheduler.requests.timeline import EventKind, TimelineEvent
 
 MAX_TOKENS = 4096
-"""Tokens that an audit may compute, with the prompt for each branch."""
+"""Most tokens of an audit; the prompt counts once for each branch."""
 
 
 class AuditedBranch(NamedTuple):
@@ -39,12 +39,12 @@ class Origin(NamedTuple):
     suspect: str
     """Kind of the store, address of the peer or of the worker."""
     history: str
-    """Verbs and objects of a sentence whose subject is the answer."""
+    """Everything it went through, as the end of a sentence that begins with "the answer"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """An answer that has ended."""
+    """A complete answer."""
 
     group: SequenceGroup
     branches: tuple[AuditedBranch, ...]
@@ -56,7 +56,7 @@ class AuditRecord:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest branch, with the prompt."""
+        """Tokens of the longest branch, prompt included."""
         output = max(len(branch.token_ids) for branch in self.branches)
         return self.group.num_prompt_tokens + output
 
@@ -70,8 +70,8 @@ def float_bits(values: Values[float]) -> list[int]:
 def may_be_audited(group: SequenceGroup) -> bool:
     """Returns whether a request that arrives may be chosen.
 
-    Not a search, whose worker draws nothing, nor what is pooled; nor a request that goes on, since
-    the logits of what it has drawn elsewhere are not known.
+    Beam searches and pooled requests draw no tokens. The logits that a resumed request has drawn
+    earlier are unknown.
     """
     request = group.request
     is_drawn = request.beam_search is None and request.pooling is None
@@ -80,7 +80,7 @@ def may_be_audited(group: SequenceGroup) -> bool:
 
 
 def record_of(group: SequenceGroup, logits: DrawnLogits, now: float) -> AuditRecord | DropReason:
-    """Returns what is to be audited of a request that has ended, or why nothing is."""
+    """Returns the record of a request that has ended, or the reason why it is not audited."""
     if group.failure is not None or any(
         seq.finish_reason in (None, FinishReason.ERROR) for seq in group.sequences
     ):
@@ -111,7 +111,7 @@ def record_of(group: SequenceGroup, logits: DrawnLogits, now: float) -> AuditRec
 
 
 def origin_of(group: SequenceGroup, workers: Values[str]) -> Origin:
-    """Returns what a request that has ended went through; of its sources the least trusted."""
+    """Returns what a request that has ended went through, and the least trusted part of it."""
     events = group.timeline.events
     fetched = [one for one in events if one.kind is EventKind.FETCHED and one.num_blocks]
     stores = [one.store for one in fetched if one.store]

@@ -1,13 +1,14 @@
 """Audits on one worker: computes earlier answers again while the worker has nothing else to do.
 
-An audit is a sequence in no queue, which shares no block. One of its steps is in flight at a time,
-and none while a request is on the worker, so a request waits for one step at most. An audit keeps
-its blocks meanwhile, unless requests may need them. Its output is known, and serves as the source
-of its drafts, so that a step compares many tokens.
+An audit is a sequence in no queue, which shares no block. At most one of its steps is in flight,
+and none is planned while a request is on the worker, so a new request waits for at most one step. A
+paused audit keeps its blocks until requests may need them. The output to compare is the source of
+its drafts, so that a step compares many tokens.
 """
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Values
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -35,23 +36,23 @@ from signalbox_scheduler.requests.sequence_group import Sequence
 from signalbox_scheduler.results.drawn_tokens import DrawnTokens
 
 WITHOUT_DRAFTS = 10
-"""Each audit of so many draws token by token, without drafts."""
+"""One of so many audits draws token by token, without drafts."""
 POLL_SLACK_S = 0.001
-"""Added to the time at which an audit may begin, so that it has come when the driver looks."""
+"""Added to the time at which an audit may begin, so that the driver does not poll too early."""
 MAX_WAITING = 16
-"""Requests that may wait while an audit keeps its blocks: to sum up their needs takes time."""
+"""Most waiting requests whose blocks are summed up; an audit is dropped if more of them wait."""
 
 
 @dataclass(slots=True)
 class AuditUse:
-    """What an audit, of all branches, has compared and taken so far."""
+    """Tokens that an audit has compared so far, and the time of its steps, over all branches."""
 
     num_tokens: int = 0
     seconds: float = 0.0
 
 
 class Turn(NamedTuple):
-    """One branch of an answer; an audit computes one after another."""
+    """One branch of an answer. An audit computes them one after another."""
 
     record: AuditRecord
     place: int
@@ -112,7 +113,7 @@ class WorkerAudits(StepAudits):
         self._next: Turn | None = None
         """The next branch of an audit that has begun."""
         self._dropped: RunningAudit | None = None
-        """An audit that was dropped while its step is in flight, which needs its blocks."""
+        """An audit that was dropped while a step of it is in flight, which uses its blocks."""
 
     def takes(self, record: AuditRecord, now: float) -> bool:
         """Returns whether this worker can compute an answer again."""
@@ -134,10 +135,10 @@ class WorkerAudits(StepAudits):
             self._drop(DropReason.BLOCKS)
 
     def _leaves_room(self) -> bool:
-        """Returns whether all that requests may take in a step is free.
+        """Returns whether all blocks that requests may take in a step are free.
 
-        What running sequences append, and what waiting ones start with; those that come from
-        elsewhere get all.
+        Counts what running sequences append and what waiting ones start with. False while groups
+        come from swap space, a store or another worker.
         """
         state, sizes = self._state, self._state.blocks.sizes
         queues, limits = state.queues, state.config.limits
@@ -172,7 +173,7 @@ class WorkerAudits(StepAudits):
         return not (has_requests or has_moves or state.blocks.copies.has_swaps)
 
     def _begin(self, now: float) -> None:
-        """Begins with the next branch, if there is one and it is time for it."""
+        """Begins the next branch, if there is one and audits have time left."""
         turn, gpu = self._next_turn(now), self._state.blocks.gpu
         if turn is None or self._num_blocks(turn.record) > gpu.num_free:
             return
@@ -198,7 +199,7 @@ class WorkerAudits(StepAudits):
         return Turn(record, 0, uses_drafts, AuditUse())
 
     def _can_go_on(self, audit: RunningAudit) -> bool:
-        """Drops an audit whose adapter or structured output the worker has no more."""
+        """Drops an audit whose adapter or grammar the worker no longer has; returns False then."""
         group = audit.seq.group
         if not self._state.queues.admission.has_adapter(group):
             self._drop(DropReason.ADAPTER)
@@ -222,8 +223,8 @@ class WorkerAudits(StepAudits):
         plan.is_audit = True
 
     def _num_drafts(self, audit: RunningAudit, most_rows: int) -> int:
-        """Returns the most drafts of the next step: no run passes the end of the output, nor the
-        row of a state."""
+        """Returns the most drafts of the next step. A run ends at the end of the output, and at
+        the end of a state's row."""
         seq, blocks = audit.seq, self._state.blocks
         if seq.num_remaining_tokens > 1 or not seq.is_on_worker:
             return 0
@@ -359,14 +360,14 @@ class WorkerAudits(StepAudits):
             assert not audit.seq.num_cached_blocks
 
 
-def _keep(seq: Sequence, logits: list[int], run: range) -> None:
-    """Keeps the logits of a run of a branch, as far as its tokens were accepted."""
+def _keep(seq: Sequence, logits: Values[float], run: range) -> None:
+    """Keeps the logits of the accepted tokens of a run."""
     if seq.group.logits is not None:
         num_known = len(seq.output_token_ids)
         seq.group.logits.add(seq.branch, logits[run.start : run.stop], num_known=num_known)
 
 
-def _logits_of(result: StepResult, run: range) -> list[int]:
+def _logits_of(result: StepResult, run: range) -> Values[float]:
     """Returns the logits of a run; none if one of them is missing."""
     if result.draw_logits is None:
         return []

@@ -17,10 +17,10 @@ class StepAudits:
     """Time at which `fill` may find work though nothing wakes the driver; infinite if none may."""
 
     def begin_step(self) -> None:
-        """Gives up the blocks of an audit that requests may need in the step to be planned."""
+        """Frees the blocks of an audit if requests may need them in the step to be planned."""
 
     def fill(self, plan: StepPlan, now: float) -> None:
-        """Gives an empty plan the next part of an audit, if the worker has nothing else to do."""
+        """Adds the next part of an audit to a plan, if the worker has nothing else to do."""
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
         """Keeps the logits of requests that may be audited, once their tokens are accepted."""
@@ -29,10 +29,10 @@ class StepAudits:
         """Compares what a step of an audit has drawn with the answer."""
 
     def drop(self) -> None:
-        """Ends the audit under way, whose worker is for other things from now on."""
+        """Ends the audit under way, since the worker drains, is cleared or has another role."""
 
     def close(self) -> None:
-        """Gives up the blocks of the audit under way: the worker is gone."""
+        """Ends the audit under way and frees its blocks, since the worker is gone."""
 
     def check(self) -> None:
         """Asserts its invariants."""

@@ -1,16 +1,15 @@
-"""Takes out of use what findings of audits point at: a store, blocks of a worker, or a worker.
+"""Takes the suspected sources of findings out of use: a store, blocks of a worker, or a worker.
 
-Any finding makes the workers that answered forget their cached prefixes, since one of them may be
-wrong. The second finding of one source within ten minutes ends its use, by means that there are for
-other faults:
+After each finding, the workers that computed the answer forget their cached prefixes, since one of
+these may be wrong. The second finding of one source within ten minutes takes the source out of use:
 
 - a store is not read until it is cleared,
-- no other worker reads blocks of a worker, or takes over its requests, until it joins again,
-- a worker drains if another one goes on. Each finding counts as a failure of it, so that it may
-  join again after a pause (quarantine.py).
+- other workers read no blocks of a worker, and do not take over its requests, until it joins again,
+- a worker drains if another one still serves. Each finding counts as a failure of the worker, so
+  that it may join again after a pause (quarantine.py).
 
-Where another worker audits, either may be at fault: the one of more findings is suspected, and of
-equals the one that answered.
+If another worker computed the audit, either of the two may be wrong. The one with more findings is
+suspected; if both have as many, the one that computed the answer.
 """
 
 import logging
@@ -29,20 +28,20 @@ from signalbox_scheduler.workers.worker_pool import StepLoops
 logger = logging.getLogger(__name__)
 
 ENOUGH = 2
-"""Findings of a source within `FORGET_S` that end its use; a bit may flip once anywhere."""
+"""Findings of a source within `FORGET_S` that take it out of use; a single bit flip may not."""
 
 
 class Suspect(StrEnum):
-    """Kind of a source that findings may take out of use."""
+    """Kind of a source that may be taken out of use."""
 
     STORE = "store"
     PEER = "peer"
-    """Blocks of a worker, as others read them."""
+    """A worker whose blocks others read."""
     WORKER = "worker"
 
 
 class SuspectedSources:
-    """The findings of the last minutes, by their sources.
+    """Counts recent findings by their sources.
 
     Args:
         drain: lets a worker finish what it has, and leave.
@@ -69,14 +68,14 @@ class SuspectedSources:
     def samples(self) -> Iterator[Sample]:
         yield from counters(
             "audit_sources_avoided",
-            "Stores that are not read, workers whose blocks are not, and workers that were drained"
-            " because of findings of audits.",
+            "Stores that are no longer read, workers whose blocks are no longer read, and workers"
+            " that were drained, because of findings of audits.",
             {str(one): self._num_avoided[one] for one in Suspect},
             by="source",
         )
 
     def take(self, finding: AuditFinding) -> None:
-        """Does what a finding calls for."""
+        """Counts a finding, and takes its source out of use if it is the second one."""
         for loop in self._loops_of(*finding.answered_by):
             loop.scheduler.forget_prefixes()
         if finding.source is AuditSource.STORE:
@@ -120,7 +119,7 @@ class SuspectedSources:
         self._peers.avoid(worker)
         for loop in self._step_loops:
             loop.scheduler.forget_prefixes()
-        self._avoided(Suspect.PEER, worker, "others read none of its blocks until it joins again")
+        self._avoided(Suspect.PEER, worker, "others do not read its blocks until it joins again")
 
     def _suspect_worker(self, finding: AuditFinding) -> None:
         both = dict.fromkeys((finding.suspect, finding.audited_by))
@@ -130,14 +129,14 @@ class SuspectedSources:
         if counts[worker] < ENOUGH:
             return
         if all(loop.is_draining or loop.worker_name == worker for loop in self._step_loops):
-            _tell(Suspect.WORKER, worker, "no other worker serves, so it goes on: start it again")
+            _tell(Suspect.WORKER, worker, "it still serves, as the only worker: restart it")
             return
         for loop in self._loops_of(worker):
             self._drain(loop)
         self._avoided(Suspect.WORKER, worker, "it drains")
 
     def _avoided(self, suspect: Suspect, name: str, consequence: str) -> None:
-        """Counts a source that is out of use now; more findings of it begin a new count."""
+        """Records that a source is out of use; later findings of it are counted from zero."""
         del self._times[suspect, name]
         self._num_avoided[suspect] += 1
         _tell(suspect, name, consequence)
@@ -151,6 +150,6 @@ def _left(finding: AuditFinding) -> str:
 
 def _tell(suspect: Suspect, name: str, consequence: str) -> None:
     logger.error(
-        "source of findings: %(source)s of %(name)s, with %(findings)d of them; %(consequence)s",
+        "audits suspect the %(source)s of %(name)s after %(findings)d findings: %(consequence)s",
         {"source": suspect, "name": name, "findings": ENOUGH, "consequence": consequence},
     )
