@@ -131,7 +131,8 @@ class WorkerAudits(StepAudits):
     # Planning
 
     def begin_step(self) -> None:
-        if self._audit is not None and not self._leaves_room():
+        audit = self._audit
+        if audit is not None and self._can_go_on(audit) and not self._leaves_room():
             self._drop(DropReason.BLOCKS)
 
     def _leaves_room(self) -> bool:
@@ -199,7 +200,8 @@ class WorkerAudits(StepAudits):
         return Turn(record, 0, uses_drafts, AuditUse())
 
     def _can_go_on(self, audit: RunningAudit) -> bool:
-        """Drops an audit whose adapter or grammar the worker no longer has; returns False then."""
+        """Drops an audit whose adapter or grammar the worker no longer has, also while it pauses: an
+        adapter that is loaded again is in another slot. Returns False then."""
         group = audit.seq.group
         if not self._state.queues.admission.has_adapter(group):
             self._drop(DropReason.ADAPTER)

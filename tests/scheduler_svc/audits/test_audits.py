@@ -379,6 +379,28 @@ def test_an_adapter_that_has_left_ends_an_audit(auditing: Auditing) -> None:
     auditing.assert_idle()
 
 
+def test_an_adapter_that_comes_back_does_not_let_an_audit_go_on(auditing: Auditing) -> None:
+    """The worker may have another adapter where the audit's was."""
+    loop = auditing.join("a")
+    auditing.cluster.admission.adapters = frozenset({"x"})
+    group = auditing.add(PROMPT)
+    group.request = replace(group.request, adapter="x")
+    while not (loop.scheduler.in_flight and loop.scheduler.in_flight[0].is_audit):
+        if (outcome := loop.answer()) is not None:
+            auditing.cluster.requests.send_updates(outcome)
+        loop.send()
+    auditing.add(PROMPT)
+    while not loop.scheduler.running:
+        turn(auditing.cluster, loop)
+    auditing.cluster.admission.adapters = frozenset()
+    turn(auditing.cluster, loop)
+    assert loop.scheduler.running, "the audit pauses"
+    auditing.cluster.admission.adapters = frozenset({"x"})
+    auditing.run()
+    assert auditing.log.num_dropped == {DropReason.ADAPTER: 1}
+    auditing.assert_idle()
+
+
 def test_a_step_without_logits_leaves_an_answer_unaudited(
     auditing: Auditing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
