@@ -106,7 +106,8 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int, most:
     text = query.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and least <= int(text[:18]) <= most):
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    if not (is_number and least <= int(text) <= most):
         raise BadRequest(f"{name}: allowed: [{least}, {most}]", name)
     return int(text)
 

@@ -168,6 +168,7 @@ async def test_without_a_store_nothing_is_promised() -> None:
         ("stream=maybe", "stream"),
         ("starting_after=1", "starting_after"),
         ("stream=true&starting_after=x", "starting_after"),
+        ("stream=true&starting_after=" + 5000 * "0", "starting_after"),
         ("include_obfuscation=true", "include_obfuscation"),
         ("include[]=all", "include[0]"),
         ("include=message.output_text.logprobs", "include"),
