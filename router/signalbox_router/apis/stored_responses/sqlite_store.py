@@ -165,18 +165,19 @@ class SqliteStore(ResponseStore):
             "SELECT DISTINCT owner FROM responses WHERE is_running AND owner <> ?", self.owner
         )
         gone = [str(one) for (one,) in owners if not is_held(self._lock_of(str(one)))]
-        for owner in gone:
-            self._write(
-                "UPDATE responses SET owner = ?, num_runs = num_runs + (owner <> '')"
-                " WHERE is_running AND owner = ?",
-                self.owner,
-                owner,
-            )
-            self._lock_of(owner).unlink(missing_ok=True)
         if not gone:
             return []
-        sql = f"SELECT {', '.join(COLUMNS)} FROM responses WHERE is_running AND owner = ?"
-        return [row_of(one) for one in self._read(sql, self.owner)]
+        with self._transaction() as database:  # one that is ours and not returned never ends
+            database.executemany(
+                "UPDATE responses SET owner = ?, num_runs = num_runs + (owner <> '')"
+                " WHERE is_running AND owner = ?",
+                [(self.owner, owner) for owner in gone],
+            )
+            sql = f"SELECT {', '.join(COLUMNS)} FROM responses WHERE is_running AND owner = ?"
+            rows = [row_of(one) for one in database.execute(sql, (self.owner,))]
+        for owner in gone:
+            self._lock_of(owner).unlink(missing_ok=True)
+        return rows
 
     def _release(self) -> None:
         """Lets another router run what this one has not ended, and closes the file."""

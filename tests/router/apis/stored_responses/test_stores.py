@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from signalbox_router.apis.openai.requests.errors import NoSuchResponse
+from signalbox_router.apis.stored_responses import sqlite_store
 from signalbox_router.apis.stored_responses.memory_store import MemoryStore
 from signalbox_router.apis.stored_responses.response_store import (
     Bounds,
@@ -169,6 +170,24 @@ async def test_what_runs_is_adopted_once_its_router_is_gone(tmp_path: Path) -> N
             await leaving.keep(response("resp_b", "queued"))
         (adopted,) = await other.adopt()
         assert (adopted.id, adopted.num_runs) == ("resp_b", 1)
+
+
+async def test_what_fails_to_be_adopted_is_adopted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "kept"
+    async with in_file(path) as other:
+        async with in_file(path) as leaving:
+            await leaving.keep(response("resp_a", "queued"))
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite_store, "row_of", fail)
+            with pytest.raises(StoreFailed, match="disk I/O"):
+                await other.adopt()
+        assert [one.id for one in await other.adopt()] == ["resp_a"]
+
+
+def fail(_: object) -> Row:
+    raise sqlite3.OperationalError("disk I/O error")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
