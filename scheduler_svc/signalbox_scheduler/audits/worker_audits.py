@@ -200,8 +200,8 @@ class WorkerAudits(StepAudits):
         return Turn(record, 0, uses_drafts, AuditUse())
 
     def _can_go_on(self, audit: RunningAudit) -> bool:
-        """Drops an audit whose adapter or grammar the worker no longer has, also while it pauses: an
-        adapter that is loaded again is in another slot. Returns False then."""
+        """Drops an audit whose adapter or grammar the worker no longer has, also while it pauses,
+        as an adapter that is loaded again is in another slot. Returns False then."""
         group = audit.seq.group
         if not self._state.queues.admission.has_adapter(group):
             self._drop(DropReason.ADAPTER)

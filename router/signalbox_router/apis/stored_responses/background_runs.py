@@ -210,7 +210,9 @@ class BackgroundRuns:
             return True
 
     async def _put(self, response: StoredResponse) -> None:
-        """Stores a response that is over, however long the store fails."""
+        """Stores a response that is over, however long the store fails. One that it can never hold
+        fails, and is removed if even its failure is too large."""
+        is_cut = False
         while True:
             try:
                 await self._store.update(response)
@@ -218,7 +220,11 @@ class BackgroundRuns:
             except StoreFull as error:
                 if error.retry_after_s is None:  # no room will ever do
                     self._store.failed(error)
-                    response = _failed(response, error)
+                    if is_cut:
+                        with contextlib.suppress(StoreFailed):
+                            await self._store.remove(response.id, tenant=response.tenant)
+                        return
+                    response, is_cut = _failed(response, error), True
                     continue
             except StoreFailed as error:
                 logger.warning("%s waits until it can be stored: %s", response.id, error)
@@ -252,11 +258,11 @@ class BackgroundRuns:
             self._store.dropped(1, "damage")
 
     async def _resume(self, response: StoredResponse) -> bool:
-        """Runs a response once more, or stores that it fails; False if no model is there yet."""
+        """Runs a response once more, or ends it; False if no model is there yet."""
         try:
             work = self._resumed(response)
         except Exception as error:
-            await self._store.update(_failed(response, _shown(error)))
+            await self._put(_failed(response, _shown(error)))
             return True
         if work is None:
             return False

@@ -13,7 +13,7 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.stored_responses import background_runs
 from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, Work
 from signalbox_router.apis.stored_responses.memory_store import MemoryStore
-from signalbox_router.apis.stored_responses.response_store import StoreFailed
+from signalbox_router.apis.stored_responses.response_store import Bounds, StoreFailed
 from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
 from signalbox_router.apis.stored_responses.stored_response import Row, StoredResponse
 from tests.router.apis.inference.test_chat import writing
@@ -34,6 +34,10 @@ def begun(add: scheduler_pb2.Request) -> Iterable[scheduler_pb2.RequestUpdates]:
 
 def end_of(add: scheduler_pb2.Request) -> scheduler_pb2.RequestUpdates:
     return step((add.handle, 0, bytewise_ids(TEXT[40:])), **finished(add.handle))
+
+
+def store_of(http: Http) -> Any:
+    return http.stack.router.http._work._store  # type: ignore[union-attr]
 
 
 async def status_of(http: Http, response_id: str) -> str:
@@ -114,9 +118,22 @@ async def test_a_request_that_fails_later_is_a_failed_response() -> None:
         assert kinds == ["created", "queued", "in_progress", "failed"]
 
 
+async def test_what_the_store_can_never_hold_is_removed(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_http(begun) as http:
+        store = store_of(http)
+        queued = await ask(http, background=True)
+        await until(http, queued.id, "in_progress")
+        store.bounds = Bounds(max_bytes=10, max_age_s=60)
+        http.stack.scheduler.send(end_of(http.stack.scheduler.added[0]))
+        await eventually(lambda: store.usage() == (0, 0))
+        with pytest.raises(openai.NotFoundError):
+            await http.sdk.responses.retrieve(queued.id)
+        assert "--response-store-size" in caplog.text
+
+
 def die(http: Http) -> None:
     """Does to a router's store what the end of its process does: its lock is gone."""
-    store: Any = http.stack.router.http._work._store  # type: ignore[union-attr]
+    store = store_of(http)
     os.close(store._lock._file)
     store._lock._file = None
 
