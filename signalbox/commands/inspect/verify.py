@@ -76,13 +76,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(options: dict[str, Any]) -> None:
     """Prints what was checked. Raises Differs for the first position that differs, and ValueError
     for what cannot be checked."""
-    from signalbox_router.receipts.receipt_codec import decode
+    from signalbox_router.receipts.receipt_codec import SIGNATURE, decode
 
     document = _read(options["receipt"])
     receipt = decode(document)
     print(_signer(document, options["public_key"]))
     if options["signature_only"]:
-        if "signature" not in document:
+        if document.get(SIGNATURE) is None:
             raise ValueError("the receipt has no signature, and nothing was computed")
         return
     num_tokens = sum(len(one.token_ids) for one in receipt.outputs)
@@ -101,7 +101,7 @@ def _read(path: str) -> dict[str, Any]:
         content = Path(path).read_text(encoding="utf-8")
     try:
         document = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
     if isinstance(document, dict) and isinstance(document.get("receipt"), dict):
         document = document["receipt"]
