@@ -227,7 +227,11 @@ class SpeculationSettings(SettingsGroup):
         """What the fields ask for; None if there are none. Raises ValueError."""
         if self.speculative_config is None and self.draft_model is None:
             return None
-        return speculation_of(self._speculative_fields)
+        fields, model = self._speculative_fields, self.draft_model
+        named = json.loads(self.speculative_config or "{}").get("model", model)
+        if model is not None and named not in (model, None):
+            raise ValueError(f"model is {named!r}, and draft_model {model!r}; leave one out")
+        return speculation_of(fields)
 
     @property
     def speculation_config(self) -> SpeculationConfig:

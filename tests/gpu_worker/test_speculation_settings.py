@@ -158,3 +158,9 @@ def test_a_draft_model_goes_neither_with_another_method_nor_with_a_simulation() 
         )
     with pytest.raises(ValueError, match="--simulate has no draft model"):
         made(draft_model="org/small")
+
+
+def test_two_draft_models_are_refused() -> None:
+    named = {"method": "draft_model", "model": "org/other"}
+    with pytest.raises(ValueError, match="model is 'org/other', and draft_model 'org/small'"):
+        made(speculative_config=named, draft_model="org/small")
