@@ -32,6 +32,8 @@ _PLAIN: Mapping[str, type[int]] = {
 }
 """Fields of `GenerationParams` that a receipt has as they are."""
 
+_ID_BOUND = 1 << 31
+
 T = TypeVar("T")
 
 
@@ -87,7 +89,7 @@ def encode(receipt: Receipt) -> dict[str, Any]:
 def decode(document: object) -> Receipt:
     """Returns what a document says. Raises ReceiptError."""
     fields = _mapping(document, "the receipt")
-    if (form := fields.get("form")) != FORM:
+    if (form := fields.get("form")) is True or form != FORM:
         raise ReceiptError(f"form is {form!r}; this version reads receipts of form {FORM}")
     given = _mapping(fields.get("parameters"), "parameters")
     texts: dict[str, Any] = {name: _value(fields, name, str) for name in _TEXTS}
@@ -100,6 +102,8 @@ def decode(document: object) -> Receipt:
     outputs: tuple[dict[str, Any], ...] = _list(fields, "outputs", dict)
     if not 1 <= params.n == len(outputs):
         raise ReceiptError(f"outputs has {len(outputs)} sequences, and n is {params.n}")
+    if "" in params.stop:
+        raise ReceiptError("stop has an empty text")
     if not fields.get("prompt_token_ids"):
         raise ReceiptError("prompt_token_ids is empty")
     return Receipt(
@@ -143,7 +147,7 @@ def _sampling(given: object) -> SamplingParams:
     try:
         json_format.ParseDict(_mapping(given, "parameters.sampling"), message)
         return sampling_codec.decode(message)
-    except (json_format.ParseError, RpcError) as error:
+    except (json_format.ParseError, RpcError, SystemError) as error:  # the last: no valid UTF-8
         raise ReceiptError(f"parameters.sampling: {error}") from None
 
 
@@ -183,6 +187,6 @@ def _list(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> tuple
 
 def _token_ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
     token_ids = _list(fields, name, int)
-    if min(token_ids, default=0) < 0:
-        raise ReceiptError(f"{name} has a negative id")
+    if any(not 0 <= one < _ID_BOUND for one in token_ids):
+        raise ReceiptError(f"{name} has an id outside of 31 bits")
     return token_ids

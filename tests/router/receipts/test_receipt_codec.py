@@ -74,11 +74,13 @@ def test_a_signature_covers_a_document_that_a_program_in_javascript_has_written(
     ("changes", "named"),
     [
         ({"form": 2}, "form is 2"),
+        ({"form": True}, "form is True"),
         ({"model": 5}, "model is '5'"),
         ({"created": True}, "created is 'True'"),
         ({"prompt_token_ids": []}, "prompt_token_ids is empty"),
         ({"prompt_token_ids": [1, "2"]}, "prompt_token_ids"),
-        ({"prompt_token_ids": [-1]}, "prompt_token_ids has a negative id"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids has an id outside"),
+        ({"prompt_token_ids": [1 << 31]}, "prompt_token_ids has an id outside"),
         ({"parameters": []}, "parameters"),
         ({"outputs": []}, "outputs has 0 sequences, and n is 2"),
         ({"outputs": [{"token_ids": [1], "finish_reason": "bored"}] * 2}, "'bored'"),
@@ -89,7 +91,17 @@ def test_what_is_no_receipt_is_refused_by_name(changes: dict[str, Any], named: s
         decode(encode(make_receipt()) | changes)
 
 
-@pytest.mark.parametrize("sampling", [None, {"unheard_of": 1}, {"temperature": "hot"}])
+def test_an_empty_stop_string_is_refused() -> None:
+    document = encode(make_receipt())
+    document["parameters"]["stop"] = ["end", ""]
+    with pytest.raises(ReceiptError, match="stop has an empty text"):
+        decode(document)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [None, {"unheard_of": 1}, {"temperature": "hot"}, {"bad_words": ["\ud800"]}],
+)
 def test_unknown_parameters_are_refused(sampling: object) -> None:
     document = encode(make_receipt())
     document["parameters"]["sampling"] = sampling
