@@ -1,7 +1,7 @@
-"""Runs responses that no client waits for, and those of routers that are gone.
+"""Runs responses in the background, and takes over those of routers that are gone.
 
-A run ends once its store has the response. Its events are kept until then; later they are made of
-the response once more.
+A run ends when the store has its response. Its events are kept until then; later they are made from
+the stored response.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0
 """Seconds between two looks at what other routers have changed."""
 MAX_RUNS = 2
-"""Runs of a response whose routers die, before it fails."""
+"""Most runs of a response; it fails when the router of the last one dies."""
 
 
 class Work(NamedTuple):
-    """What a run does."""
+    """The generation of a response, and the writer of its events."""
 
     answer: BackgroundAnswer
     body: StoredResponsesBody
@@ -46,12 +46,12 @@ class Work(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A response that runs here."""
+    """A response that this router generates."""
 
     tenant: str
     events: list[bytes] = field(default_factory=list)
     response: StoredResponse | None = None
-    """The response once it is over, until the store has it."""
+    """The complete response, while the store does not have it yet."""
     has_begun: bool = False
     is_over: bool = False
     task: asyncio.Task[None] | None = None
@@ -66,7 +66,7 @@ class Run:
         changed.set()
 
     async def follow(self, start: int) -> AsyncIterator[bytes]:
-        """Yields the events from a number on, until the last."""
+        """Yields the events from number `start` to the last one, future ones included."""
         while True:
             changed, is_over = self._changed, self.is_over
             while start < len(self.events):
@@ -83,8 +83,12 @@ class BackgroundRuns:
     def __init__(
         self, store: ResponseStore, resumed: Callable[[StoredResponse], Work | None]
     ) -> None:
-        """`resumed` returns what runs a response once more, or None if no model is there yet. It
-        raises RpcError if nothing will ever run it."""
+        """Makes the runs of a router.
+
+        Args:
+            resumed: returns the work that generates a response again, or None if no model is served
+                yet. Raises RpcError if the response can never be generated.
+        """
         self._store = store
         self._resumed = resumed
         self._runs: dict[str, Run] = {}
@@ -111,7 +115,7 @@ class BackgroundRuns:
         return response
 
     async def events(self, found: StoredResponse, start: int) -> AsyncIterator[bytes]:
-        """Yields the events of a response from a number on, those to come included."""
+        """Yields the events of a response from number `start` on, future ones included."""
         tenant = found.tenant
         while (run := self.of(found.id, tenant=tenant)) is None and found.is_running:
             found = await self._store.find(found.id, tenant=tenant)
@@ -125,7 +129,7 @@ class BackgroundRuns:
             yield event
 
     async def cancel(self, found: StoredResponse) -> StoredResponse:
-        """Ends a response that runs, here or elsewhere; returns it as it is now."""
+        """Cancels a response that runs, here or at another router; returns its new state."""
         while found.is_running:
             body = found.fields | {"status": "cancelled"}
             cancelled = replace(found.with_body(body), request=b"")
@@ -142,7 +146,7 @@ class BackgroundRuns:
             self._stop(run)
 
     async def drain(self, *, grace_s: float) -> None:
-        """Returns when the runs have ended, or were given up after grace_s."""
+        """Returns when all runs have ended, at most after grace_s."""
         if self._watch is not None:
             self._watch.cancel()
         tasks = [run.task for run in self._runs.values() if run.task is not None]
@@ -150,7 +154,7 @@ class BackgroundRuns:
             await asyncio.wait(tasks, timeout=grace_s)
 
     async def stop(self) -> None:
-        """Ends the runs, once; another router may run them."""
+        """Cancels the runs and closes the store; other routers may take the responses over."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -185,8 +189,8 @@ class BackgroundRuns:
             run.wake()
 
     async def _generated(self, run: Run, work: Work) -> tuple[StoredResponse, bytes] | None:
-        """Returns the response as it ends, and the events of its end; None if it was cancelled or
-        deleted before it began."""
+        """Returns the complete response and its last events; None if it was cancelled or deleted
+        before its first token."""
         answer = work.answer
         try:
             async with aclosing(work.updates) as updates:
@@ -201,24 +205,24 @@ class BackgroundRuns:
             return answer.failed(_shown(error), work.body)
 
     async def _is_mine(self, answer: BackgroundAnswer, update: Update) -> bool:
-        """Stores that a response runs, and its seed; False if it was cancelled or deleted."""
+        """Stores the seed of a response that begins; False if it was cancelled or deleted."""
         response = answer.in_progress(update.request.params.sampling.seed)
         try:
             return await self._store.update(response)
         except (StoreFailed, StoreFull) as error:
-            logger.warning("%s runs, though its seed is not stored: %s", response.id, error)
+            logger.warning("%s runs, but its seed could not be stored: %s", response.id, error)
             return True
 
     async def _put(self, response: StoredResponse) -> None:
-        """Stores a response that is over, however long the store fails. One that it can never hold
-        fails, and is removed if even its failure is too large."""
+        """Stores a complete response; tries again for as long as the store fails. One that it can
+        never hold fails, and is removed if even its failure is too large."""
         is_cut = False
         while True:
             try:
                 await self._store.update(response)
                 return
             except StoreFull as error:
-                if error.retry_after_s is None:  # no room will ever do
+                if error.retry_after_s is None:  # it is larger than the store
                     self._store.failed(error)
                     if is_cut:
                         with contextlib.suppress(StoreFailed):
@@ -227,11 +231,12 @@ class BackgroundRuns:
                     response, is_cut = _failed(response, error), True
                     continue
             except StoreFailed as error:
-                logger.warning("%s waits until it can be stored: %s", response.id, error)
+                logger.warning("%s could not be stored yet: %s", response.id, error)
             await asyncio.sleep(POLL_S)
 
     async def _watch_store(self) -> None:
-        """Takes over what routers that are gone have left, and ends what others have ended."""
+        """Takes over responses of routers that are gone, and stops runs that were cancelled or
+        taken over elsewhere."""
         while True:
             with contextlib.suppress(StoreFailed, StoreFull):
                 await self._look()
@@ -266,7 +271,7 @@ class BackgroundRuns:
             return True
         if work is None:
             return False
-        logger.info("runs %s again, whose router is gone", response.id)
+        logger.info("running %s again: its router is gone", response.id)
         if response.num_runs > MAX_RUNS:
             work = work._replace(updates=_lost())
         self._launch(response, work)
@@ -282,7 +287,7 @@ def _shown(error: Exception) -> RpcError:
 
 
 def _failed(response: StoredResponse, error: RpcError) -> StoredResponse:
-    """Returns a response that fails after its last event, or before its first."""
+    """Returns a response as failed, without output."""
     failure = {"code": "server_error", "message": error.message}
     state = {"status": "failed", "error": failure, "output": []}
     return replace(response.with_body(response.fields | state), kept=NO_TOKENS, request=b"")

@@ -1,7 +1,7 @@
 """The items of a stored response's context: those of earlier turns and those of its own input.
 
-Stores have them as JSON, which is put together as bytes: only a turn that goes on from them reads
-their text.
+Stored items are JSON, and lists are joined as bytes; they are parsed only for the turn that
+continues them.
 """
 
 import json
@@ -34,7 +34,7 @@ _PREFIXES = {
 
 
 def put_before(body: PromptBody, previous: StoredResponse | None) -> bytes:
-    """Puts the items of the turn before in front of a body's input; returns all as JSON."""
+    """Puts the items of the previous turn in front of a body's input; returns all as JSON."""
     new = _own_items(body)
     if previous is None:
         return new
@@ -91,7 +91,7 @@ def include_reasoning(items: Sequence[Json], include: Sequence[str]) -> None:
 
 
 def _shown(item: Json, name: str) -> Json:
-    """Returns an item with all fields that the type of a listed one has."""
+    """Returns an item with all fields of the type that the list has."""
     kind = item.get("type", "message")
     shown = item | {"type": kind, "id": item.get("id") or f"{_PREFIXES.get(kind, 'msg')}_{name}"}
     if kind == "message":

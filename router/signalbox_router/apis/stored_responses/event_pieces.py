@@ -1,9 +1,8 @@
-"""Events of a response in pieces of one size, which follow from the response alone.
+"""Makes events of a response that depend on its text only: pieces of a fixed number of characters.
 
-Tokens reach a router in runs that depend on when it reads them. A client that reads the events of a
-background response from a number on needs the same events from every router, and from a second run
-that draws the same tokens. So their texts are cut by characters, and the events of a response that
-is over are made of it once more.
+How many tokens a router receives at once depends on timing. But a client that continues to read the
+events of a background response after a given number needs the same events from each router, and
+from a second run, which draws the same tokens. The events of a complete response are made from it.
 """
 
 from collections.abc import Iterator
@@ -25,17 +24,17 @@ from signalbox_router.apis.responses.response import begun
 from signalbox_router.apis.responses.tools_codec import Origin
 
 PIECE_CHARS = 32
-"""Characters of the text in an event; the last one of an item may have fewer."""
+"""Characters of text in an event; the last one of an item may have fewer."""
 _OVER = ("completed", "incomplete", "failed")
-"""Statuses that are the last event's name; a cancelled response's events just end."""
+"""Statuses that name the last event. A cancelled response has no last event."""
 
 _AT_THE_END = ("completed_at", "receipt")
-"""Fields that the last event alone has."""
+"""Fields that only the last event has."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PiecedItem(Item):
-    """An item whose events have pieces of one size; logprobs are in those that end it."""
+    """An item with pieces of one size in its events; its end events have the logprobs."""
 
     _rest: str = ""
 
@@ -54,12 +53,12 @@ class PiecedItem(Item):
 
 
 def split(events: str) -> list[bytes]:
-    """Returns the events of a text, each by itself."""
+    """Returns each event of a text with several."""
     return [f"{one}\n\n".encode() for one in events.split("\n\n")[:-1]]
 
 
 def replayed(response: dict[str, Any]) -> list[bytes]:
-    """Returns all events of a response that is over."""
+    """Returns all events of a complete response."""
     events, status = Events(), response["status"]
     head = {name: value for name, value in response.items() if name not in _AT_THE_END}
 
@@ -96,7 +95,7 @@ def _of_items(items: list[dict[str, Any]], events: Events) -> Iterator[str]:
 
 
 def _contents(body: dict[str, Any]) -> tuple[ItemKind, str, Logprobs]:
-    """Returns the kind of an item, its text and the log probabilities of that."""
+    """Returns the kind of an item, its text and the log probabilities of its text."""
     match body["type"]:
         case "message":
             kind, parts = MESSAGE, body["content"]

@@ -1,4 +1,4 @@
-"""Locks that a process holds until it ends, in whatever way."""
+"""File locks: a process holds one until it ends, even if it is killed."""
 
 import contextlib
 import fcntl
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 class FileLock:
-    """A file that its process has locked."""
+    """A file that this process locks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Makes and locks the file; does nothing in a folder that cannot be written."""
+        """Creates and locks the file; does nothing in a read-only folder."""
         with contextlib.suppress(OSError):
             self._file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -28,7 +28,7 @@ class FileLock:
 
 
 def is_held(path: Path) -> bool:
-    """Returns whether a process that lives holds the lock of a file, if there is one."""
+    """Returns whether a living process holds the lock of a file; False if there is no file."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def is_held(path: Path) -> bool:
 def waiting_for(path: Path) -> Iterator[None]:
     """Holds the lock of a file while the block runs; other processes wait.
 
-    In a folder that cannot be written there is nothing to guard.
+    A read-only folder needs no lock.
     """
     try:
         file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -49,7 +49,7 @@ class MemoryStore(ResponseStore):
         self._num_bytes -= self._rows.pop(response_id).num_bytes
 
     def _drop_old(self) -> None:
-        oldest, found = self.oldest_age(), []
+        oldest, found = self.oldest_created_at(), []
         for row in self._rows.values():
             if row.created_at >= oldest:
                 break

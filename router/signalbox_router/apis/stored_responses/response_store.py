@@ -1,7 +1,7 @@
-"""Where responses are kept: the interface of stores, their bounds, and what they count.
+"""Interface of the stores of responses, with their bounds and counts.
 
-A store is bounded in bytes and in age. What it drops it counts and logs; a response that could not
-be kept says `store: false` in its last event.
+A store is bounded in bytes and in age; it counts and logs the responses that it drops. If a
+response could not be kept, its last event says `store: false`.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
 SMALL_BYTES = 64 << 10
-"""Bytes that are compressed or read on the event loop, in a millisecond."""
+"""Most bytes that are compressed or read on the event loop, which takes about a millisecond."""
 REASONS = ("age", "room", "damage", "failure")
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class StoreFailed(Unavailable):
 
 
 class StoreFull(ResourceExhausted):
-    """The store has no room, even without all responses that it may drop."""
+    """The store has no room, even if it drops all responses that it may drop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class ResponseStore(ABC):
     """Keeps responses by their ids. A response that runs is kept whatever its age."""
 
     place: str
-    """Words that name the store in errors and in the log."""
+    """Name of the store in errors and in the log."""
     is_shared: ClassVar[bool] = False
     """True if other routers may change what this one has put there."""
 
@@ -69,16 +69,18 @@ class ResponseStore(ABC):
         """Prepares the store. Raises ValueError if it can never be used."""
 
     async def close(self) -> None:  # noqa: B027
-        """Lets other routers go on with the responses that still run."""
+        """Leaves running responses to other routers."""
 
     @abstractmethod
     async def put(self, row: Row) -> None:
-        """Adds a response, and drops the oldest for it. Raises StoreFailed or StoreFull."""
+        """Adds a response; drops the oldest ones if it needs room. Raises StoreFailed or
+        StoreFull."""
 
     @abstractmethod
     async def replace(self, row: Row) -> bool:
-        """Replaces a response that runs; False if it no longer runs, is not there, or has another
-        owner than the row names: none is this router. Raises StoreFailed or StoreFull."""
+        """Replaces a running response. False if it is not there, no longer runs or has another
+        owner than the row names; a row without an owner means this router. Raises StoreFailed or
+        StoreFull."""
 
     @abstractmethod
     async def get(self, response_id: str, *, tenant: str) -> Row | None:
@@ -89,11 +91,12 @@ class ResponseStore(ABC):
         """Deletes a response of the tenant; False if there is none. Raises StoreFailed."""
 
     async def running(self, response_ids: Collection[str]) -> Collection[str]:
-        """Returns those of this router's responses that no other router has ended."""
+        """Returns those of this router's responses that still run and are still its own."""
         return response_ids
 
     async def adopt(self) -> list[Row]:
-        """Makes this router the owner of responses whose routers are gone, and returns them."""
+        """Makes this router the owner of running responses whose routers are gone. Returns them;
+        they may include others that it owns."""
         return []
 
     async def keep(self, response: StoredResponse) -> None:
@@ -112,8 +115,8 @@ class ResponseStore(ABC):
         shown = repr(response_id[:MAX_ID_CHARS])
         if row is None:
             raise NoSuchResponse(
-                f"{self.place} has no response {shown}; it keeps responses {self.bounds}, and none"
-                " that other stores have",
+                f"{self.place} has no response {shown}; it keeps responses {self.bounds}, and other"
+                " stores are not searched",
                 param,
             )
         try:
@@ -144,8 +147,8 @@ class ResponseStore(ABC):
             by="reason",
         )
 
-    def oldest_age(self) -> float:
-        """Returns the time before which responses are too old."""
+    def oldest_created_at(self) -> float:
+        """Returns the earliest `created_at` of a response that is not too old."""
         return time.time() - self.bounds.max_age_s
 
     def dropped(self, number: int, reason: str) -> None:
@@ -157,7 +160,7 @@ class ResponseStore(ABC):
             logger.log(level, "dropped %s of %s: %s", what, self.place, reason)
 
     def check_size(self, row: Row) -> None:
-        """Raises StoreFull for a response that the whole store does not hold."""
+        """Raises StoreFull for a response that is larger than the whole store."""
         if row.num_bytes > self.bounds.max_bytes:
             raise StoreFull(
                 f"a response of {row.num_bytes} bytes is more than {self.place} holds; raise"
@@ -165,7 +168,7 @@ class ResponseStore(ABC):
             )
 
     def full(self) -> StoreFull:
-        return StoreFull(f"{self.place} is full of responses that run", retry_after_s=1.0)
+        return StoreFull(f"{self.place} is full of running responses", retry_after_s=1.0)
 
 
 async def _off_loop(work: Callable[[], T], num_bytes: int) -> T:

@@ -155,7 +155,7 @@ class StoredResponsesApi(ResponsesApi):
         return json_response(listed(await self._found(request), query))
 
     async def cancel(self, request: Request) -> Response:
-        """Ends a response that runs in the background."""
+        """Cancels a response that runs in the background."""
         found = await self._found(request)
         if not found.fields["background"]:
             why = f"response_id: {found.id} was not made in the background"
@@ -192,7 +192,7 @@ class StoredResponsesApi(ResponsesApi):
         ids: Ids,
         previous: StoredResponse | None = None,
     ) -> Turn | None:
-        """Returns the turn; None if it goes on from one that has to be found first."""
+        """Returns the turn; None if it continues a response that must be looked up first."""
         if body.previous_response_id is not None and previous is None:
             return None
         if body.background and body.store is False:
@@ -231,7 +231,7 @@ class StoredResponsesApi(ResponsesApi):
         return Work(answer, turn.body, self._generator.generate(turn.request, call_context))
 
     def _resumed(self, response: StoredResponse) -> Work | None:
-        """Returns what runs a response once more; None if no model is served."""
+        """Returns the work that runs a response again; None if no model is served."""
         if not self._generator.models.served:
             return None
         body = repeated(response)
@@ -280,9 +280,9 @@ def _streamed(events: AsyncIterator[bytes], headers: dict[str, str] | None = Non
 
 
 async def _with_comments(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields events, and comments where there is none for long: proxies cut idle connections.
+    """Yields events, and comments when there are none for a while: proxies cut idle connections.
 
-    A response that is deleted meanwhile has no further events.
+    Ends when the response is deleted.
     """
     pending = asyncio.ensure_future(anext(aiter(events)))
     try:

@@ -1,7 +1,7 @@
-"""Opens an SQLite file of responses, and repairs one that was cut or overwritten.
+"""Opens an SQLite file of responses, and repairs one that was truncated or overwritten.
 
-A damaged file is put aside under another name, and what can still be read of it goes into a new
-one. That needs the file alone: another router that has it open would write to the old one.
+A damaged file is renamed, and the responses that can still be read are copied to a new one. No
+other router may have the file open meanwhile, since it would write to the renamed one.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from signalbox_router.apis.stored_responses.stored_response import (
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_S = 10.0
-"""Seconds that a call waits for another router's."""
+"""Most seconds that a call waits for a call of another router."""
 DAMAGE = re.compile("malformed|not a database|disk I/O error")
-"""Messages of SQLite for a file that is not as it was written."""
+"""Messages of SQLite about a damaged file."""
 COLUMNS = ("id", "tenant", "created_at", "is_running", "owner", "num_runs", "num_bytes", "content")
 _SUFFIXES = ("-wal", "-shm")
 _SCHEMA = """
@@ -51,10 +51,10 @@ def row_of(values: tuple[Any, ...]) -> Row:
 
 
 def opened(path: Path, *, is_shared: bool) -> tuple[sqlite3.Connection, int]:
-    """Returns a connection to a file that is whole, and how many responses its repair has lost.
+    """Returns a connection to the file, which is repaired first if it is damaged, and the number of
+    responses that are lost.
 
-    Raises ValueError for a file that cannot be opened, and for a damaged one that other routers
-    have open.
+    Raises ValueError if the file cannot be opened, or is damaged while other routers have it open.
     """
     try:
         connection = connect(path)
@@ -74,7 +74,7 @@ def opened(path: Path, *, is_shared: bool) -> tuple[sqlite3.Connection, int]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Returns a connection; one that only reads if the file cannot be written."""
+    """Returns a connection, which is read-only if the file cannot be written."""
     try:
         return _connect(path, "rwc")
     except sqlite3.OperationalError as error:
@@ -83,7 +83,7 @@ def connect(path: Path) -> sqlite3.Connection:
     for options in ("ro", "ro&immutable=1"):
         with contextlib.suppress(sqlite3.OperationalError):
             connection = _connect(path, options)
-            logger.warning("%s cannot be written: responses are read, and none is kept", path)
+            logger.warning("%s cannot be written: responses are read, but none are kept", path)
             return connection
     return _connect(path, "ro")
 
@@ -131,7 +131,7 @@ def _repaired(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _rows_of(path: Path) -> Iterator[Row | None]:
-    """Yields what can be read, and None for each response that is known and cannot."""
+    """Yields each row that can be read, and None for each known row that cannot."""
     uri = f"file:{quote(str(path))}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:
         with contextlib.suppress(sqlite3.Error):
@@ -147,7 +147,7 @@ def _rows_of(path: Path) -> Iterator[Row | None]:
 
 
 def _numbers(database: sqlite3.Connection) -> Iterable[int]:
-    """Returns the numbers of all rows that the table, from both ends, or its index has."""
+    """Returns the row numbers that are found in the table, from both ends, or in its index."""
     found = chain.from_iterable(
         _scan(database, f"SELECT rowid FROM responses {way}")
         for way in ("NOT INDEXED ORDER BY rowid", "NOT INDEXED ORDER BY rowid DESC",

@@ -1,7 +1,7 @@
-"""Keeps responses in an SQLite file, which outlives the router and which routers may share.
+"""Keeps responses in an SQLite file, which outlives the router, and which routers may share.
 
-Each call is one transaction on one thread. A router holds a lock of its own while it lives, so the
-others know when it is gone and its running responses are theirs to run.
+Each call is one transaction on the store's thread. Each router holds a lock file of its own until
+it ends, so the others know when it is gone, and take its running responses over.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class SqliteStore(ResponseStore):
         self._count()
 
     def _has_others(self) -> bool:
-        """Returns whether other routers live; removes the locks of those that do not."""
+        """Returns whether other routers have the file open; removes lock files of dead ones."""
         locks = self._path.parent.glob(f"{glob.escape(self._lock_of('').name)}*")
         held = {one: is_held(one) for one in locks}
         for one in held:
@@ -151,7 +151,7 @@ class SqliteStore(ResponseStore):
             f"SELECT {', '.join(COLUMNS)} FROM responses WHERE id = ? AND tenant = ?"
             " AND (created_at >= ? OR is_running)"
         )
-        rows = self._read(sql, response_id, tenant, self.oldest_age())
+        rows = self._read(sql, response_id, tenant, self.oldest_created_at())
         return next(map(row_of, rows), None)
 
     def _remove(self, response_id: str, tenant: str) -> bool:
@@ -180,7 +180,7 @@ class SqliteStore(ResponseStore):
         return rows
 
     def _release(self) -> None:
-        """Lets another router run what this one has not ended, and closes the file."""
+        """Gives up the running responses, so that another router runs them; closes the file."""
         if self._connection is None:
             return
         try:
@@ -198,7 +198,7 @@ class SqliteStore(ResponseStore):
 
     def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> None:
         ended = "FROM responses WHERE NOT is_running"
-        old = database.execute(f"DELETE {ended} AND created_at < ?", (self.oldest_age(),))
+        old = database.execute(f"DELETE {ended} AND created_at < ?", (self.oldest_created_at(),))
         (used,) = database.execute("SELECT total(num_bytes) FROM responses").fetchone()
         excess, found = used + num_bytes - self.bounds.max_bytes, []
         if excess > 0:

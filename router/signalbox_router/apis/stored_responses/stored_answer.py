@@ -1,4 +1,4 @@
-"""Answers that are kept: what is written of them, and what a store gets."""
+"""Writers of answers that are kept, which also make what the store gets."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from signalbox_router.prompt.served_model import ServedModel
 
 
 class StoredAnswer(ResponsesAnswer):
-    """An answer that its store has before the client reads its end."""
+    """An answer that is stored before its last event is sent."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class StoredAnswer(ResponsesAnswer):
         store: ResponseStore,
         model: ServedModel,
     ) -> None:
-        """`draft` has all but the response itself, and the tokens of the turn before."""
+        """`draft` has everything except the response itself; its tokens are the previous turn's."""
         said: dict[str, Any] = {
             "created_at": int(draft.created_at),
             "previous_response_id": body.previous_response_id,
@@ -55,7 +55,7 @@ class StoredAnswer(ResponsesAnswer):
         return super().failure(error, body)
 
     def ended(self, state: Json) -> StoredResponse:
-        """Returns what a store gets, once the response is over."""
+        """Returns what the store gets when the response is complete."""
         draft = replace(self._draft, request=b"").with_body(self._whole(state))
         if self._last is None:
             return draft
@@ -65,7 +65,7 @@ class StoredAnswer(ResponsesAnswer):
 
 
 class BackgroundAnswer(StoredAnswer):
-    """An answer that no client waits for; its events follow from its text alone."""
+    """An answer in the background; its events depend on its text only."""
 
     item_type: ClassVar[type[Item]] = PiecedItem
 
@@ -80,7 +80,7 @@ class BackgroundAnswer(StoredAnswer):
         return self._draft.with_body(self._whole(begun("queued")))
 
     def in_progress(self, seed: int) -> StoredResponse:
-        """Returns the response as it runs, to be run once more from the same seed."""
+        """Returns the running response, with the seed from which it may be run again."""
         request = to_json(self._draft.request_fields | {"seed": seed})
         self._draft = replace(self._draft, request=request)
         return self._draft.with_body(self._whole(begun("in_progress")))
@@ -89,7 +89,7 @@ class BackgroundAnswer(StoredAnswer):
         return self.ended(self._state())
 
     def failed(self, error: RpcError, body: Body | None) -> tuple[StoredResponse, bytes]:
-        """Returns the response as it fails, and the events of that."""
+        """Returns the failed response and its last events."""
         opening = "" if self._has_begun else self._event("in_progress", begun("in_progress"))
         events = opening.encode() + self.failure(error, body)
         return self.ended(self._failed(error, body)), events

@@ -1,7 +1,7 @@
-"""A response as a store keeps it: all that answers about it and later turns need.
+"""A stored response, with everything that requests about it and later turns need.
 
-It has the items of its whole context, so that the responses before it may be deleted. The tokens of
-its prompt and its answer are kept too: the next turn begins with exactly these.
+It has the items of its whole context, so that earlier responses may be deleted. It also has the
+tokens of its prompt and its answer: the prompt of the next turn begins with exactly these.
 """
 
 import json
@@ -16,7 +16,7 @@ from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptToke
 
 Json = dict[str, Any]
 RUNNING = ("queued", "in_progress")
-"""Statuses of a response that is not over."""
+"""Statuses of a response that is not complete."""
 _HEAD = struct.Struct("<BIIII")
 _FORMAT = 1
 
@@ -36,7 +36,7 @@ class Row:
     content: bytes
     is_running: bool = False
     owner: str = ""
-    """Name of the router that runs the response, while it runs."""
+    """Name of the router that runs the response; empty if none does."""
     num_runs: int = 1
 
     @property
@@ -46,20 +46,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response, and what it was made of."""
+    """A response, with its context."""
 
     id: str
     tenant: str
     created_at: float
     body: bytes
-    """The response as its client gets it, as JSON."""
+    """The response as JSON, as clients get it."""
     items: bytes
-    """The items of its context, oldest first, as a JSON list; instructions and output are not
-    among them."""
+    """JSON list of the items of its context, oldest first, without instructions and output."""
     kept: KeptTokens = NO_TOKENS
-    """Tokens of the prompt and of the answer; while it runs, those of the turn before."""
+    """Tokens of the prompt and the answer; while it runs, those of the previous turn."""
     request: bytes = b""
-    """The fields of a request that runs in the background, without its input, as JSON."""
+    """JSON of the request's fields without the input, while it runs in the background."""
     owner: str = ""
     num_runs: int = 1
 
@@ -104,7 +103,7 @@ class StoredResponse:
     def of(cls, row: Row) -> Self:
         """Returns the response of a row. Raises DamagedResponse."""
         try:
-            content = zlib.decompress(row.content)  # it holds a checksum
+            content = zlib.decompress(row.content)  # checks its checksum
             version, *lengths = _HEAD.unpack_from(content)
         except (zlib.error, struct.error) as error:
             raise DamagedResponse(f"{row.id} is damaged ({error})") from None

@@ -1,4 +1,4 @@
-"""Reads a request of the Responses API together with the turn that it goes on from."""
+"""Reads a request of the Responses API together with the turn that it continues."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,11 +17,11 @@ from signalbox_router.requests.api_request import ApiRequest
 from signalbox_router.requests.output_buffer import OutputKind
 
 _GOES_ON = ("completed", "incomplete")
-"""Statuses of responses that a conversation may go on from."""
+"""Statuses of responses that may be continued."""
 
 
 class Turn(NamedTuple):
-    """A request, and the response as far as it is known before the model answers."""
+    """A request, and the part of its response that is known before the model answers."""
 
     body: StoredResponsesBody
     read: ReadInput
@@ -38,11 +38,11 @@ def turn_of(
     model: ServedModel,
     previous: StoredResponse | None = None,
 ) -> Turn:
-    """Returns the turn of a body; its input is emptied.
+    """Returns the turn of a body, whose input is moved out.
 
     Args:
-        draft: the response with its id and its owner.
-        previous: the response before it.
+        draft: the response with its id and its tenant.
+        previous: the response that it continues.
     """
     if body.background:
         fields = body.model_dump_json(exclude={"input"}, exclude_unset=True, by_alias=True)
@@ -53,18 +53,18 @@ def turn_of(
 
 
 def repeated(response: StoredResponse) -> StoredResponsesBody:
-    """Returns the body of a response that runs once more, with the items of its whole context."""
+    """Returns the request body of a response that runs again, with its whole context as input."""
     fields = to_json(response.request_fields)
     return parse(b'{"input":%b,%b' % (response.items, fields[1:]), StoredResponsesBody)
 
 
 def turn_again(body: StoredResponsesBody, response: StoredResponse, model: ServedModel) -> Turn:
-    """Returns the turn of a response that runs once more; its request has the response's id."""
+    """Returns the turn of a response that runs again; its request has the response's id."""
     return _turn(body, response, request_id=response.id, model=model)
 
 
 def check_goes_on(previous: StoredResponse) -> None:
-    """Raises BadRequest for a response without an answer to go on from."""
+    """Raises BadRequest for a response that has no answer to continue."""
     status = previous.fields["status"]
     if status not in _GOES_ON:
         param = "previous_response_id"

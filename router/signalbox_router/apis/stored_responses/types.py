@@ -31,12 +31,12 @@ class StoredResponsesBody(ResponsesBody):
     FOREIGN = _without_served(RESPONSES, "background", "previous_response_id")
 
     store: bool | None = None  # type: ignore[assignment]
-    """False if the response is not kept, for later turns and requests about it. Default true."""
+    """True keeps the response for later turns and requests about it. Default true."""
     previous_response_id: str | None = None
-    """Id of the response that the conversation goes on from: the input comes after its items. Its
-    instructions are not carried over."""
+    """Id of the response to continue: the input comes after its items. Its instructions are not
+    carried over."""
     background: bool | None = None
-    """True if the response is made without a client that waits: the answer is its id. Needs
+    """True generates the response in the background: the answer has its id at once. Needs
     store."""
 
 
@@ -46,7 +46,7 @@ class StoredInputTokensBody(InputTokensBody):
     FOREIGN = _without_served(INPUT_TOKENS, "previous_response_id")
 
     previous_response_id: str | None = None
-    """Id of the response that the conversation goes on from."""
+    """Id of the response to continue."""
 
 
 class RetrieveQuery(NamedTuple):

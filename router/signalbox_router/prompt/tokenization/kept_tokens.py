@@ -1,10 +1,9 @@
-"""Writes the beginning of a rendered conversation with the tokens that an earlier turn had there.
+"""Replaces the first tokens of a rendered conversation by those that the previous turn had there.
 
-A model need not write a text with the tokens that a tokenizer gives it, and a chat template may
-space an answer in another way. Where a conversation goes on from one whose tokens are kept, equal
-text therefore takes the kept tokens, and the prefix cache finds all of it. The first control token
-or the first text that differs ends that: what a template leaves out or writes in another way is as
-the template says.
+A model may write a text with other tokens than the tokenizer, and a chat template may change the
+white space around an answer. Therefore, where the text of a continued conversation equals that of
+the previous turn, it gets the kept tokens, so that the prefix cache finds all of them. This ends at
+the first control token or text that differs, such as reasoning that the template leaves out.
 """
 
 from array import array
@@ -22,10 +21,10 @@ class KeptTokens(NamedTuple):
 
     token_ids: Sequence[int]
     answers: Sequence[tuple[int, int]] = ()
-    """Start and end of what models wrote, in which white space may differ, ascending."""
+    """Start and end of each answer of a model, ascending; white space in them may differ."""
 
     def continued(self, prompt: Sequence[int], answer: Sequence[int]) -> "KeptTokens":
-        """Returns the tokens of a turn whose prompt may begin with these."""
+        """Returns the tokens of the next turn, whose prompt may begin with these."""
         num_same = num_equal(self.token_ids, prompt)
         answers = [(start, min(end, num_same)) for start, end in self.answers if start < num_same]
         token_ids = array("i", prompt)
@@ -39,7 +38,7 @@ NO_TOKENS = KeptTokens(())
 
 
 class Respelled(NamedTuple):
-    """A prompt that begins with kept tokens."""
+    """A prompt whose first tokens are kept ones."""
 
     token_ids: list[int]
     positions: tuple[int, ...]
@@ -53,10 +52,10 @@ def respelled(
     bytes_of: Callable[[int], bytes],
     controls: Collection[int],
 ) -> Respelled:
-    """Returns a prompt's tokens, and positions in it, with the kept tokens that say the same.
+    """Returns a prompt, and positions in it, with kept tokens in place of those of equal text.
 
     Args:
-        controls: ids of tokens that are no text; each equals itself alone.
+        controls: ids of control tokens, which equal only themselves and no text.
     """
     num_kept, num_new = _Comparison(kept, token_ids, bytes_of, controls).run()
     moved = num_kept - num_new
@@ -76,7 +75,7 @@ def num_equal(these: Sequence[int], those: Sequence[int]) -> int:
 
 
 class _Comparison:
-    """Reads kept and new tokens side by side, as far as their texts are equal."""
+    """Reads kept and new tokens in parallel while their texts are equal."""
 
     def __init__(
         self,
@@ -91,11 +90,11 @@ class _Comparison:
         self._answer = next(self._answers)
         self._i = self._j = num_equal(kept.token_ids, token_ids)
         self._left = self._right = b""
-        """Bytes of the last kept and of the last new token that the other side lacks so far."""
+        """Bytes of the last kept and the last new token that are not matched yet."""
         self._is_loose = False
 
     def run(self) -> tuple[int, int]:
-        """Returns the numbers of kept and of new tokens that say the same."""
+        """Returns the numbers of kept and of new tokens whose texts are equal."""
         found = (self._i, self._j)
         while self._advance():
             if not (self._left or self._right):
@@ -103,7 +102,8 @@ class _Comparison:
         return found
 
     def _advance(self) -> bool:
-        """Reads a token or, where both sides are at a border, one of each; False at the end."""
+        """Reads a token of the side that is behind, or one of each; False if nothing more can be
+        equal."""
         i, j = self._i, self._j
         takes_kept, takes_new = not self._left, not self._right
         if (takes_kept and i == len(self._kept)) or (takes_new and j == len(self._new)):
@@ -129,7 +129,7 @@ class _Comparison:
         return i >= self._answer[0]
 
     def _match(self) -> bool:
-        """Drops what both sides have; False if they differ."""
+        """Removes equal bytes from both sides; False if the rest differs."""
         left, right = self._left, self._right
         while True:
             if self._is_loose:

@@ -111,7 +111,7 @@ async def test_the_oldest_make_room_and_are_counted(opened: Open) -> None:
         with pytest.raises(StoreFull, match="--response-store-size"):
             await store.put(row("large", 351))
         assert await names_of(store, "b", "c") == ["b", "c"]
-        with pytest.raises(StoreFull, match="that run"):
+        with pytest.raises(StoreFull, match="running responses"):
             await store.put(row("d", 300))
         assert await store.replace(row("running", 250))
         assert await names_of(store, "running", "b", "c") == ["running", "c"]
