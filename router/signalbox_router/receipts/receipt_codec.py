@@ -1,6 +1,7 @@
-"""Receipts: what a request has computed, so that it can be computed again and compared.
+"""Converts receipts to JSON documents and back. A receipt describes a computed request, so that it
+can be computed again and compared.
 
-A receipt is a JSON document. A signature in it covers all else of it, as `signed_part` writes it.
+A signature in the document covers the rest of it, as `signed_part` writes it.
 """
 
 import json
@@ -20,7 +21,7 @@ from signalbox_protos.common.v1 import common_pb2 as pb
 from signalbox_router.params.generation_params import GenerationParams
 
 FORM = 1
-"""Version of the form of receipts; it changes when an older reader would misread a receipt."""
+"""Version of the document; it changes when older readers would misread new documents."""
 SIGNATURE = "signature"
 _TEXTS = ("request_id", "version", "model", "fingerprint", "adapter", "arithmetic")
 _PLAIN: Mapping[str, type[int]] = {
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class ReceiptError(ValueError):
-    """A document is no receipt of this form; the message names the field."""
+    """A document is not a receipt of this form; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def encode(receipt: Receipt) -> dict[str, Any]:
 
 
 def decode(document: object) -> Receipt:
-    """Returns what a document says. Raises ReceiptError."""
+    """Returns the receipt in a document. Raises ReceiptError."""
     fields = _mapping(document, "the receipt")
     if (form := fields.get("form")) is True or form != FORM:
         raise ReceiptError(f"form is {form!r}; this version reads receipts of form {FORM}")
@@ -125,7 +126,8 @@ def signed_part(document: Mapping[str, Any]) -> bytes:
 def _sampling_document(params: SamplingParams) -> dict[str, Any]:
     """Returns the parameters that decide tokens.
 
-    Whole numbers have no point: programs in JavaScript, which write none, keep the signed part so.
+    Whole numbers are written without a decimal point, as JavaScript writes them, so that its
+    programs can rebuild the signed part.
     """
     decisive = replace(
         params,
@@ -155,25 +157,25 @@ def _output(given: Mapping[str, Any]) -> DeliveredSequence:
     name = _value(given, "finish_reason", str)
     reason = next((one for one in FinishReason if _name_of(one) == name), None)
     if reason is None:
-        raise ReceiptError(f"finish_reason is {name[:40]!r}, which is none")
+        raise ReceiptError(f"finish_reason is {name[:40]!r}, which is not known")
     return DeliveredSequence(list(_token_ids(given, "token_ids")), reason)
 
 
 def _name_of(reason: FinishReason | None) -> str:
-    assert reason is not None, "all sequences of a request that has ended have"
+    assert reason is not None, "the request has not ended"
     return reason.name.lower()
 
 
 def _mapping(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ReceiptError(f"{where} is no object of JSON")
+        raise ReceiptError(f"{where} is not a JSON object")
     return value
 
 
 def _value(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> T:
     value: Any = fields.get(name)
     if type(value) is not kind:
-        raise ReceiptError(f"{name} is {str(value)[:40]!r}, which is no {kind.__name__}")
+        raise ReceiptError(f"{name} is {str(value)[:40]!r}, which is not of type {kind.__name__}")
     found: T = value
     return found
 
@@ -181,7 +183,7 @@ def _value(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> T:
 def _list(fields: Mapping[str, Any], name: str, kind: Callable[..., T]) -> tuple[T, ...]:
     values = fields.get(name)
     if not isinstance(values, list) or any(type(one) is not kind for one in values):
-        raise ReceiptError(f"{name} is no list of {kind.__name__}")
+        raise ReceiptError(f"{name} is not a list of {kind.__name__}")
     return tuple(values)
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ALGORITHM = "ed25519"
-_NEEDS = "takes the package cryptography: pip install 'signalbox-serving[receipts]'"
+_NEEDS = "needs the package cryptography: pip install 'signalbox-serving[receipts]'"
 
 
 class ReceiptKeyError(ValueError):
@@ -16,7 +16,7 @@ class ReceiptKeyError(ValueError):
 
 
 class WrongSignature(ValueError):
-    """A signature is not that of the document, or not by the key."""
+    """A signature does not fit the document, or was made with another key."""
 
 
 class ReceiptKey:
@@ -51,14 +51,14 @@ def check_signature(signature: object, content: bytes, *, public_key: bytes | No
         raise ReceiptKeyError(f"a signed receipt {_NEEDS}") from None
     try:
         if not isinstance(signature, dict) or signature["algorithm"] != ALGORITHM:
-            raise WrongSignature(f"the signature is none of {ALGORITHM}")
+            raise WrongSignature(f"the signature is not of the algorithm {ALGORITHM}")
         named, value = (_bytes(signature[name]) for name in ("public_key", "value"))
         Ed25519PublicKey.from_public_bytes(public_key or named).verify(value, content)
     except (InvalidSignature, KeyError, ValueError, TypeError) as error:
         if isinstance(error, WrongSignature):
             raise
-        by = "this key" if public_key else "the key that it names"
-        raise WrongSignature(f"the receipt is not what {by} has signed") from None
+        by = "the given key" if public_key else "the key that it names"
+        raise WrongSignature(f"the receipt was changed, or was not signed with {by}") from None
     return _text(public_key or named)
 
 
@@ -77,7 +77,9 @@ def read_public_key(path: str) -> bytes:
         key = None
     if not isinstance(key, Ed25519PublicKey):
         remedy = f"openssl pkey -in KEY -pubout -out {path}"
-        raise ReceiptKeyError(f"{what} is no public key of {ALGORITHM} in PEM; {remedy} writes it")
+        raise ReceiptKeyError(
+            f"{what} is not a public key of {ALGORITHM} in PEM; {remedy} writes one"
+        )
     return public_bytes(key)
 
 
@@ -102,7 +104,8 @@ def _private_key(path: str) -> "Ed25519PrivateKey":
     if not isinstance(key, Ed25519PrivateKey):
         remedy = f"openssl genpkey -algorithm {ALGORITHM} -out {path}"
         raise ReceiptKeyError(
-            f"{what} is no private key of {ALGORITHM} in PEM without a password; {remedy} makes one"
+            f"{what} is not a private key of {ALGORITHM} in PEM without a password; {remedy} makes"
+            " one"
         )
     return key
 

@@ -13,15 +13,15 @@ from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.request_output import End
 
 UNAVAILABLE = "unavailable"
-"""Field that says why a request has no receipt, in the place of one."""
+"""The only field of a document in place of a receipt: the reason why there is none."""
 _NO_ARITHMETIC = (
-    "the bits that its worker computes depend on the batch, or it has gone on at a worker that"
+    "the bits that its worker computes depend on the batch, or it continued on a worker that"
     " computes other bits"
 )
 
 
 def check_receipt(fields: Mapping[str, Any]) -> None:
-    """Refuses a receipt of several sequences of which the best are chosen.
+    """Raises InvalidArgument if only the best sequences are returned.
 
     Args:
         fields: sampling fields that are set, by proto name.
@@ -46,7 +46,7 @@ class Receipts:
         *,
         kept_token_ids: frozenset[int],
     ) -> dict[str, Any]:
-        """Returns the document, or one that says why there is none.
+        """Returns the receipt's document, or one that says why there is no receipt.
 
         Args:
             kept_token_ids: special tokens that are in the text.

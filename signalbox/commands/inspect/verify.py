@@ -1,4 +1,4 @@
-"""`signalbox verify`: computes the request of a receipt again, and compares it token by token."""
+"""`signalbox verify`: computes the request of a receipt again, and compares all tokens."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ FLAGS = (
     *("cpu_backend", "num_threads", "tensor_parallel_size", "pipeline_parallel_size"),
     *("pipeline_layer_partition", "lora", "speculation", "simulate"),
 )
-"""Settings of serve that decide the bits, or how soon and where they are computed."""
+"""Settings of serve that decide the bits, or how fast and where they are computed."""
 EXAMPLES = """\
 examples
   signalbox verify receipt.json models/SmolLM2-135M-Instruct.Q4_1.gguf --dtype int16
@@ -37,7 +37,7 @@ Give the flags of the server that decide bits. The exit status is 1 if anything 
 
 
 class Differs(RuntimeError):
-    """A receipt is not what was computed, or not what was signed."""
+    """A receipt differs from what was computed or signed."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,7 @@ def _read(path: str) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if isinstance(document, dict) and isinstance(document.get("receipt"), dict):
         document = document["receipt"]
     if not isinstance(document, dict):
@@ -130,7 +130,7 @@ def _signer(document: dict[str, Any], public_key: str | None) -> str:
         key = check_signature(signature, signed_part(document), public_key=expected)
     except WrongSignature as error:
         raise Differs(str(error)) from None
-    note = "" if expected else "; --public-key FILE says whose key that must be"
+    note = "" if expected else "; check that it is the server's: --public-key FILE"
     return f"signed by {key}{note}"
 
 

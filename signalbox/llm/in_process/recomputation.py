@@ -1,4 +1,4 @@
-"""Computes what a receipt says again, and finds the first position that differs."""
+"""Computes the request of a receipt again, and finds the first position that differs."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -13,21 +13,21 @@ from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.receipts.receipt_codec import Receipt
 
 _WITHOUT_EFFECT = ("seed", "stop_token_ids", "top_p", "top_k", "min_p", "typical_p")
-"""Parameters that change no greedy draw."""
+"""Parameters that do not change greedy draws."""
 
 
 class OtherEngine(ValueError):
-    """The engine cannot verify a receipt; the message says why, with the remedy."""
+    """This engine cannot verify a receipt; the message has the reason and the remedy."""
 
 
 class Difference(NamedTuple):
-    """The first position at which a sequence of a receipt is not what was computed."""
+    """The first position at which a sequence of a receipt differs from the computed one."""
 
     branch: int
     position: int
     """Index in the sequence's output."""
     in_receipt: int | str
-    """Token there, or why the output ends before it."""
+    """Token at the position, or the reason why the output has none there."""
     computed: int | str
 
 
@@ -40,7 +40,7 @@ def recompute(core: EngineCore, receipt: Receipt) -> Difference | None:
     _check_model(core, receipt)
     _check_arithmetic(core, receipt)
     params, expected = receipt.params, receipt.outputs[0].token_ids
-    if max(expected, default=0) < core.model.vocab_size:  # an engine that computes drafts is sooner
+    if max(expected, default=0) < core.model.vocab_size:  # as drafts, several tokens in a step
         params = replace(params, prediction=tuple(expected))
     request = core.add(receipt.request_id, _prompt(receipt), params)
     try:
@@ -55,8 +55,8 @@ def recompute(core: EngineCore, receipt: Receipt) -> Difference | None:
 
 
 def compare(core: EngineCore, receipt: Receipt, *, tolerance: float) -> Difference | None:
-    """Returns the first token of a greedy receipt whose logit is further below the largest than
-    `tolerance`, in a model that may compute other bits; None if there is none.
+    """Returns the first token of a greedy receipt whose logit is more than `tolerance` below the
+    largest one; None if there is none. The engine may compute other bits.
 
     Raises what `recompute` does.
     """
@@ -107,12 +107,12 @@ def _check_model(core: EngineCore, receipt: Receipt) -> None:
 
 def _check_arithmetic(core: EngineCore, receipt: Receipt) -> None:
     if not core.arithmetic:
-        raise OtherEngine("bits depend on the batch here; compute natively, on a CPU")
+        raise OtherEngine("the bits of this engine depend on the batch; compute natively, on a CPU")
     if receipt.arithmetic != core.arithmetic:
         raise OtherEngine(
             f"this engine computes other bits: its arithmetic is {core.arithmetic[:12]}, that of"
-            f" the receipt {receipt.arithmetic[:12]}; use the server's instruction set and its"
-            " settings of types and ranks, or --tolerance for a greedy request"
+            f" the receipt {receipt.arithmetic[:12]}; use the instruction set, the types and the"
+            " number of ranks of the server, or --tolerance for a greedy request"
         )
 
 
@@ -141,7 +141,7 @@ def _step(core: EngineCore, request: InProcessRequest) -> None:
 def _first_difference(
     expected: Sequence[DeliveredSequence], found: Sequence[DeliveredSequence]
 ) -> Difference | None:
-    """Compares output as far as it is found; of what has ended, also where and why it ends."""
+    """Compares the output so far; of a sequence that has ended, also its length and reason."""
     for branch, (mine, theirs) in enumerate(zip(expected, found, strict=True)):
         tokens, others = mine.token_ids, theirs.token_ids
         if tokens[: len(others)] != others:

@@ -42,7 +42,7 @@ def test_a_signature_is_of_one_content_and_one_key(tmp_path: Path) -> None:
     assert check_signature(signature, CONTENT, public_key=public) == named
     with pytest.raises(WrongSignature, match="the key that it names"):
         check_signature(signature, CONTENT + b" ", public_key=None)
-    with pytest.raises(WrongSignature, match="this key"):
+    with pytest.raises(WrongSignature, match="the given key"):
         others = read_public_key(str(other.with_suffix(".pub")))
         check_signature(signature, CONTENT, public_key=others)
 

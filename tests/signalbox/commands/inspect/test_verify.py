@@ -45,7 +45,7 @@ def test_a_receipt_of_the_model_is_computed_again(
     assert (status, "signed by " in printed) == (0, True)
     assert "computed again and equal: 10 tokens of 2 sequences" in printed
     status, printed = verify(tmp_path, {"id": "cmpl-1", "receipt": issued}, "--simulate")
-    assert (status, "whose key that must be" in printed) == (0, True)
+    assert (status, "check that it is the server's" in printed) == (0, True)
 
 
 def test_the_first_position_that_differs_is_said(tmp_path: Path, issued: dict[str, Any]) -> None:
