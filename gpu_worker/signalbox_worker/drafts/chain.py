@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class ProposerChain:
-    """Asks all sources. Takes the drafts with the longest match, or longer ones that begin with
-    them. A draft model, which takes more time, is asked where they have none."""
+    """Asks all sources, and takes the drafts with the longest match, or longer ones that begin with
+    these. A draft model, which takes more time, is asked only about sequences without drafts."""
 
     def __init__(self, proposers: Iterable[Proposer], model: Proposer | None = None) -> None:
         self._proposers, self._model = tuple(proposers), model
@@ -70,10 +70,11 @@ def _extends(found: Drafts, best: Drafts) -> bool:
 def make_proposer(
     config: SpeculationConfig, *, vocab_size: int, model: Proposer | None = None
 ) -> Proposer:
-    """Returns the proposer of a worker. Without native kernels it has no drafts from texts and
-    predictions, and a warning says so. Raises ModelError if a package's cannot be used.
+    """Returns the proposer of a worker. Without native kernels it logs a warning, and has no drafts
+    from texts and predictions. Raises ModelError if that of a package cannot be used.
 
-    Args: model: proposer of a draft model, if there is one.
+    Args:
+        model: proposer of a draft model, if there is one.
     """
     if not config.num_tokens:
         return NO_PROPOSER

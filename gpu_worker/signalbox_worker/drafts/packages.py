@@ -1,7 +1,7 @@
 """Sources of drafts that packages bring, as entry points of the group "signalbox.draft_proposers".
 
-An entry point is called like the `method` of --speculative-config that chooses it. It names what
-makes a `Proposer` of the settings and the size of the vocabulary; each lease gets one of its own.
+The name of an entry point is the `method` of --speculative-config that selects it. Its object is
+called with the settings and the size of the vocabulary, and returns a `Proposer` for one lease.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def _origin(entry: EntryPoint) -> str:
 
 
 class PackageProposer:
-    """A package's proposer. Its drafts count as a package's, whatever it calls them."""
+    """A package's proposer. Its drafts always have the source PACKAGE."""
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer

@@ -1,7 +1,7 @@
 """The interface of a source of drafts.
 
 Drafts change no output: each is kept only if it equals the token that is drawn at its position. A
-source may therefore guess, and bad guesses only cost time. Packages bring sources of their own, see
+source may therefore guess, and wrong guesses only cost time. Packages may add sources, see
 packages.py.
 """
 
@@ -31,16 +31,16 @@ class DraftAsk(NamedTuple):
     grammar: Grammar | None
     """State of the sequence in its grammar, which has read known tokens alone."""
     owner: bytes = b""
-    """Opaque name of the tenant, cache salt and adapter: what a sequence tells of its text may be
-    proposed for sequences of the same name alone. Empty: for no other sequence."""
+    """Opaque name of the tenant, cache salt and adapter. Tokens of a sequence may be proposed only
+    to sequences with the same name; if it is empty, to no other sequence."""
 
 
 class EndedSequence(NamedTuple):
-    """A sequence that leaves the worker: it has ended, or is to be computed later or elsewhere."""
+    """A sequence that leaves the worker: it has ended, or continues later or elsewhere."""
 
     seq_id: int
     token_ids: Int32Array
-    """Its tokens; not to be kept. Those of the last steps may lie behind its end."""
+    """Its tokens; not to be kept. The last ones may have been drawn after its end."""
     num_prompt: int
     owner: bytes
     """As in `DraftAsk`."""
@@ -52,7 +52,7 @@ class Drafts(NamedTuple):
     token_ids: Sequence[int]
     source: DraftSource = DraftSource.PACKAGE
     num_matched: int = 0
-    """Newest known tokens that match the place from which the drafts were read. A chain takes the
+    """Number of the newest known tokens that match the text before the drafts. A chain takes the
     source with the longest match."""
 
 
@@ -66,15 +66,15 @@ class Proposer(Protocol):
     def propose(self, asks: Sequence[DraftAsk]) -> Sequence[Drafts]:
         """Returns the drafts of each sequence of a step: at most `most` of its ask, or none.
 
-        The step waits for them. Called for steps that allow drafts. A sequence that had none is
-        asked again now and then, and gets its drafts in a later step.
+        Called in steps that allow drafts, which wait for it. It is also called now and then for a
+        sequence that had none; drafts are then computed in a later step.
         """
 
     def learn(self, ended: EndedSequence) -> None:
-        """Takes what a sequence that leaves says about others, before it is forgotten."""
+        """Learns from a sequence that leaves, before it is forgotten."""
 
     def forget(self, seq_id: int) -> None:
-        """Drops what is kept of a sequence, if anything."""
+        """Drops all data about a sequence."""
 
 
 class NoProposer:

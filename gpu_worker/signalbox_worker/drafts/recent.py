@@ -1,7 +1,7 @@
-"""Drafts from recent outputs: what followed the newest tokens in answers to requests of one owner.
+"""Drafts from recent outputs: what followed the newest tokens in earlier answers of the same owner.
 
-An owner is a tenant with its cache salt and adapter, under a name that says nothing of them. What
-is kept of one is looked up for the same one alone.
+An owner is a tenant with its cache salt and adapter, under an opaque name. Outputs of an owner are
+looked up only for the same owner.
 """
 
 from collections import OrderedDict
@@ -23,18 +23,18 @@ from signalbox_worker.drafts.proposer import (
 )
 
 LEAST_MATCH = 4
-"""Least number of newest tokens that must occur in a recent output, if the settings say less: two
-or three tokens are followed by something else in most other answers."""
+"""Least number of newest tokens that must occur in a recent output, even if the settings say less:
+other answers mostly continue two or three equal tokens in another way."""
 CONTEXT = 16
-"""Tokens of the prompt that are kept before an output, so that its beginning can be drafted."""
+"""Prompt tokens that are kept before an output, so that its first tokens can be drafted."""
 _LEAST_TOKENS = 768
 """Room of an owner's first text; its index takes the least memory for three times a power of 2."""
 _END = -1
-"""Follows each output; equals no token."""
+"""Separates outputs; no token has this id."""
 
 
 class RecentText:
-    """Outputs of one owner, one behind the other, and their index."""
+    """All outputs of one owner as one text, with its index."""
 
     def __init__(self, capacity: int, first: Int32Array, config: SpeculationConfig) -> None:
         self._tokens: Int32Array = np.empty(capacity, dtype=np.int32)
@@ -64,8 +64,7 @@ class RecentText:
 
 
 class RecentOutputs:
-    """The texts of all owners, within a bound on their memory: that of the owner whose last answer
-    or look-up is the oldest goes first."""
+    """The texts of all owners, bounded in memory: the least recently used text is dropped first."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         """Raises NativeUnavailable."""
@@ -81,7 +80,8 @@ class RecentOutputs:
         return text
 
     def add(self, owner: bytes, output: Int32Array) -> None:
-        """Appends an output to its owner's text, which loses the older half if it may not grow."""
+        """Appends an output to its owner's text. A text that is full and may not grow loses its
+        older half."""
         output = np.append(output, np.int32(_END))
         text = self._texts.pop(owner, None)
         if text is not None:

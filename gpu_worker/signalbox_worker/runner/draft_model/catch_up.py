@@ -1,17 +1,17 @@
-"""How many tokens a draft model catches up in a step, so that it does not stall other sequences."""
+"""Limits the missing tokens that a draft model computes in a step, so that others do not wait."""
 
 _SHARE = 0.5
-"""Time of catching up, as a share of the rest of a step."""
+"""Most time for missing tokens, as a share of the rest of a step."""
 _LEAST_TOKENS = 16
 _NEW = 0.25
 """Weight of the newest time in the mean."""
 
 
 class CatchUpBudget:
-    """Follows the times of steps, and those of the draft model's tokens. Times are of one clock."""
+    """Tracks the times of steps, and of tokens of the draft model."""
 
     def __init__(self, *, tokens_per_s: float, most_tokens: int) -> None:
-        """Args: tokens_per_s: measured rate of the draft model, until steps have been measured."""
+        """Args: tokens_per_s: rate of the draft model that was measured at its start."""
         self._ns_per_token = 1e9 / tokens_per_s
         self._most_tokens = most_tokens
         self._step_ns = 0.0
@@ -23,9 +23,9 @@ class CatchUpBudget:
         return min(max(_LEAST_TOKENS, affordable), self._most_tokens)
 
     def begin_step(self, now_ns: int) -> None:
-        """Measures what came since the last proposals: the rest of the step, or of several.
+        """Measures the time since the last proposals, which is that of the rest of the step.
 
-        A step counts at most twice as much as the one before: what is longer is likely a pause.
+        It counts at most twice the time before: a longer one is likely a pause.
         """
         if self._ended_ns is None:
             return
@@ -37,6 +37,6 @@ class CatchUpBudget:
         self._ended_ns = now_ns
 
     def observe(self, *, num_tokens: int, ns: int) -> None:
-        """Records a batch of the draft model. Those of few tokens say nothing about more."""
+        """Records a batch of the draft model. Small ones do not show the time of a large one."""
         if num_tokens >= _LEAST_TOKENS:
             self._ns_per_token += _NEW * (ns / num_tokens - self._ns_per_token)

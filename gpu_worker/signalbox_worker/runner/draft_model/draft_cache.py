@@ -1,7 +1,7 @@
-"""The KV blocks of a draft model: those of each sequence, and which tokens are computed there.
+"""Maps sequences to KV blocks of a draft model, and says which of their tokens are computed.
 
-Pure bookkeeping. A sequence has rows: a block of each group of layers for `block_size` tokens. None
-is shared or kept beyond its sequence, since a worker does not know which tenants may share tokens.
+Pure bookkeeping. A sequence has rows: a block of each group of layers for `block_size` tokens.
+Sequences share no rows, since a worker does not know which tenants may share tokens.
 """
 
 from collections import OrderedDict
@@ -11,16 +11,16 @@ from itertools import takewhile
 from signalbox_worker.batch.arrays import Int32Array
 
 IDLE_STEPS = 64
-"""Steps after which a sequence that is not asked about may lose its rows to others."""
+"""Steps without a request for drafts after which a sequence may lose its rows to others."""
 
 
 @dataclass(slots=True)
 class KeptSequence:
-    """Rows of a sequence, and its tokens whose K and V are there."""
+    """Rows of a sequence, and the tokens whose K and V they hold."""
 
     rows: list[int] = field(default_factory=list)
     num_known: int = 0
-    """Leading known tokens that are computed."""
+    """Number of known tokens that are computed."""
     drafts: list[int] = field(default_factory=list)
     """Drafts that are computed behind them, the earliest first."""
     last_step: int = 0
@@ -31,9 +31,11 @@ class KeptSequence:
         return self.num_known + len(self.drafts)
 
     def settle(self, token_ids: Int32Array) -> None:
-        """Counts drafts that have become known tokens as such, and drops the others.
+        """Counts accepted drafts as known tokens, and drops the others.
 
-        Args: token_ids: all known tokens. The last is always to be computed, to draw behind it.
+        Args:
+            token_ids: all known tokens. The last one always counts as missing, since the next draft
+                is drawn behind it.
         """
         behind = token_ids[self.num_known : self.num_computed].tolist()
         pairs = zip(self.drafts, behind, strict=False)
@@ -43,7 +45,7 @@ class KeptSequence:
 
 
 class DraftCache:
-    """Gives rows to sequences. One for which there are too few has none, until others end."""
+    """Gives rows to sequences. A sequence that needs more than are free gets none for now."""
 
     def __init__(self, *, num_rows: int, block_size: int) -> None:
         self._num_rows, self._block_size = num_rows, block_size
@@ -68,7 +70,7 @@ class DraftCache:
     def reserve(self, seq_id: int, *, least: int, most: int) -> int:
         """Gives a sequence rows for `most` tokens, or for as many as possible.
 
-        Returns for how many it has rows: 0 if it cannot have them for `least`, and none then.
+        Returns the number of tokens that fit; 0, taking all its rows back, if `least` do not fit.
         """
         kept = self._kept[seq_id]
         num_missing = max(0, -(-most // self._block_size) - len(kept.rows))
@@ -89,8 +91,7 @@ class DraftCache:
         kept.rows, kept.num_known, kept.drafts = [], 0, []
 
     def _evict_idle(self) -> bool:
-        """Takes the rows of the sequence that was not asked about for longest; False if that is not
-        long ago."""
+        """Takes the rows of the least recently used sequence; False if its last use is recent."""
         seq_id, kept = next(iter(self._kept.items()))
         if self._step - kept.last_step <= IDLE_STEPS:
             return False
@@ -98,7 +99,7 @@ class DraftCache:
         return True
 
     def check(self) -> None:
-        """Asserts that each row is free or held by one sequence, which has rows for its tokens."""
+        """Asserts that each row is free or held by one sequence, and that computed tokens fit."""
         held = [row for kept in self._kept.values() for row in kept.rows]
         assert sorted([*self._free, *held]) == list(range(self._num_rows))
         for kept in self._kept.values():

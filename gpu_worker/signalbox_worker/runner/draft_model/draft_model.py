@@ -1,4 +1,4 @@
-"""Loads a draft model, measures what it takes beside the served model, and has its pool of KV."""
+"""Loads a draft model, measures the memory that it needs, and owns its pool of KV."""
 
 import logging
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from signalbox_worker.runner.loading.tokenizer_files import TOKENIZER
 logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 4
-"""The pool takes a quarter of what the KV cache of the served model may take, in addition to it."""
+"""The pool may have a quarter of the size of the served model's KV cache, in addition to it."""
 
 LoadExecutor = Callable[[OpenedModel, RunnerConfig], Executor]
 
 
 class DraftModel:
-    """A draft model with its pool. Its leases come one after another, and call from one thread."""
+    """A draft model with its pool. Leases use it one after another, each from one thread."""
 
     def __init__(self, executor: Executor, capacity: WorkerCapacity) -> None:
         self.executor, self.capacity = executor, capacity
@@ -44,7 +44,7 @@ class DraftModel:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes that KV and steps take, which are not in use when the model is loaded."""
+        """Bytes that KV and steps will take, in addition to the weights."""
         return self.kv_bytes + self.capacity.activations_bytes
 
     def make_proposer(self) -> ModelProposer:
@@ -54,10 +54,10 @@ class DraftModel:
 def open_draft_model(
     config: RunnerConfig, served: OpenedModel, progress: ReportProgress
 ) -> OpenedModel | None:
-    """Opens the model that is to draft; None if there is none, or on a rank that needs no drafts.
+    """Opens the draft model that is configured; None if there is none, or on ranks above 0.
 
-    Comes before the served model's weights are read, which takes long. Raises ModelError for one
-    that cannot draft, and what opening a model does.
+    Called before the weights of the served model are read, so that errors come early. Raises
+    ModelError for a model that cannot draft, and what opening a model raises.
     """
     speculation = config.speculation
     if not (speculation.num_tokens and speculation.model) or config.parallel.rank:
@@ -107,8 +107,8 @@ def load_draft_model(
 
 
 def _model_config(config: RunnerConfig) -> ModelConfig:
-    """Returns the settings of the draft model: those of the served one that are not about its own
-    files. Drafts need not be exact, so that its types are those which suit it."""
+    """Returns the settings of the draft model: those of the served model, without types and
+    settings of its files. The types are those that fit the draft model's own files."""
     given, speculation = config.model, config.speculation
     return ModelConfig(
         model=speculation.model,
@@ -125,8 +125,8 @@ def check_draft_model(opened: OpenedModel, served: OpenedModel) -> None:
     """Raises ModelError for a model that cannot draft for another."""
     if opened.shape.has_states:
         raise ModelError(
-            f"{opened.shape.architecture} has recurrent layers, whose states cannot go back behind"
-            " refused drafts; use a draft model without"
+            f"{opened.shape.architecture} has recurrent layers, whose states cannot be reset after"
+            " a refused draft; use a draft model without recurrent layers"
         )
     texts = [one.tokenizer_files()[TOKENIZER] for one in (served, opened)]
     if texts[0] == texts[1]:
@@ -148,7 +148,7 @@ def _described(token_id: int | None) -> str:
 
 
 def _measure(executor: Executor, cache: CacheConfig) -> WorkerCapacity:
-    """Runs the largest step; returns what fits. Raises MemoryError if nothing does."""
+    """Runs the largest step; returns the capacity. Raises MemoryError if no block fits."""
 
     def execute(batch: Batch) -> None:
         batch.rows.temperature = np.zeros_like(batch.rows.temperature)  # drafts are the likeliest

@@ -1,8 +1,8 @@
 """Drafts from a draft model: the likeliest tokens that it continues a sequence with.
 
-Each step first computes the known tokens that the model misses, of all sequences in one batch: one
-or two behind the newest run, or a part of a prompt. Those that miss none any more are continued a
-token at a time, in one batch each time.
+Each step first computes the known tokens that are missing in the draft model's KV, of all sequences
+in one batch: one or two behind the newest run, or a part of a prompt. Then sequences without
+missing tokens are continued token by token, all in one batch each time.
 """
 
 import time
@@ -23,17 +23,17 @@ from signalbox_worker.runner.draft_model.draft_cache import DraftCache, KeptSequ
 from signalbox_worker.runner.executors.executor import Executor
 
 _NEAR = 16
-"""Most tokens that a sequence may miss to be computed at once; one that misses more catches up."""
+"""Most missing tokens of a sequence that are computed at once; more are computed in parts."""
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A sequence that a step asks about."""
+    """A sequence for which a step wants drafts."""
 
     ask: DraftAsk
     kept: KeptSequence
     most: int
-    """Most drafts, as far as there is room."""
+    """Most drafts for which there is room."""
     drafts: list[int] = field(default_factory=list)
 
     @property
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class _Run(NamedTuple):
-    """Tokens of one sequence that a batch computes, and whether it draws behind them."""
+    """Tokens of one sequence that a batch computes, and whether it draws after them."""
 
     asked: _Asked
     token_ids: list[int]
@@ -67,7 +67,7 @@ class ModelProposer(NoProposer):
             num_rows=capacity.num_gpu_blocks // self._num_groups, block_size=self._block_size
         )
         self._behind: dict[int, _Asked] = {}
-        """Sequences that miss many tokens, with copies of these as they were known."""
+        """Sequences with many missing tokens, each with a copy of its known tokens."""
         self._budget = CatchUpBudget(
             tokens_per_s=capacity.prefill_tokens_per_s, most_tokens=self._most_tokens
         )
@@ -103,7 +103,7 @@ class ModelProposer(NoProposer):
         return _Asked(ask, kept, max(0, min(most, room - num_known + 1)))
 
     def _catch_up(self, all_asked: Sequence[_Asked]) -> list[_Asked]:
-        """Computes missing tokens; returns the sequences that miss none, with their first draft."""
+        """Computes missing tokens; returns sequences without any, which have their first draft."""
         runs = self._missing(all_asked)
         began_ns = self._clock()
         drawn = self._compute(runs)
@@ -119,10 +119,10 @@ class ModelProposer(NoProposer):
         return drawn
 
     def _missing(self, all_asked: Sequence[_Asked]) -> list[_Run]:
-        """Returns what a step computes of the tokens that are missing.
+        """Returns the missing tokens that a step computes.
 
-        Sequences that miss fewest come first, so that they have drafts soon; then those that an
-        earlier step has asked about, and that pause.
+        Sequences with the fewest come first, so that they have drafts soon. Those of earlier steps
+        that this step does not ask about come last.
         """
         runs: list[_Run] = []
         left, budget = self._most_tokens, self._budget.tokens
@@ -143,8 +143,8 @@ class ModelProposer(NoProposer):
         return runs
 
     def _compute(self, runs: Sequence[_Run]) -> list[_Asked]:
-        """Computes runs behind the computed tokens of their sequences; returns the sequences that
-        have a draft more."""
+        """Computes runs after the computed tokens of their sequences; returns the sequences that
+        got another draft."""
         if not runs:
             return []
         output = self._executor.execute(self._batch(runs))

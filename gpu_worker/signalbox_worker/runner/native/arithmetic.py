@@ -1,8 +1,8 @@
 """The digest of a fixed computation: workers of one model with equal digests compute equal bits.
 
-Some tokens pass through the program and the sampler, in two rows of blocks and behind K and V of
-zeros. A sum that differs in its last bit, because of the instruction set, the compiler, a type or
-the number of ranks, shows in the bits of some logit.
+A few tokens pass through the program and the sampler. Their K and V lie in two rows of blocks,
+after K and V of zeros. If the instruction set, the compiler, a type or the number of ranks changes
+the last bit of a sum, some logit changes, too.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _NUM_TOKENS = 9
 _TOKENS_BEFORE_BOUNDARY = 4
 _NUM_LOGPROBS = 5
 _FACTOR = 7919
-"""A prime: multiples of it look random."""
+"""A prime, whose multiples look random modulo other numbers."""
 
 
 class FixedStep(NamedTuple):
@@ -83,7 +83,7 @@ def fixed_step(
 
 
 def _draws(positions: Int64Array, *, vocab_size: int) -> SampleRows:
-    """Returns a draw behind each token, in turn greedy and with all filters."""
+    """Returns a draw after each token; every second one is random, with all filters."""
     num_rows = len(positions)
     is_random = np.arange(num_rows) % 2 == 1
     filters = neutral_filters(num_rows)
