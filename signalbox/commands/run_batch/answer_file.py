@@ -1,7 +1,7 @@
-"""Writes the answers of a batch: a line of JSON each, in the form of OpenAI's output files.
+"""Writes the answers of a batch as lines of JSON, in the form of OpenAI's output files.
 
-A line is written as soon as its answer is there. So what an interruption leaves is whole lines and
-the beginning of one, and the same command goes on behind them.
+Each line is written when its answer arrives. So an interruption leaves complete lines, and at most
+one incomplete line at the end; the same command then continues.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ _ANSWERED = 200
 
 
 class AnswerFile:
-    """The output file of a batch; one process has it open at a time."""
+    """The output file of a batch; only one process at a time may open it."""
 
     def __init__(self, path: Path) -> None:
         """Raises ValueError if the file cannot be written, or another process writes it."""
@@ -39,11 +39,11 @@ class AnswerFile:
         self._file.close()
 
     def resume(self, custom_ids: Collection[str]) -> set[str]:
-        """Returns the ids of the requests that are answered, and drops all other lines: failures,
-        which are to be repeated, and one that was cut off.
+        """Returns the ids of the requests that have an answer. Drops all other lines: failures,
+        which are repeated, and an incomplete line.
 
-        Raises ValueError for a file that has anything else than answers of the batch, which is
-        then left as it is.
+        Raises ValueError if the file has anything but answers of the batch, and does not change it
+        then.
         """
         answered, num_lines = set[str](), 0
         with reading(self._path, FLAG):
@@ -61,20 +61,20 @@ class AnswerFile:
         self._file.seek(0)
         for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
-                yield line, None  # it was cut off
+                yield line, None  # it is incomplete
                 continue
             try:
                 custom_id, status = _parse(line)
             except (ValueError, LookupError, TypeError, RecursionError):
-                named = f"line {number} is no answer of a batch"
+                named = f"line {number} is not an answer of a batch"
                 raise ValueError(f"{FLAG} {self._path}: {named}; give another file") from None
             if custom_id not in custom_ids:
-                named = f"has an answer to {custom_id[:40]!r}, which the batch does not ask"
+                named = f"has an answer to {custom_id[:40]!r}, which is not in the batch"
                 raise ValueError(f"{FLAG} {self._path} {named}; give another file")
             yield line, custom_id if status == _ANSWERED else None
 
     def _drop_others(self, custom_ids: Collection[str]) -> None:
-        """Writes the file anew with the answers alone; at any moment one of the two is whole."""
+        """Replaces the file by one with only the answers; one of the two is always complete."""
         target, seen = self._path.resolve(), set[str | None]({None})
         temporary = target.with_name(f"{target.name}.tmp")
         with writing(temporary), temporary.open("wb") as file:
@@ -104,7 +104,8 @@ class AnswerFile:
 
 
 def _parse(line: bytes) -> tuple[str, int | None]:
-    """Returns whose answer a line has, and its status. Raises what a line that is none may."""
+    """Returns the request's id and the status of a line. Raises ValueError, LookupError, TypeError
+    or RecursionError for another line."""
     content = json.loads(line)
     custom_id, response = content["custom_id"], content["response"]
     if not (line.startswith(_BEGIN) and isinstance(custom_id, str)):

@@ -1,4 +1,4 @@
-"""Sends the requests of a batch to an HTTP API, several at a time, each until it is answered."""
+"""Sends the requests of a batch to an HTTP API, several at a time, and repeats failed ones."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from signalbox.commands.run_batch.batch_file import BatchRequest, read_request
 MOST_ATTEMPTS = 8
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _REPEATED = frozenset({408, 429, 502, 503, 504})
-"""Statuses of a server that may answer later."""
+"""Statuses after which a request is sent again."""
 _NO_ANSWER = (OSError, ValueError, asyncio.IncompleteReadError)
-"""Errors of a call whose answer does not come, or breaks off."""
+"""Errors of a call whose answer does not arrive, or is incomplete."""
 
 
 class Progress(NamedTuple):
@@ -78,7 +78,7 @@ class BatchClient:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _answer(self, path: str, body: dict[str, Any]) -> HttpAnswer:
-        """Returns the answer, or the last one of a server that may answer later. Raises
+        """Returns the answer; after MOST_ATTEMPTS, even one that asks to try again. Raises
         _NO_ANSWER."""
         wait_s = self.first_wait_s
         for attempt in range(1, MOST_ATTEMPTS + 1):
@@ -96,14 +96,14 @@ class BatchClient:
         raise AssertionError("the last attempt returns or raises")
 
     async def _check_server(self, error: Exception) -> None:
-        """Raises RuntimeError if the server answers nothing at all any more."""
+        """Raises RuntimeError if the server does not answer any request."""
         try:
             await get(self._endpoint, f"{self._root}/v1/models")
         except HttpStatusError:
             return
         except _NO_ANSWER:
             told = f"nothing answers at {self._url}: {_reason(error)}"
-            raise RuntimeError(f"{told}; the same command goes on later") from None
+            raise RuntimeError(f"{told}; run the same command later to continue") from None
 
     def _count(self, *, failed: bool, usage: Any = None) -> None:
         before, prompt, generated = self.progress, *_tokens(usage)
@@ -127,7 +127,7 @@ def _retry_after_s(answer: HttpAnswer) -> float:
 
 
 def _content(answer: HttpAnswer) -> dict[str, Any]:
-    """Returns the JSON of an answer; of one that is none, what it says as an error."""
+    """Returns the JSON object of an answer, or an error with its text if it is not one."""
     try:
         content = json.loads(answer.body)
         if isinstance(content, dict):

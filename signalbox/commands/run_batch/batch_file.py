@@ -35,7 +35,7 @@ class BadLine(ValueError):
 
 
 class BatchRequest(NamedTuple):
-    """A request of a file, in which its line stays: a file may be larger than memory."""
+    """Place of a request in its file, which may be larger than memory."""
 
     custom_id: str
     offset: int
@@ -52,7 +52,7 @@ def find_requests(path: Path) -> list[BatchRequest]:
             try:
                 custom_id = _check(json.loads(line))
                 if custom_id in found:
-                    raise ValueError(f"custom_id {custom_id[:40]!r} is that of a line before")
+                    raise ValueError(f"an earlier line has the custom_id {custom_id[:40]!r}, too")
             except (ValueError, RecursionError) as error:
                 raise BadLine(f"{path}, line {number}: {error}") from None
             found[custom_id] = BatchRequest(custom_id, offset, len(line))
@@ -88,12 +88,12 @@ def _check(content: Any) -> str:
     if not isinstance(content, dict):
         raise ValueError("expected a JSON object")
     if missing := [name for name in _FIELDS if name not in content]:
-        raise ValueError(f"there is no {missing[0]}")
+        raise ValueError(f"{missing[0]} is missing")
     if unknown := content.keys() - set(_FIELDS):
-        raise ValueError(f"{min(unknown)[:40]!r} is no field of a batch request")
+        raise ValueError(f"{min(unknown)[:40]!r} is not a field of a batch request")
     custom_id, method, url, body = (content[name] for name in _FIELDS)
     if not isinstance(custom_id, str) or not custom_id:
-        raise ValueError("custom_id is not a text")
+        raise ValueError("custom_id is not a string, or is empty")
     if method != "POST":
         raise ValueError("method is not POST")
     if url not in ENDPOINTS:
@@ -102,5 +102,5 @@ def _check(content: Any) -> str:
         raise ValueError("body is not a JSON object")
     for name in ("stream", "background"):
         if body.get(name):
-            raise ValueError(f"body.{name} is set, but answers of a batch are whole")
+            raise ValueError(f"body.{name} is set, which a batch does not support")
     return custom_id

@@ -30,9 +30,9 @@ EXAMPLES = """\
 examples
   signalbox run-batch requests.jsonl -o answers.jsonl --url http://127.0.0.1:8000/v1
   signalbox run-batch requests.jsonl -o answers.jsonl --model org/name --max-num-seqs 64
-The same command goes on after an interruption, and repeats what has failed. A line of the file is
+After an interruption the same command continues, and repeats failed requests. A line of the file is
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": ...}}
-With --model all flags of serve work; --help=WORD shows those that are about a word.
+With --model all flags of serve work; --help=WORD shows those that match a word.
 """
 CONCURRENCY = 64
 _BATCH = "batch"
@@ -95,7 +95,7 @@ def run(options: dict[str, Any]) -> None:
 
 
 class _Batch(NamedTuple):
-    """What one run is to do."""
+    """The requests of one run, and the file for their answers."""
 
     file: Path
     requests: Sequence[BatchRequest]
@@ -125,11 +125,11 @@ def _answer(batch: _Batch, options: dict[str, Any], url: str | None, how: Connec
     try:
         progress = asyncio.run(batch.answer(url, how) if url else _serve(options, batch))
     except KeyboardInterrupt:
-        _tell("interrupted; the same command goes on")
+        _tell("interrupted; run the same command to continue")
         raise
     if progress.num_failed:
         failed = f"{progress.num_failed} of {counted(len(batch.requests), 'request')} failed"
-        raise RuntimeError(f"{failed}; their lines say why, and the same command repeats them")
+        raise RuntimeError(f"{failed}; their lines say why; the same command repeats them")
 
 
 async def _serve(options: dict[str, Any], batch: _Batch) -> Progress:

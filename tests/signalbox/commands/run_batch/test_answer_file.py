@@ -61,11 +61,11 @@ def test_a_line_that_was_cut_off_anywhere_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"precious", "line 1 is no answer"),
-        (b'{"custom_id": "a", "body": {}}\n', "line 1 is no answer"),
-        (b'{"id": "batch_req_1"}\n', "line 1 is no answer"),
+        (b"precious", "line 1 is not an answer"),
+        (b'{"custom_id": "a", "body": {}}\n', "line 1 is not an answer"),
+        (b'{"id": "batch_req_1"}\n', "line 1 is not an answer"),
         (b'{"id": "batch_req_1", "custom_id": "z", "response": null}\n', "has an answer to 'z'"),
-        (b'{"id": "vllm-1", "custom_id": "a", "response": null}\n', "line 1 is no answer"),
+        (b'{"id": "vllm-1", "custom_id": "a", "response": null}\n', "line 1 is not an answer"),
     ],
 )
 def test_a_file_of_anything_else_is_left_as_it_is(

@@ -130,7 +130,7 @@ async def test_a_request_that_always_breaks_off_fails_alone(
 async def test_a_server_that_is_gone_ends_the_batch_and_leaves_no_failures(tmp_path: Path) -> None:
     async with Server().running() as url:
         pass
-    with pytest.raises(RuntimeError, match=f"nothing answers at {url}: .*the same command goes"):
+    with pytest.raises(RuntimeError, match=f"nothing answers at {url}: .*run the same command"):
         await answer_all(tmp_path, url, "a", "b")
     assert (tmp_path / "answers").read_bytes() == b""
 

@@ -91,7 +91,7 @@ def test_a_batch_with_a_model_of_its_own(tmp_path: Path) -> None:
         (["FILE", "-o", "OUT", "--url", "http://a/v1", "--model", "m"], "--model has no effect"),
         (["FILE", "-o", "OUT", "--simulate", "--concurrency", "0"], "--concurrency is 0"),
         (["FILE", "-o", "OUT", "--url", "nowhere"], "give one such as http://127.0.0.1:8000/v1"),
-        (["FILE", "-o", "FILE", "--url", "http://a/v1"], "line 1 is no answer of a batch"),
+        (["FILE", "-o", "FILE", "--url", "http://a/v1"], "line 1 is not an answer of a batch"),
         (["-i", "none", "-o", "OUT", "--simulate"], "cannot read none: No such file"),
         (["FILE", "-o", "OUT", "--simulate", "--no-http"], "leave --no-http out"),
     ],
