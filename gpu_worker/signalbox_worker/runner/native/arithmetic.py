@@ -72,14 +72,18 @@ def fixed_step(
         batch.hidden = hidden.view(np.uint8)
     if (group := state_group(groups)) is None:
         return FixedStep(batch, num_entries)
-    num_pages = group.state_blocks
-    batch.states = StateArrays(
+    batch.states = _new_state(group.state_blocks, num_tokens, first_block=num_entries)
+    return FixedStep(batch, num_entries + group.state_blocks)
+
+
+def _new_state(num_blocks: int, num_tokens: int, *, first_block: int) -> StateArrays:
+    """Returns a state that begins with the tokens, and is written to blocks from `first_block`."""
+    return StateArrays(
         first_runs=np.array([0, 1], dtype=np.int32),
         run_start=np.array([0, num_tokens]),
-        reads=np.full((1, num_pages), NO_BLOCK, dtype=np.int32),
-        writes=num_entries + np.arange(num_pages, dtype=np.int32)[None],
+        reads=np.full((1, num_blocks), NO_BLOCK, dtype=np.int32),
+        writes=first_block + np.arange(num_blocks, dtype=np.int32)[None],
     )
-    return FixedStep(batch, num_entries + num_pages)
 
 
 def _draws(positions: Int64Array, *, vocab_size: int) -> SampleRows:
