@@ -1,7 +1,6 @@
 """What audits have found: counts, and the last differences between answers and their audits."""
 
 import logging
-import struct
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -58,17 +57,12 @@ class DropReason(StrEnum):
     """The worker failed to compute the audit."""
 
 
-class Draw(NamedTuple):
+class TokenBits(NamedTuple):
     """A drawn token, and its logit as the model gave it."""
 
     token_id: int
     logit_bits: int
     """Bits of the float32."""
-
-    @property
-    def logit(self) -> float:
-        (value,) = struct.unpack("<f", struct.pack("<I", self.logit_bits))
-        return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +73,8 @@ class AuditFinding:
     branch: int
     position: int
     """Index of the token in the output of its branch, from 0 on."""
-    answered: Draw
-    audited: Draw
+    answered: TokenBits
+    audited: TokenBits
     answered_by: tuple[str, ...]
     """Addresses of the workers that computed the answer, in order."""
     audited_by: str

@@ -32,7 +32,7 @@ class AuditedBranch(NamedTuple):
     """Bits of the float32 of each token."""
 
 
-class Origin(NamedTuple):
+class AnswerOrigin(NamedTuple):
     """What an answer went through."""
 
     source: AuditSource
@@ -51,7 +51,7 @@ class AuditRecord:
     arithmetic: str
     workers: tuple[str, ...]
     """Addresses of the workers that computed it, in order."""
-    origin: Origin
+    origin: AnswerOrigin
     ended_at: float
 
     @property
@@ -110,7 +110,7 @@ def record_of(group: SequenceGroup, logits: DrawnLogits, now: float) -> AuditRec
     )
 
 
-def origin_of(group: SequenceGroup, workers: Values[str]) -> Origin:
+def origin_of(group: SequenceGroup, workers: Values[str]) -> AnswerOrigin:
     """Returns what a request that has ended went through, and the least trusted part of it."""
     events = group.timeline.events
     fetched = [one for one in events if one.kind is EventKind.FETCHED and one.num_blocks]
@@ -129,7 +129,7 @@ def origin_of(group: SequenceGroup, workers: Values[str]) -> Origin:
     }
     source = next(source for source in AuditSource if found[source])
     history = ", ".join(_history(group, fetched, workers))
-    return Origin(source, found[source][-1], history)
+    return AnswerOrigin(source, found[source][-1], history)
 
 
 def _history(

@@ -17,8 +17,8 @@ from signalbox_scheduler.audits.finding import (
     AuditEnd,
     AuditFinding,
     AuditLog,
-    Draw,
     DropReason,
+    TokenBits,
 )
 from signalbox_scheduler.audits.pace import Allowance, Pace
 from signalbox_scheduler.audits.record import (
@@ -51,7 +51,7 @@ class AuditUse:
     seconds: float = 0.0
 
 
-class Turn(NamedTuple):
+class AuditTurn(NamedTuple):
     """One branch of an answer. An audit computes them one after another."""
 
     record: AuditRecord
@@ -73,7 +73,7 @@ class Turn(NamedTuple):
 class RunningAudit:
     """A branch that is being computed again."""
 
-    turn: Turn
+    turn: AuditTurn
     seq: Sequence
     hold: TableHold
     """Owns the blocks of the sequence."""
@@ -110,7 +110,7 @@ class WorkerAudits(StepAudits):
         self._pace = Pace.of_rate(state.cost.prefill_tokens_per_s)
         self._allowance = Allowance(share)
         self._audit: RunningAudit | None = None
-        self._next: Turn | None = None
+        self._next: AuditTurn | None = None
         """The next branch of an audit that has begun."""
         self._dropped: RunningAudit | None = None
         """An audit that was dropped while a step of it is in flight, which uses its blocks."""
@@ -187,7 +187,7 @@ class WorkerAudits(StepAudits):
         self._state.blocks.start(seq, [])
         self._audit = RunningAudit(turn, seq, TableHold(gpu, seq, kind=HoldKind.AUDIT))
 
-    def _next_turn(self, now: float) -> Turn | None:
+    def _next_turn(self, now: float) -> AuditTurn | None:
         if self._next is not None:
             return self._next
         record = self._records.find(self, now)
@@ -197,7 +197,7 @@ class WorkerAudits(StepAudits):
             self.next_poll_at = now + wait_s + POLL_SLACK_S
             return None
         uses_drafts = (self._log.num_begun + 1) % WITHOUT_DRAFTS != 0
-        return Turn(record, 0, uses_drafts, AuditUse())
+        return AuditTurn(record, 0, uses_drafts, AuditUse())
 
     def _can_go_on(self, audit: RunningAudit) -> bool:
         """Drops an audit whose adapter or grammar the worker no longer has, also while it pauses,
@@ -275,15 +275,17 @@ class WorkerAudits(StepAudits):
             token_ids = drawn.token_ids(run)
             seq.append(token_ids)
             self._state.blocks.cache_blocks(seq)  # frees what is behind windows
-            self._compare(audit, list(map(Draw, token_ids, float_bits(logits))), now)
+            self._compare(audit, list(map(TokenBits, token_ids, float_bits(logits))), now)
             if self._audit is audit and self._pace.is_too_slow(now):
                 self._drop(DropReason.SLOW)
 
-    def _compare(self, audit: RunningAudit, draws: list[Draw], now: float) -> None:
+    def _compare(self, audit: RunningAudit, draws: list[TokenBits], now: float) -> None:
         """Compares a run of draws with the answer; the first difference ends the audit."""
         branch, num_known = audit.turn.branch, len(audit.seq.output_token_ids)
         start = num_known - len(draws)
-        known = map(Draw, branch.token_ids[start:num_known], branch.logit_bits[start:num_known])
+        known = map(
+            TokenBits, branch.token_ids[start:num_known], branch.logit_bits[start:num_known]
+        )
         for position, (audited, answered) in enumerate(zip(draws, known, strict=True), start):
             self._log.num_tokens += 1
             audit.turn.use.num_tokens += 1
@@ -300,7 +302,12 @@ class WorkerAudits(StepAudits):
         self._next = audit.turn._replace(place=audit.turn.place + 1)
 
     def _finding(
-        self, audit: RunningAudit, position: int, audited: Draw, answered: Draw, now: float
+        self,
+        audit: RunningAudit,
+        position: int,
+        audited: TokenBits,
+        answered: TokenBits,
+        now: float,
     ) -> AuditFinding:
         record = audit.turn.record
         return AuditFinding(

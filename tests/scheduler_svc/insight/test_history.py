@@ -8,7 +8,7 @@ from opentelemetry.trace import StatusCode
 
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_rpc.telemetry import tracing
-from signalbox_scheduler.audits.finding import AuditEnd, AuditFinding, AuditSource, Draw
+from signalbox_scheduler.audits.finding import AuditEnd, AuditFinding, AuditSource, TokenBits
 from signalbox_scheduler.insight.explain import Explanation, History, RequestState
 from signalbox_scheduler.insight.history_spans import spans_of
 from signalbox_scheduler.insight.history_words import (
@@ -251,8 +251,8 @@ def test_the_event_of_an_audit_says_what_differs(
         request_id="r",
         branch=1,
         position=3,
-        answered=Draw(5, 0),
-        audited=Draw(token_id, 1),
+        answered=TokenBits(5, 0),
+        audited=TokenBits(token_id, 1),
         answered_by=("host:8",),
         audited_by="host:9",
         source=AuditSource.STORE,

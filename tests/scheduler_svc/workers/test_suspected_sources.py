@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from signalbox_contract.model import StoreCapacity
-from signalbox_scheduler.audits.finding import AuditFinding, AuditSource, Draw
+from signalbox_scheduler.audits.finding import AuditFinding, AuditSource, TokenBits
 from signalbox_scheduler.config import PeerIdentity
 from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.quarantine import FORGET_S
@@ -49,8 +49,8 @@ class Suspected:
             request_id="r",
             branch=0,
             position=3,
-            answered=Draw(5, 0),
-            audited=Draw(6, 0),
+            answered=TokenBits(5, 0),
+            audited=TokenBits(6, 0),
             answered_by=tuple(answered_by),
             audited_by=audited_by,
             source=source,
