@@ -44,15 +44,15 @@ def make_group(
     fault = fault_of(bundles, [one["Resources"] for one in ray.nodes() if one["Alive"]], strategy)
     if fault and not has_autoscaler():
         raise NoRoom(f"{fault}; no autoscaler adds nodes to this cluster")
+    until = time.monotonic() + timeout_s
     group = placement_group(bundles, strategy=strategy)
     ready = group.ready()
-    if ray.wait([ready], timeout=_AT_ONCE_S)[0]:
+    if not fault and ray.wait([ready], timeout=_AT_ONCE_S)[0]:
         return group
     needed = f"{_shown(bundles)} ({strategy})"
     what = f"an autoscaler to add nodes for {needed}" if fault else f"Ray to have {needed}"
     logger.info("the worker waits up to %g s for %s; %s", timeout_s, what, fault or _free(bundles))
     announce(WAITING, f"waits up to {timeout_s:g} s for {what}")  # for `top`
-    until = time.monotonic() + timeout_s - _AT_ONCE_S
     while not (is_there := bool(ray.wait([ready], timeout=_LOOK_S)[0])):
         if stopping.is_set() or time.monotonic() > until:
             break
