@@ -224,7 +224,7 @@ class SpeculationSettings(SettingsGroup):
 
     @property
     def _asked(self) -> SpeculationConfig | None:
-        """What the fields ask for; None if there are none. Raises ValueError."""
+        """Drafts that the fields ask for; None if no field is given. Raises ValueError."""
         if self.speculative_config is None and self.draft_model is None:
             return None
         fields, model = self._speculative_fields, self.draft_model

@@ -63,7 +63,7 @@ class HttpAnswer(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    """By name in lower case."""
+    """Headers by their names in lower case."""
     body: bytes
 
 

@@ -43,7 +43,7 @@ class EndedSequence(NamedTuple):
     """Its tokens; not to be kept. The last ones may have been drawn after its end."""
     num_prompt: int
     owner: bytes
-    """As in `DraftAsk`."""
+    """Name of the owner, as in `DraftAsk`."""
 
 
 class Drafts(NamedTuple):

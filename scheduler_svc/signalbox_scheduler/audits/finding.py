@@ -1,4 +1,4 @@
-"""What audits have found: counts, and the last differences between answers and their audits."""
+"""Results of audits: counts, and the last differences between answers and their audits."""
 
 import logging
 from collections import Counter, deque
@@ -31,7 +31,7 @@ class AuditSource(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a request that was chosen is not audited to its end."""
+    """Reason for which a request that was chosen is not audited to its end."""
 
     FAILED_REQUEST = "failed_request"
     """It failed, was aborted or met a time limit."""

@@ -33,7 +33,7 @@ class AuditedBranch(NamedTuple):
 
 
 class AnswerOrigin(NamedTuple):
-    """What an answer went through."""
+    """Sources that an answer went through."""
 
     source: AuditSource
     suspect: str

@@ -73,7 +73,7 @@ class RowCosts:
     """Times of one worker's steps that decode, by the numbers of their sequences and drafts."""
 
     _means: dict[int, dict[int, _Mean]] = field(default_factory=dict)
-    """By numbers of sequences, then of drafts, both rounded."""
+    """Means by numbers of sequences, then of drafts, both rounded."""
     _num_steps: Counter[int] = field(default_factory=Counter)
     """Number of steps by that of their sequences, rounded."""
 

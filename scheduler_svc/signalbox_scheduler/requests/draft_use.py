@@ -1,4 +1,4 @@
-"""What becomes of drafts: counts of a request or a worker, and the record of one sequence."""
+"""Fates of drafts: counts of a request or a worker, and the record of one sequence."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

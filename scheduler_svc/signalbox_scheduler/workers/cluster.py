@@ -80,7 +80,7 @@ class Cluster:
         self.audits.log.listeners.append(suspected.take)
         self.audits.log.end_listeners.append(self.requests.audited)
         self._of_audits = (self.audits.log, suspected) if audit_cpu else ()
-        """What counts of audits, if there are any."""
+        """Parts that count audits, if there are any."""
         self._started_at = clock()
         self._clock = clock
         self._window_log = WindowLog()

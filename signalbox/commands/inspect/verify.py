@@ -36,7 +36,7 @@ Give the flags of the server that decide bits. The exit status is 1 if anything 
 """
 
 
-class Differs(RuntimeError):
+class ReceiptDiffers(RuntimeError):
     """A receipt differs from what was computed or signed."""
 
 
@@ -74,8 +74,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Prints what was checked. Raises Differs for the first position that differs, and ValueError
-    for what cannot be checked."""
+    """Prints what was checked. Raises ReceiptDiffers for the first position that differs, and
+    ValueError for what cannot be checked."""
     from signalbox_router.receipts.receipt_codec import SIGNATURE, decode
 
     document = _read(options["receipt"])
@@ -113,7 +113,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _signer(document: dict[str, Any], public_key: str | None) -> str:
-    """Checks the signature; returns a line that says whose it is. Raises Differs or ValueError."""
+    """Checks the signature; returns a line that names its key. Raises as `run` does."""
     from signalbox_router.receipts.receipt_codec import SIGNATURE, signed_part
     from signalbox_router.receipts.receipt_key import (
         WrongSignature,
@@ -124,18 +124,18 @@ def _signer(document: dict[str, Any], public_key: str | None) -> str:
     expected = None if public_key is None else read_public_key(public_key)
     if (signature := document.get(SIGNATURE)) is None:
         if expected is not None:
-            raise Differs("the receipt is not signed")
+            raise ReceiptDiffers("the receipt is not signed")
         return "not signed"
     try:
         key = check_signature(signature, signed_part(document), public_key=expected)
     except WrongSignature as error:
-        raise Differs(str(error)) from None
+        raise ReceiptDiffers(str(error)) from None
     note = "" if expected else "; check that it is the server's: --public-key FILE"
     return f"signed by {key}{note}"
 
 
 def _recompute(receipt: "Receipt", options: dict[str, Any], tolerance: float | None) -> None:
-    """Raises Differs for the first position that differs."""
+    """Raises ReceiptDiffers for the first position that differs."""
     from signalbox.llm.in_process.engine_core import EngineCore
     from signalbox.llm.in_process.recomputation import compare, recompute
     from signalbox.llm.in_process.wiring import CoreConfig
@@ -154,7 +154,7 @@ def _recompute(receipt: "Receipt", options: dict[str, Any], tolerance: float | N
         else:
             difference = compare(core, receipt, tolerance=tolerance)
         if difference is not None:
-            raise Differs(_sentence(core, difference, receipt))
+            raise ReceiptDiffers(_sentence(core, difference, receipt))
     finally:
         core.close()
 

@@ -30,7 +30,7 @@ ENDPOINTS = (
 _FIELDS = ("custom_id", "method", "url", "body")
 
 
-class BadLine(ValueError):
+class BadBatchLine(ValueError):
     """A line is not a valid request; the message gives the line and the reason."""
 
 
@@ -54,7 +54,7 @@ def find_requests(path: Path) -> list[BatchRequest]:
                 if custom_id in found:
                     raise ValueError(f"an earlier line has the custom_id {custom_id[:40]!r}, too")
             except (ValueError, RecursionError) as error:
-                raise BadLine(f"{path}, line {number}: {error}") from None
+                raise BadBatchLine(f"{path}, line {number}: {error}") from None
             found[custom_id] = BatchRequest(custom_id, offset, len(line))
     if not found:
         raise ValueError(f"{path} has no requests")

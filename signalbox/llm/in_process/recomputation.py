@@ -17,7 +17,7 @@ _WITHOUT_EFFECT = ("seed", "stop_token_ids", "top_p", "top_k", "min_p", "typical
 
 
 class OtherEngine(ValueError):
-    """This engine cannot verify a receipt; the message has the reason and the remedy."""
+    """Raised where this engine cannot verify a receipt; has the reason and the remedy."""
 
 
 class Difference(NamedTuple):

@@ -81,9 +81,9 @@ class SequenceRows:
         self.logprob_tokens: list[tuple[int, ...]] = [()] * num_rows
         """Tokens reported beside those that are drawn; empty for the likeliest ones."""
         self.predictions: list[Int32Array] = [NO_PREDICTION] * num_rows
-        """What clients expect outputs to be; empty if they expect nothing."""
+        """Outputs that clients expect; empty if they expect nothing."""
         self.owners: list[bytes] = [b""] * num_rows
-        """Whose recent outputs drafts may come from; empty for none."""
+        """Owners of the recent outputs that drafts may come from; empty for none."""
         self.state_blocks = state_blocks
         """[num_gpu_blocks, blocks of a state], those of the state that begins with each block, or
         NO_BLOCK; None of a model without recurrent layers."""

@@ -36,7 +36,7 @@ MAX_RUNS = 2
 """Most runs of a response; it fails when the router of the last one dies."""
 
 
-class Work(NamedTuple):
+class BackgroundWork(NamedTuple):
     """The generation of a response, and the writer of its events."""
 
     answer: BackgroundAnswer
@@ -45,7 +45,7 @@ class Work(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class BackgroundRun:
     """A response that this router generates."""
 
     tenant: str
@@ -81,7 +81,7 @@ class BackgroundRuns:
     """The runs of one router."""
 
     def __init__(
-        self, store: ResponseStore, resumed: Callable[[StoredResponse], Work | None]
+        self, store: ResponseStore, resumed: Callable[[StoredResponse], BackgroundWork | None]
     ) -> None:
         """Makes the runs of a router.
 
@@ -91,13 +91,13 @@ class BackgroundRuns:
         """
         self._store = store
         self._resumed = resumed
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, BackgroundRun] = {}
         self._adopted: dict[str, StoredResponse] = {}
         """Responses whose routers are gone, by id, until they run here."""
         self._watch: asyncio.Task[None] | None = None
         self._is_stopped = False
 
-    def of(self, response_id: str, *, tenant: str) -> Run | None:
+    def of(self, response_id: str, *, tenant: str) -> BackgroundRun | None:
         """Returns a run of the tenant."""
         run = self._runs.get(response_id)
         return run if run is not None and run.tenant == tenant else None
@@ -107,7 +107,7 @@ class BackgroundRuns:
         if self._store.is_shared:
             self._watch = asyncio.create_task(self._watch_store(), name="response store")
 
-    async def begin(self, work: Work) -> StoredResponse:
+    async def begin(self, work: BackgroundWork) -> StoredResponse:
         """Stores a response and runs it. Raises StoreFailed or StoreFull."""
         response = work.answer.queued()
         await self._store.keep(response)
@@ -168,15 +168,15 @@ class BackgroundRuns:
         await asyncio.gather(*tasks, *filter(None, (self._watch,)), return_exceptions=True)
         await self._store.close()
 
-    def _launch(self, response: StoredResponse, work: Work) -> None:
-        run = self._runs[response.id] = Run(response.tenant)
+    def _launch(self, response: StoredResponse, work: BackgroundWork) -> None:
+        run = self._runs[response.id] = BackgroundRun(response.tenant)
         run.task = asyncio.create_task(self._run(run, response.id, work), name=response.id)
 
-    def _stop(self, run: Run) -> None:
+    def _stop(self, run: BackgroundRun) -> None:
         if run.task is not None:
             run.task.cancel()
 
-    async def _run(self, run: Run, response_id: str, work: Work) -> None:
+    async def _run(self, run: BackgroundRun, response_id: str, work: BackgroundWork) -> None:
         try:
             run.add(work.answer.waiting())
             if (ended := await self._generated(run, work)) is not None:
@@ -188,7 +188,9 @@ class BackgroundRuns:
             run.is_over = True
             run.wake()
 
-    async def _generated(self, run: Run, work: Work) -> tuple[StoredResponse, bytes] | None:
+    async def _generated(
+        self, run: BackgroundRun, work: BackgroundWork
+    ) -> tuple[StoredResponse, bytes] | None:
         """Returns the complete response and its last events; None if it was cancelled or deleted
         before its first token."""
         answer = work.answer

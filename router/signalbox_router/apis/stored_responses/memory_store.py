@@ -1,24 +1,24 @@
 """Keeps responses in the router's memory, until it ends."""
 
 from signalbox_router.apis.stored_responses.response_store import Bounds, ResponseStore
-from signalbox_router.apis.stored_responses.stored_response import Row
+from signalbox_router.apis.stored_responses.stored_response import StoredRow
 
 
-class MemoryStore(ResponseStore):
+class MemoryResponseStore(ResponseStore):
     """Keeps responses in the order in which they were made."""
 
     place = "this router's memory"
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__(bounds)
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, StoredRow] = {}
         self._num_bytes = 0
 
-    async def put(self, row: Row) -> None:
+    async def put(self, row: StoredRow) -> None:
         self._make_room(row)
         self._add(row)
 
-    async def replace(self, row: Row) -> bool:
+    async def replace(self, row: StoredRow) -> bool:
         known = self._rows.get(row.id)
         if known is None or not known.is_running or known.owner != row.owner:
             return False
@@ -27,7 +27,7 @@ class MemoryStore(ResponseStore):
         self._add(row)
         return True
 
-    async def get(self, response_id: str, *, tenant: str) -> Row | None:
+    async def get(self, response_id: str, *, tenant: str) -> StoredRow | None:
         self._drop_old()
         row = self._rows.get(response_id)
         return row if row is not None and row.tenant == tenant else None
@@ -41,7 +41,7 @@ class MemoryStore(ResponseStore):
     def usage(self) -> tuple[int, int]:
         return len(self._rows), self._num_bytes
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: StoredRow) -> None:
         self._rows[row.id] = row
         self._num_bytes += row.num_bytes
 
@@ -57,7 +57,7 @@ class MemoryStore(ResponseStore):
                 found.append(row.id)
         self._drop(found, "age")
 
-    def _make_room(self, row: Row, *, instead_of: Row | None = None) -> None:
+    def _make_room(self, row: StoredRow, *, instead_of: StoredRow | None = None) -> None:
         self.check_size(row)
         self._drop_old()
         known = 0 if instead_of is None else instead_of.num_bytes

@@ -1,6 +1,6 @@
 """Makes the store of responses that a router's settings name."""
 
-from signalbox_router.apis.stored_responses.memory_store import MemoryStore
+from signalbox_router.apis.stored_responses.memory_store import MemoryResponseStore
 from signalbox_router.apis.stored_responses.response_store import Bounds, ResponseStore
 from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
 from signalbox_router.config import NO_STORE, SQLITE_PREFIX, ApiSettings
@@ -15,4 +15,4 @@ def make_store(settings: ApiSettings) -> ResponseStore | None:
     )
     if settings.response_store.startswith(SQLITE_PREFIX):
         return SqliteStore(settings.response_store.removeprefix(SQLITE_PREFIX), bounds)
-    return MemoryStore(bounds)
+    return MemoryResponseStore(bounds)

@@ -19,8 +19,8 @@ from signalbox_contract.wording import counted
 from signalbox_router.apis.openai.requests.errors import NoSuchResponse
 from signalbox_router.apis.stored_responses.stored_response import (
     DamagedResponse,
-    Row,
     StoredResponse,
+    StoredRow,
 )
 from signalbox_rpc.metrics.sample import Sample, counters, gauge
 
@@ -72,18 +72,18 @@ class ResponseStore(ABC):
         """Leaves running responses to other routers."""
 
     @abstractmethod
-    async def put(self, row: Row) -> None:
+    async def put(self, row: StoredRow) -> None:
         """Adds a response; drops the oldest ones if it needs room. Raises StoreFailed or
         StoreFull."""
 
     @abstractmethod
-    async def replace(self, row: Row) -> bool:
+    async def replace(self, row: StoredRow) -> bool:
         """Replaces a running response. False if it is not there, no longer runs or has another
         owner than the row names; a row without an owner means this router. Raises StoreFailed or
         StoreFull."""
 
     @abstractmethod
-    async def get(self, response_id: str, *, tenant: str) -> Row | None:
+    async def get(self, response_id: str, *, tenant: str) -> StoredRow | None:
         """Returns a response of the tenant. Raises StoreFailed."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class ResponseStore(ABC):
         """Returns those of this router's responses that still run and are still its own."""
         return response_ids
 
-    async def adopt(self) -> list[Row]:
+    async def adopt(self) -> list[StoredRow]:
         """Makes this router the owner of running responses whose routers are gone. Returns them;
         they may include others that it owns."""
         return []
@@ -159,7 +159,7 @@ class ResponseStore(ABC):
             what = counted(number, "response")
             logger.log(level, "dropped %s of %s: %s", what, self.place, reason)
 
-    def check_size(self, row: Row) -> None:
+    def check_size(self, row: StoredRow) -> None:
         """Raises StoreFull for a response that is larger than the whole store."""
         if row.num_bytes > self.bounds.max_bytes:
             raise StoreFull(

@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from signalbox_router.apis.stored_responses.stored_response import (
     DamagedResponse,
-    Row,
     StoredResponse,
+    StoredRow,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ CREATE INDEX IF NOT EXISTS by_age ON responses (is_running, created_at, num_byte
 """
 
 
-def values_of(row: Row) -> tuple[Any, ...]:
+def values_of(row: StoredRow) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in COLUMNS)
 
 
-def row_of(values: tuple[Any, ...]) -> Row:
+def row_of(values: tuple[Any, ...]) -> StoredRow:
     fields = dict(zip(COLUMNS, values, strict=True))
     del fields["num_bytes"]
-    return Row(**fields | {"is_running": bool(fields["is_running"])})
+    return StoredRow(**fields | {"is_running": bool(fields["is_running"])})
 
 
 def opened(path: Path, *, is_shared: bool) -> tuple[sqlite3.Connection, int]:
@@ -130,7 +130,7 @@ def _repaired(path: Path) -> tuple[sqlite3.Connection, int]:
     return connection, num_lost
 
 
-def _rows_of(path: Path) -> Iterator[Row | None]:
+def _rows_of(path: Path) -> Iterator[StoredRow | None]:
     """Yields each row that can be read, and None for each known row that cannot."""
     uri = f"file:{quote(str(path))}?mode=rw"
     with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as database:

@@ -28,7 +28,7 @@ from signalbox_router.apis.stored_responses.sqlite_file import (
     row_of,
     values_of,
 )
-from signalbox_router.apis.stored_responses.stored_response import Row
+from signalbox_router.apis.stored_responses.stored_response import StoredRow
 
 T = TypeVar("T")
 _IS_MINE = "id = ? AND owner IN (?, ?) AND is_running"
@@ -58,15 +58,15 @@ class SqliteStore(ResponseStore):
         self._lock.release()
         self._thread.shutdown()
 
-    async def put(self, row: Row) -> None:
+    async def put(self, row: StoredRow) -> None:
         self.check_size(row)
         await self._call(lambda: self._put(row))
 
-    async def replace(self, row: Row) -> bool:
+    async def replace(self, row: StoredRow) -> bool:
         self.check_size(row)
         return await self._call(lambda: self._replace(row))
 
-    async def get(self, response_id: str, *, tenant: str) -> Row | None:
+    async def get(self, response_id: str, *, tenant: str) -> StoredRow | None:
         return await self._call(lambda: self._get(response_id, tenant))
 
     async def remove(self, response_id: str, *, tenant: str) -> bool:
@@ -76,7 +76,7 @@ class SqliteStore(ResponseStore):
         sql = "SELECT id FROM responses WHERE is_running AND owner = ?"
         return await self._call(lambda: {str(one) for (one,) in self._read(sql, self.owner)})
 
-    async def adopt(self) -> list[Row]:
+    async def adopt(self) -> list[StoredRow]:
         return await self._call(self._adopt)
 
     def usage(self) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class SqliteStore(ResponseStore):
         with self._database() as database:
             return database.execute(sql, values).rowcount
 
-    def _put(self, row: Row) -> None:
+    def _put(self, row: StoredRow) -> None:
         row = replace(row, owner=self.owner if row.is_running else "")
         with self._transaction() as database:
             self._make_room(database, row.num_bytes)
@@ -130,7 +130,7 @@ class SqliteStore(ResponseStore):
             database.execute(sql, values_of(row))
         self._count()
 
-    def _replace(self, row: Row) -> bool:
+    def _replace(self, row: StoredRow) -> bool:
         with self._transaction() as database:
             found = database.execute(
                 f"SELECT num_bytes FROM responses WHERE {_IS_MINE}",
@@ -146,7 +146,7 @@ class SqliteStore(ResponseStore):
         self._count()
         return True
 
-    def _get(self, response_id: str, tenant: str) -> Row | None:
+    def _get(self, response_id: str, tenant: str) -> StoredRow | None:
         sql = (
             f"SELECT {', '.join(COLUMNS)} FROM responses WHERE id = ? AND tenant = ?"
             " AND (created_at >= ? OR is_running)"
@@ -160,7 +160,7 @@ class SqliteStore(ResponseStore):
         self._count()
         return is_removed
 
-    def _adopt(self) -> list[Row]:
+    def _adopt(self) -> list[StoredRow]:
         owners = self._read(
             "SELECT DISTINCT owner FROM responses WHERE is_running AND owner <> ?", self.owner
         )

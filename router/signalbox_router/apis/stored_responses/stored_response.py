@@ -26,7 +26,7 @@ class DamagedResponse(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StoredRow:
     """A response as a store holds it."""
 
     id: str
@@ -83,13 +83,13 @@ class StoredResponse:
     def with_body(self, body: Json) -> Self:
         return replace(self, body=to_json(body))
 
-    def row(self) -> Row:
+    def row(self) -> StoredRow:
         """Returns what a store holds."""
         answers = array("i", [one for pair in self.kept.answers for one in pair])
         tokens = array("i", self.kept.token_ids)
         parts = (self.body, self.items, self.request, answers.tobytes(), tokens.tobytes())
         head = _HEAD.pack(_FORMAT, *(len(part) for part in parts[:-1]))
-        return Row(
+        return StoredRow(
             id=self.id,
             tenant=self.tenant,
             created_at=self.created_at,
@@ -100,7 +100,7 @@ class StoredResponse:
         )
 
     @classmethod
-    def of(cls, row: Row) -> Self:
+    def of(cls, row: StoredRow) -> Self:
         """Returns the response of a row. Raises DamagedResponse."""
         try:
             content = zlib.decompress(row.content)  # checks its checksum

@@ -11,11 +11,11 @@ import pytest
 from signalbox_contract.errors import NotFound
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.stored_responses import background_runs
-from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, Work
-from signalbox_router.apis.stored_responses.memory_store import MemoryStore
+from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, BackgroundWork
+from signalbox_router.apis.stored_responses.memory_store import MemoryResponseStore
 from signalbox_router.apis.stored_responses.response_store import Bounds, StoreFailed
 from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
-from signalbox_router.apis.stored_responses.stored_response import Row, StoredResponse
+from signalbox_router.apis.stored_responses.stored_response import StoredResponse, StoredRow
 from tests.router.apis.inference.test_chat import writing
 from tests.router.apis.openai.clients import MODEL, Http, make_http
 from tests.router.apis.responses.events import built
@@ -196,7 +196,7 @@ async def test_routers_share_cancel_and_streams(shared: dict[str, Any]) -> None:
         assert events[-1].response.output_text == TEXT
 
 
-class LeftStore(MemoryStore):
+class LeftStore(MemoryResponseStore):
     """Has responses whose router is gone. Its first write fails."""
 
     is_shared = True
@@ -207,11 +207,11 @@ class LeftStore(MemoryStore):
         self._has_failed = False
         self.ended: dict[str, str] = {}
 
-    async def adopt(self) -> list[Row]:
+    async def adopt(self) -> list[StoredRow]:
         left, self._left = self._left, []
         return left
 
-    async def replace(self, row: Row) -> bool:
+    async def replace(self, row: StoredRow) -> bool:
         if not self._has_failed:
             self._has_failed = True
             raise StoreFailed("the disk is away", 1.0)
@@ -225,7 +225,7 @@ async def test_what_cannot_run_again_fails_though_the_store_fails_at_first(
     monkeypatch.setattr(background_runs, "POLL_S", 0.0)
     names = ("resp_a", "resp_b", "resp_c")
 
-    def resumed(found: StoredResponse) -> Work | None:
+    def resumed(found: StoredResponse) -> BackgroundWork | None:
         raise KeyError("a bug") if found.id == "resp_b" else NotFound("its model is gone")
 
     store = LeftStore(*names)

@@ -14,7 +14,7 @@ import pytest
 
 from signalbox_router.apis.openai.requests.errors import NoSuchResponse
 from signalbox_router.apis.stored_responses import sqlite_store
-from signalbox_router.apis.stored_responses.memory_store import MemoryStore
+from signalbox_router.apis.stored_responses.memory_store import MemoryResponseStore
 from signalbox_router.apis.stored_responses.response_store import (
     Bounds,
     ResponseStore,
@@ -22,7 +22,7 @@ from signalbox_router.apis.stored_responses.response_store import (
     StoreFull,
 )
 from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
-from signalbox_router.apis.stored_responses.stored_response import Row, StoredResponse
+from signalbox_router.apis.stored_responses.stored_response import StoredResponse, StoredRow
 from signalbox_router.prompt.tokenization.kept_tokens import KeptTokens
 
 MIB = 1 << 20
@@ -37,7 +37,11 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
     async def open_(bounds: Bounds = WIDE) -> AsyncIterator[ResponseStore]:
         is_memory = request.param == "memory"
-        store = MemoryStore(bounds) if is_memory else SqliteStore(str(tmp_path / "kept"), bounds)
+        store = (
+            MemoryResponseStore(bounds)
+            if is_memory
+            else SqliteStore(str(tmp_path / "kept"), bounds)
+        )
         await store.open()
         yield store
         await store.close()
@@ -65,9 +69,9 @@ def response(name: str = "resp_a", status: str = "completed", **fields: Any) -> 
     return StoredResponse(**known | fields)
 
 
-def row(name: str, num_bytes: int = 100, **fields: Any) -> Row:
+def row(name: str, num_bytes: int = 100, **fields: Any) -> StoredRow:
     known: dict[str, Any] = {"id": name, "tenant": "", "created_at": 1e12}
-    return Row(**known | {"content": bytes(num_bytes - len(name))} | fields)
+    return StoredRow(**known | {"content": bytes(num_bytes - len(name))} | fields)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -186,7 +190,7 @@ async def test_what_fails_to_be_adopted_is_adopted_later(
         assert [one.id for one in await other.adopt()] == ["resp_a"]
 
 
-def fail(_: object) -> Row:
+def fail(_: object) -> StoredRow:
     raise sqlite3.OperationalError("disk I/O error")
 
 

@@ -9,7 +9,7 @@ from openai.types.batch_create_params import BatchCreateParams
 
 from signalbox.commands.run_batch.batch_file import (
     ENDPOINTS,
-    BadLine,
+    BadBatchLine,
     find_requests,
     read_request,
 )
@@ -68,14 +68,14 @@ def test_a_file_that_has_changed_meanwhile_is_refused(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_told_with_its_line(second: Any, reason: str, tmp_path: Path) -> None:
     path = write(tmp_path / "batch", line("a"), second)
-    with pytest.raises(BadLine, match=f"batch, line 2: {reason}"):
+    with pytest.raises(BadBatchLine, match=f"batch, line 2: {reason}"):
         find_requests(path)
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_told_with_its_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "batch").write_bytes(content)
-    with pytest.raises(BadLine, match="line 1: "):
+    with pytest.raises(BadBatchLine, match="line 1: "):
         find_requests(tmp_path / "batch")
 
 
