@@ -164,7 +164,7 @@ def _relative(costs: Costs, num_rows: float) -> float:
 def participants(options: argparse.Namespace, prompts: Prompts) -> list[ServerProcess]:
     servers = Servers(options)
     ours = [
-        servers.ours("without drafts"),
+        servers.ours("without drafts", "--no-speculation"),
         servers.ours("drafts", *options.drafts.split()),
     ]
     longest = max(len(prompt) for of_case in prompts.values() for prompt in of_case)
