@@ -362,7 +362,8 @@ def test_a_stopped_answer_is_audited_as_far_as_it_was_kept(auditing: Auditing) -
     assert auditing.log.num_tokens == 3
 
 
-def test_an_adapter_that_has_left_ends_an_audit(auditing: Auditing) -> None:
+def begin_with_adapter(auditing: Auditing) -> Loop:
+    """Returns a loop with a step of an audit in flight, whose answer was drawn with adapter x."""
     loop = auditing.join("a")
     auditing.cluster.admission.adapters = frozenset({"x"})
     group = auditing.add(PROMPT)
@@ -371,6 +372,11 @@ def test_an_adapter_that_has_left_ends_an_audit(auditing: Auditing) -> None:
         if (outcome := loop.answer()) is not None:
             auditing.cluster.requests.send_updates(outcome)
         loop.send()
+    return loop
+
+
+def test_an_adapter_that_has_left_ends_an_audit(auditing: Auditing) -> None:
+    begin_with_adapter(auditing)
     assert "x" in auditing.cluster.needed_adapters()
     auditing.cluster.admission.adapters = frozenset()
     auditing.run()
@@ -381,14 +387,7 @@ def test_an_adapter_that_has_left_ends_an_audit(auditing: Auditing) -> None:
 
 def test_an_adapter_that_comes_back_does_not_let_an_audit_go_on(auditing: Auditing) -> None:
     """The worker may have another adapter where the audit's was."""
-    loop = auditing.join("a")
-    auditing.cluster.admission.adapters = frozenset({"x"})
-    group = auditing.add(PROMPT)
-    group.request = replace(group.request, adapter="x")
-    while not (loop.scheduler.in_flight and loop.scheduler.in_flight[0].is_audit):
-        if (outcome := loop.answer()) is not None:
-            auditing.cluster.requests.send_updates(outcome)
-        loop.send()
+    loop = begin_with_adapter(auditing)
     auditing.add(PROMPT)
     while not loop.scheduler.running:
         turn(auditing.cluster, loop)

@@ -36,7 +36,7 @@ MAX_RUNS = 2
 """Most runs of a response; it fails when the router of the last one dies."""
 
 
-class BackgroundWork(NamedTuple):
+class BackgroundGeneration(NamedTuple):
     """The generation of a response, and the writer of its events."""
 
     answer: BackgroundAnswer
@@ -81,7 +81,7 @@ class BackgroundRuns:
     """The runs of one router."""
 
     def __init__(
-        self, store: ResponseStore, resumed: Callable[[StoredResponse], BackgroundWork | None]
+        self, store: ResponseStore, resumed: Callable[[StoredResponse], BackgroundGeneration | None]
     ) -> None:
         """Makes the runs of a router.
 
@@ -107,7 +107,7 @@ class BackgroundRuns:
         if self._store.is_shared:
             self._watch = asyncio.create_task(self._watch_store(), name="response store")
 
-    async def begin(self, work: BackgroundWork) -> StoredResponse:
+    async def begin(self, work: BackgroundGeneration) -> StoredResponse:
         """Stores a response and runs it. Raises StoreFailed or StoreFull."""
         response = work.answer.queued()
         await self._store.keep(response)
@@ -168,7 +168,7 @@ class BackgroundRuns:
         await asyncio.gather(*tasks, *filter(None, (self._watch,)), return_exceptions=True)
         await self._store.close()
 
-    def _launch(self, response: StoredResponse, work: BackgroundWork) -> None:
+    def _launch(self, response: StoredResponse, work: BackgroundGeneration) -> None:
         run = self._runs[response.id] = BackgroundRun(response.tenant)
         run.task = asyncio.create_task(self._run(run, response.id, work), name=response.id)
 
@@ -176,7 +176,7 @@ class BackgroundRuns:
         if run.task is not None:
             run.task.cancel()
 
-    async def _run(self, run: BackgroundRun, response_id: str, work: BackgroundWork) -> None:
+    async def _run(self, run: BackgroundRun, response_id: str, work: BackgroundGeneration) -> None:
         try:
             run.add(work.answer.waiting())
             if (ended := await self._generated(run, work)) is not None:
@@ -189,7 +189,7 @@ class BackgroundRuns:
             run.wake()
 
     async def _generated(
-        self, run: BackgroundRun, work: BackgroundWork
+        self, run: BackgroundRun, work: BackgroundGeneration
     ) -> tuple[StoredResponse, bytes] | None:
         """Returns the complete response and its last events; None if it was cancelled or deleted
         before its first token."""

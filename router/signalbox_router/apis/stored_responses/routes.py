@@ -29,7 +29,10 @@ from signalbox_router.apis.responses.input_codec import ReadInput, read_input
 from signalbox_router.apis.responses.response import ResponsesAnswer
 from signalbox_router.apis.responses.routes import ResponsesApi
 from signalbox_router.apis.responses.types import LOGPROBS
-from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, BackgroundWork
+from signalbox_router.apis.stored_responses.background_runs import (
+    BackgroundGeneration,
+    BackgroundRuns,
+)
 from signalbox_router.apis.stored_responses.context_items import (
     include_reasoning,
     listed,
@@ -224,15 +227,15 @@ class StoredResponsesApi(ResponsesApi):
             return _streamed(self.runs.events(stored, 0), headers)
         return json_content(stored.body, headers=headers)
 
-    def _work(self, turn: Turn, call_context: CallContext) -> BackgroundWork:
+    def _work(self, turn: Turn, call_context: CallContext) -> BackgroundGeneration:
         answer = BackgroundAnswer(
             turn.body, turn.read, draft=turn.draft, store=self._store, model=turn.model
         )
-        return BackgroundWork(
+        return BackgroundGeneration(
             answer, turn.body, self._generator.generate(turn.request, call_context)
         )
 
-    def _resumed(self, response: StoredResponse) -> BackgroundWork | None:
+    def _resumed(self, response: StoredResponse) -> BackgroundGeneration | None:
         """Returns the work that runs a response again; None if no model is served."""
         if not self._generator.models.served:
             return None

@@ -11,7 +11,10 @@ import pytest
 from signalbox_contract.errors import NotFound
 from signalbox_protos.scheduler.v1 import scheduler_pb2
 from signalbox_router.apis.stored_responses import background_runs
-from signalbox_router.apis.stored_responses.background_runs import BackgroundRuns, BackgroundWork
+from signalbox_router.apis.stored_responses.background_runs import (
+    BackgroundGeneration,
+    BackgroundRuns,
+)
 from signalbox_router.apis.stored_responses.memory_store import MemoryResponseStore
 from signalbox_router.apis.stored_responses.response_store import Bounds, StoreFailed
 from signalbox_router.apis.stored_responses.sqlite_store import SqliteStore
@@ -225,7 +228,7 @@ async def test_what_cannot_run_again_fails_though_the_store_fails_at_first(
     monkeypatch.setattr(background_runs, "POLL_S", 0.0)
     names = ("resp_a", "resp_b", "resp_c")
 
-    def resumed(found: StoredResponse) -> BackgroundWork | None:
+    def resumed(found: StoredResponse) -> BackgroundGeneration | None:
         raise KeyError("a bug") if found.id == "resp_b" else NotFound("its model is gone")
 
     store = LeftStore(*names)
