@@ -65,7 +65,9 @@ def participants(setting: Setting) -> list[Participant]:
 
 def _readers(setting: Setting) -> list[Participant]:
     served, logs = frozenset({Kind.STREAM, Kind.PREFILL}), setting.log_folder
-    ours = SignalboxServer(setting.model, log_folder=logs)
+    # Files with random weights repeat themselves, so that drafts would gain what they do not
+    # elsewhere; peers have none either.
+    ours = SignalboxServer(setting.model, log_folder=logs, extra_arguments=("--no-speculation",))
     peers = [
         server(
             setting.peers,
