@@ -1,12 +1,13 @@
-"""Measures the cost of tracing every request: CPU of router and scheduler, and throughput.
+"""Measures what one feature costs: CPU of router and scheduler, and throughput, on and off.
 
-    python -m benchmarks.tracing [MODEL] [--rounds 30] [--concurrency 32] ...
+    python -m benchmarks.on_off [MODEL] [--feature tracing|audits] [--rounds 30] ...
 
-Two stacks, one of which sends its spans over OTLP to a collector that drops them. Both stay up;
-each round gives each its turn, in alternate order, with other prompts. Prints the ratio on/off of
-each pair's CPU time for a token and of its throughput: their medians, and the middle half. The aim
-is at most 1.15 times the CPU, and 0.98 of the throughput. A third stack, with tracing off as well,
-shows how much of it is noise.
+Two stacks, one with the feature: every request is traced, and its spans go over OTLP to a collector
+that drops them; or answers are audited while the worker idles, at the default share of its time.
+Both stay up; each round gives each its turn, in alternate order, with other prompts. Prints the
+ratio on/off of each pair's CPU time for a token and of its throughput: their medians, and the
+middle half. The aims are at most 1.15 times the CPU for tracing, and 0.98 of the throughput. A
+third stack, without the feature as well, shows how much of it is noise.
 """
 
 import argparse
@@ -88,10 +89,13 @@ async def run(options: argparse.Namespace) -> None:
         url = stack.enter_context(collector())
         servers = Servers(options)
         simulated = () if options.model else ("--simulated-step-ms", str(options.step_ms))
+        off, on = {
+            "tracing": (("--trace-exporter", "none"), ("--trace-exporter", f"otlp={url}")),
+            "audits": (("--audit-cpu", "0"), ()),  # on by default
+        }[options.feature]
         stacks = {
-            OFF: servers.ours(OFF, "--trace-exporter", "none", *simulated),
-            ON: servers.ours(ON, "--trace-exporter", f"otlp={url}", *simulated),
-            AGAIN: servers.ours(AGAIN, "--trace-exporter", "none", *simulated),
+            name: servers.ours(name, *flags, *simulated)
+            for name, flags in ((OFF, off), (ON, on), (AGAIN, off))
         }
         results = {name: Series() for name in stacks}
         for server in stacks.values():
@@ -104,7 +108,7 @@ async def run(options: argparse.Namespace) -> None:
                 await turn(stacks[name], series, options, seed=round_number + 1)
             if round_number >= 0:
                 print(f"round {round_number + 1}: {_last(results)}", flush=True)
-    print(table(results))
+    print(table(options.feature, results))
 
 
 def _last(results: dict[str, Series]) -> str:
@@ -114,10 +118,10 @@ def _last(results: dict[str, Series]) -> str:
     )
 
 
-def table(results: dict[str, Series]) -> str:
+def table(feature: str, results: dict[str, Series]) -> str:
     """Returns a Markdown table of each stack against the first, pair by pair."""
     lines = [
-        "\n| tracing | CPU of router and scheduler, µs/token | ratio | tokens/s | ratio |",
+        f"\n| {feature} | CPU of router and scheduler, µs/token | ratio | tokens/s | ratio |",
         "|---|---|---|---|---|",
     ]
     first = next(iter(results.values()))
@@ -142,6 +146,7 @@ def _ratios(values: list[float], others: list[float]) -> str:
 def main() -> None:
     options = parser(__doc__)
     options.set_defaults(rounds=30)
+    options.add_argument("--feature", choices=("tracing", "audits"), default="tracing")
     options.add_argument("--concurrency", type=int, default=32)
     options.add_argument("--requests", type=int, default=128, help="of each turn")
     options.add_argument("--prompt-tokens", type=int, default=128)

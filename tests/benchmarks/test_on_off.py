@@ -1,9 +1,9 @@
-"""The benchmark of tracing: its collector takes what is exported, its ratios are those of pairs."""
+"""The benchmark of a feature: its collector takes what is exported, its ratios are those of pairs."""
 
 import subprocess
 import sys
 
-from benchmarks.tracing import Series, collector, table
+from benchmarks.on_off import Series, collector, table
 
 EXPORT = """
 import sys
@@ -23,6 +23,6 @@ def test_the_collector_takes_what_is_exported() -> None:
 def test_ratios_are_the_medians_of_pairs() -> None:
     off = Series([100.0, 200.0, 100.0], [1000.0, 500.0, 1000.0])
     on = Series([110.0, 220.0, 90.0], [990.0, 490.0, 1000.0])
-    *_, first, second = table({"off": off, "on": on}).splitlines()
+    *_, first, second = table("tracing", {"off": off, "on": on}).splitlines()
     assert first == "| off | 100 | 1.000 | 1000 | 1.000 |"
     assert second == "| on | 110 | 1.100 | 990 | 0.990 |"
