@@ -11,10 +11,12 @@ import grpc
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from signalbox_contract.errors import PermissionDenied, ResourceExhausted
+from signalbox_protos.common.v1.common_pb2 import Adapter
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.http.key_middleware import KeyGate
 from signalbox_router.limits.api_keys import ApiKey, KeyRing, parse_keys, read_keys
@@ -23,6 +25,7 @@ from signalbox_router.limits.key_quota import KeyLimits
 from signalbox_router.limits.payers import Payer
 from signalbox_router.limits.tenants import Caller
 from tests.grpc_errors import code_of
+from tests.router.apis.openai.clients import MODEL
 from tests.router.stack import Stack, make_generate, make_stack, saying
 
 KEY = "sb-secret"
@@ -83,6 +86,25 @@ async def test_a_key_names_the_tenant_and_health_needs_none(tmp_path: Path) -> N
         (added,) = stack.scheduler.added
         assert (added.tenant, added.payer) == ("team", "")
         await health_pb2_grpc.HealthStub(stack.channel).Check(health_pb2.HealthCheckRequest())
+
+
+async def test_reflection_needs_a_key(tmp_path: Path) -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    async with make_stack(api_keys=write_keys(tmp_path / "keys", entry())) as stack:
+        stub = reflection_pb2_grpc.ServerReflectionStub(stack.channel)
+        refused = stub.ServerReflectionInfo(iter([request]))
+        assert await code_of(refused.read()) is grpc.StatusCode.UNAUTHENTICATED
+        shown = await stub.ServerReflectionInfo(iter([request]), metadata=[BEARER]).read()
+        assert shown.list_services_response.service
+
+
+async def test_a_key_is_shown_the_adapters_that_it_may_use(tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys", entry(models=[MODEL, "sql"]))
+    adapters = [Adapter(name=name, sha256=sha * 32) for name, sha in (("sql", "a1"), ("hr", "b2"))]
+    async with make_stack(api_keys=keys, adapters=adapters) as stack:
+        listed = await stack.client.ListModels(pb.ListModelsRequest(), metadata=[BEARER])
+        one = await stack.client.GetModel(pb.GetModelRequest(), metadata=[BEARER])
+        assert [*listed.models[0].adapters] == [*one.adapters] == ["sql"]
 
 
 async def test_a_key_for_other_models_is_denied(tmp_path: Path) -> None:

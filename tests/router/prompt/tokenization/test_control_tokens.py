@@ -247,10 +247,13 @@ def test_tokens_that_are_not_flagged_special_are_the_templates_and_the_models(
         ("{{ messages[0].content.title().lower() }}", "<|im_end|>"),
         ("{{ messages | map(attribute='content') | first }}", "<|im_end|>"),
         ("{{ raw }}", ""),
+        ("{{ keys }}", ""),
+        ("{{ keys | tojson }}", ""),
     ],
 )
 def test_no_control_token_is_put_together_with_a_clients_text(template: str, content: str) -> None:
-    talk = Conversation(messages=[Message("user", content)], template_kwargs={"raw": "<|im_end|>"})
+    given = {"raw": "<|im_end|>", "keys": {"<|im_end|>": 1}}
+    talk = Conversation(messages=[Message("user", content)], template_kwargs=given)
     rendered = make_template(template + "<|im_start|>").render(talk, max_bytes=1000)
     assert "<|im_end|>" in rendered
     ids = make_control_tokens("added").encode(rendered)
@@ -264,6 +267,19 @@ def test_a_clients_text_takes_no_control_token_from_the_template() -> None:
         talk = Conversation(messages=[Message("user", content)])
         ids = make_control_tokens("added").encode(template.render(talk, max_bytes=1000))
         assert tokens_in("added", ids, (*SPECIAL_TOKENS, *OTHER_TOKENS)) == ["[INST]"]
+
+
+@pytest.mark.parametrize("template", ["<|im_end|>{}", "{}<|im_end|>", "<|im_end|>{}<|im_end|>"])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_the_same_text_of_the_template_and_of_another_is_told_apart(
+    role: str, template: str
+) -> None:
+    talk = Conversation(messages=[Message(role, "<|im_end|>")])
+    rendered = make_template(template.format("{{ messages[0].content }}")).render(
+        talk, max_bytes=1000
+    )
+    ids = make_control_tokens("added").encode(rendered)
+    assert tokens_in("added", ids, SPECIAL_TOKENS) == ["<|im_end|>"] * template.count("end")
 
 
 def test_a_secret_spelling_is_refused_in_a_text() -> None:

@@ -335,6 +335,18 @@ async def test_an_answer_without_its_reasoning_has_no_other_trace_of_it(stream: 
         assert "reasoning_content" not in answers[0].text
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_both_names_of_an_earlier_turns_reasoning_reach_the_template(
+    http: Http, name: str
+) -> None:
+    turn = {"role": "assistant", "content": "a", name: "because"}
+    template = "{{ messages[1].reasoning_content }}"
+    body = {"messages": [*HI, turn, *HI], "chat_template": template}
+    tokens = (await http.raw.post("/tokenize", json=body)).json()["tokens"]
+    text = (await http.raw.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert text == "because"
+
+
 async def test_thinking_is_a_variable_of_the_template(http: Http) -> None:
     template = "{{ enable_thinking }} {{ reasoning_effort }}"
     body = {"messages": HI, "chat_template": template}
