@@ -15,6 +15,8 @@ from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 _MAX_HANDLE = (1 << 63) - 1
 """Updates have the handles in a column of int64."""
+_SESSION_BYTES = 16
+"""Length of a session's hash."""
 _MAX_SNAPSHOT_POSITIONS = 16
 """Most positions that a request names; a router names two."""
 MAX_AGE_S = 30 * 86_400
@@ -97,6 +99,19 @@ class Request:
     """True if the request computes no drafts."""
     prediction: tuple[int, ...] = ()
     """Tokens that the client expects as the output; empty if the request names none."""
+    session: bytes = b""
+    """Keyed hash of the session that the client names; empty if it names none."""
+    keep_ns: int = 0
+    """Time for which the client asks that the prefix be kept; 0 if it asks for none."""
+
+
+class SessionPause(NamedTuple):
+    """The end of a session's answer, as its router has read it."""
+
+    session: bytes
+    """`Request.session`, which is not empty."""
+    called_tool: bool
+    """True if the answer calls a tool, so that the session is expected to go on with the result."""
 
 
 _FIELDS = pb.Request.DESCRIPTOR.fields_by_name
@@ -150,8 +165,16 @@ def decode(message: pb.Request) -> Request:
         "pooling": pooling.decode(message.pooling) if message.HasField("pooling") else None,
         "snapshot_positions": _decode_positions(message) if message.snapshot_positions else (),
         "prediction": tuple(message.prediction),
+        "session": _checked_session(message.session),
+        "keep_ns": min(message.keep_ns, MAX_AGE_S * 10**9),
     }
     return Request(**{name: getattr(message, name) for name in _SAME} | own)
+
+
+def _checked_session(session: bytes) -> bytes:
+    if session and len(session) != _SESSION_BYTES:
+        raise InvalidArgument("session", f"{len(session)} bytes", f"{_SESSION_BYTES} bytes or none")
+    return session
 
 
 def _decode_positions(message: pb.Request) -> tuple[int, ...]:
@@ -179,3 +202,14 @@ def _decode_delivered(message: pb.DeliveredSequence) -> DeliveredSequence:
         value = int(message.finish_reason)
         raise InvalidArgument("delivered.finish_reason", value, "a FinishReason")
     return DeliveredSequence(int32_list(message.token_ids, "delivered.token_ids"), reason)
+
+
+def encode_pause(pause: SessionPause) -> pb.SessionPause:
+    return pb.SessionPause(session=pause.session, called_tool=pause.called_tool)
+
+
+def decode_pause(message: pb.SessionPause) -> SessionPause:
+    """Raises InvalidArgument for a session that no router of ours names."""
+    if not message.session:
+        raise InvalidArgument("session", "no bytes", f"{_SESSION_BYTES} bytes")
+    return SessionPause(_checked_session(message.session), message.called_tool)

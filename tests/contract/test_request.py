@@ -4,7 +4,12 @@ import pytest
 
 from signalbox_contract import request
 from signalbox_contract.errors import InvalidArgument
-from signalbox_contract.request import BeamSearchParams, DeliveredSequence, Request
+from signalbox_contract.request import (
+    BeamSearchParams,
+    DeliveredSequence,
+    Request,
+    SessionPause,
+)
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import FinishReason
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
@@ -43,6 +48,8 @@ FULL = Request(
     snapshot_positions=(1, 2),
     no_speculation=True,
     prediction=(6, 5),
+    session=bytes(range(16)),
+    keep_ns=7,
 )
 
 
@@ -66,6 +73,8 @@ def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
         ({"snapshot_positions": [*range(1, 18)]}, "snapshot_positions"),
         ({"delivered": [pb.DeliveredSequence(finish_reason=99)]}, "delivered.finish_reason"),  # type: ignore[arg-type]
         ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "delivered.token_ids"),
+        ({"session": bytes(15)}, "session"),
+        ({"session": bytes(17)}, "session"),
     ],
 )
 def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], field: str) -> None:
@@ -80,6 +89,19 @@ def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], fie
 
 def test_a_time_that_no_router_keeps_is_cut_to_a_month() -> None:
     message = request.encode(PLAIN)
-    message.timeout_ns = message.age_ns = (1 << 64) - 1
+    message.timeout_ns = message.age_ns = message.keep_ns = (1 << 64) - 1
     read = request.decode(message)
-    assert read.timeout_ns == read.age_ns == 30 * 86_400 * 10**9
+    assert read.timeout_ns == read.age_ns == read.keep_ns == 30 * 86_400 * 10**9
+
+
+@pytest.mark.parametrize("called_tool", [True, False])
+def test_a_pause_comes_as_it_was_told(called_tool: bool) -> None:
+    pause = SessionPause(bytes(range(16)), called_tool)
+    message = pb.SessionPause.FromString(request.encode_pause(pause).SerializeToString())
+    assert request.decode_pause(message) == pause
+
+
+@pytest.mark.parametrize("session", [b"", bytes(15), bytes(17)])
+def test_a_pause_of_no_session_is_refused(session: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="session"):
+        request.decode_pause(pb.SessionPause(session=session))

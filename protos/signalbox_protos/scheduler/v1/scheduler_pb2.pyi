@@ -52,14 +52,16 @@ STARTUP_PHASE_LOAD: StartupPhase
 STARTUP_PHASE_PROFILE: StartupPhase
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("add_request", "abort_request", "stop_sequence")
+    __slots__ = ("add_request", "abort_request", "stop_sequence", "session_pause")
     ADD_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_PAUSE_FIELD_NUMBER: _ClassVar[int]
     add_request: Request
     abort_request: AbortRequest
     stop_sequence: StopSequence
-    def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ...) -> None: ...
+    session_pause: SessionPause
+    def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ..., session_pause: _Optional[_Union[SessionPause, _Mapping]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("updates", "model_changed", "heartbeat_interval_ns")
@@ -72,7 +74,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ..., heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions", "no_speculation", "prediction")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions", "no_speculation", "prediction", "session", "keep_ns")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +99,8 @@ class Request(_message.Message):
     SNAPSHOT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     NO_SPECULATION_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_NS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -121,7 +125,9 @@ class Request(_message.Message):
     snapshot_positions: _containers.RepeatedScalarFieldContainer[int]
     no_speculation: bool
     prediction: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ..., no_speculation: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
+    session: bytes
+    keep_ns: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ..., no_speculation: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_ns: _Optional[int] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")
@@ -156,6 +162,14 @@ class StopSequence(_message.Message):
     index: int
     keep_tokens: int
     def __init__(self, handle: _Optional[int] = ..., index: _Optional[int] = ..., keep_tokens: _Optional[int] = ...) -> None: ...
+
+class SessionPause(_message.Message):
+    __slots__ = ("session", "called_tool")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CALLED_TOOL_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    called_tool: bool
+    def __init__(self, session: _Optional[bytes] = ..., called_tool: _Optional[bool] = ...) -> None: ...
 
 class RequestUpdates(_message.Message):
     __slots__ = ("handles", "indices", "num_tokens", "token_ids", "logprobs", "finished_sequences", "finished_requests", "prompt_logprobs", "admitted", "pooled")

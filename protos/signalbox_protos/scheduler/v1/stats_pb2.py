@@ -27,7 +27,7 @@ from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_s
 from signalbox_protos.scheduler.v1 import sample_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a*signalbox_protos/scheduler/v1/sample.proto\",\n\x0fGetStatsRequest\x12\x19\n\x11max_live_requests\x18\x01 \x01(\r\"\xb8\x04\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x12=\n\rlive_requests\x18\x06 \x03(\x0b\x32&.signalbox.scheduler.v1.RequestSummary\x12\x12\n\nmodel_name\x18\x07 \x01(\t\x12\x46\n\x13quarantined_workers\x18\x08 \x03(\x0b\x32).signalbox.scheduler.v1.QuarantinedWorker\x12\x37\n\x08launcher\x18\t \x01(\x0b\x32%.signalbox.scheduler.v1.LauncherState\x12/\n\x07samples\x18\n \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"o\n\rLauncherState\x12\x11\n\tplacement\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x36\n\x07pending\x18\x03 \x03(\x0b\x32%.signalbox.scheduler.v1.PendingWorker\"-\n\rPendingWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"]\n\x11QuarantinedWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12\x10\n\x08pause_ns\x18\x03 \x01(\x04\x12\x0f\n\x07left_ns\x18\x04 \x01(\x04\"\xd6\x01\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\"\x87\x04\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x1d\n\x15num_cached_gpu_blocks\x18\t \x01(\r\x12\x1d\n\x15num_cached_cpu_blocks\x18\n \x01(\r\x12\x14\n\x0cnum_failures\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x36\n\x08requests\x18\r \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x30\n\x06stages\x18\x0e \x01(\x0b\x32 .signalbox.scheduler.v1.StageUse\x12/\n\x07samples\x18\x0f \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x12/\n\x06groups\x18\x10 \x03(\x0b\x32\x1f.signalbox.common.v1.CacheGroup\"\xc3\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)signalbox_protos/scheduler/v1/stats.proto\x12\x16signalbox.scheduler.v1\x1a\'signalbox_protos/common/v1/common.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a*signalbox_protos/scheduler/v1/sample.proto\"B\n\x0fGetStatsRequest\x12\x19\n\x11max_live_requests\x18\x01 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\r\"\xf2\x04\n\x10GetStatsResponse\x12\x1c\n\x14num_requests_waiting\x18\x01 \x01(\r\x12\x34\n\x07workers\x18\x02 \x03(\x0b\x32#.signalbox.scheduler.v1.WorkerStats\x12\x11\n\tuptime_ns\x18\x03 \x01(\x04\x12\x36\n\x08requests\x18\x04 \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12M\n\x0bnum_refused\x18\x05 \x03(\x0b\x32\x38.signalbox.scheduler.v1.GetStatsResponse.NumRefusedEntry\x12=\n\rlive_requests\x18\x06 \x03(\x0b\x32&.signalbox.scheduler.v1.RequestSummary\x12\x12\n\nmodel_name\x18\x07 \x01(\t\x12\x46\n\x13quarantined_workers\x18\x08 \x03(\x0b\x32).signalbox.scheduler.v1.QuarantinedWorker\x12\x37\n\x08launcher\x18\t \x01(\x0b\x32%.signalbox.scheduler.v1.LauncherState\x12/\n\x07samples\x18\n \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x12\x38\n\x08sessions\x18\x0b \x03(\x0b\x32&.signalbox.scheduler.v1.SessionSummary\x1a\x31\n\x0fNumRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"o\n\rLauncherState\x12\x11\n\tplacement\x18\x01 \x01(\t\x12\x13\n\x0bnum_workers\x18\x02 \x01(\r\x12\x36\n\x07pending\x18\x03 \x03(\x0b\x32%.signalbox.scheduler.v1.PendingWorker\"-\n\rPendingWorker\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"]\n\x11QuarantinedWorker\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x14\n\x0cnum_failures\x18\x02 \x01(\r\x12\x10\n\x08pause_ns\x18\x03 \x01(\x04\x12\x0f\n\x07left_ns\x18\x04 \x01(\x04\"\xd6\x01\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x33\n\x05state\x18\x02 \x01(\x0e\x32$.signalbox.scheduler.v1.RequestState\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x61ge_ns\x18\x07 \x01(\x04\x12\x11\n\twaited_ns\x18\x08 \x01(\x04\"\xc3\x02\n\x0eSessionSummary\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x11\n\tnum_turns\x18\x03 \x01(\r\x12\x19\n\x11num_live_requests\x18\x04 \x01(\r\x12\x31\n\x05total\x18\x05 \x01(\x0b\x32\".signalbox.scheduler.v1.TurnTokens\x12\x35\n\tlast_turn\x18\x06 \x01(\x0b\x32\".signalbox.scheduler.v1.TurnTokens\x12\x17\n\x0flast_request_id\x18\x07 \x01(\t\x12\x13\n\x0blast_worker\x18\x08 \x01(\t\x12\x0f\n\x07idle_ns\x18\t \x01(\x04\x12\x18\n\x0b\x63\x61lled_tool\x18\n \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07keep_ns\x18\x0b \x01(\x04\x42\x0e\n\x0c_called_tool\"\x8f\x01\n\nTurnTokens\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11num_device_tokens\x18\x02 \x01(\x04\x12\x16\n\x0enum_cpu_tokens\x18\x03 \x01(\x04\x12\x18\n\x10num_store_tokens\x18\x04 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\x04\"\x87\x04\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x1c\n\x14num_requests_running\x18\x02 \x01(\r\x12\x1c\n\x14num_requests_swapped\x18\x03 \x01(\r\x12\x16\n\x0enum_gpu_blocks\x18\x04 \x01(\r\x12\x1b\n\x13num_free_gpu_blocks\x18\x05 \x01(\r\x12\x16\n\x0enum_cpu_blocks\x18\x06 \x01(\r\x12\x1b\n\x13num_free_cpu_blocks\x18\x07 \x01(\r\x12\x13\n\x0bis_draining\x18\x08 \x01(\x08\x12\x1d\n\x15num_cached_gpu_blocks\x18\t \x01(\r\x12\x1d\n\x15num_cached_cpu_blocks\x18\n \x01(\r\x12\x14\n\x0cnum_failures\x18\x0b \x01(\r\x12\x0c\n\x04role\x18\x0c \x01(\t\x12\x36\n\x08requests\x18\r \x01(\x0b\x32$.signalbox.scheduler.v1.RequestStats\x12\x30\n\x06stages\x18\x0e \x01(\x0b\x32 .signalbox.scheduler.v1.StageUse\x12/\n\x07samples\x18\x0f \x03(\x0b\x32\x1e.signalbox.scheduler.v1.Sample\x12/\n\x06groups\x18\x10 \x03(\x0b\x32\x1f.signalbox.common.v1.CacheGroup\"\xc3\x02\n\x0cRequestStats\x12\x45\n\tnum_ended\x18\x01 \x03(\x0b\x32\x32.signalbox.scheduler.v1.RequestStats.NumEndedEntry\x12\x33\n\x08queue_ns\x18\x02 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x41\n\x16time_to_first_token_ns\x18\x03 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x12\x43\n\x18time_per_output_token_ns\x18\x04 \x01(\x0b\x32!.signalbox.scheduler.v1.Histogram\x1a/\n\rNumEndedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._loaded_options = None
   _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_options = b'8\001'
   _globals['_GETSTATSREQUEST']._serialized_start=199
-  _globals['_GETSTATSREQUEST']._serialized_end=243
-  _globals['_GETSTATSRESPONSE']._serialized_start=246
-  _globals['_GETSTATSRESPONSE']._serialized_end=814
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=765
-  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=814
-  _globals['_LAUNCHERSTATE']._serialized_start=816
-  _globals['_LAUNCHERSTATE']._serialized_end=927
-  _globals['_PENDINGWORKER']._serialized_start=929
-  _globals['_PENDINGWORKER']._serialized_end=974
-  _globals['_QUARANTINEDWORKER']._serialized_start=976
-  _globals['_QUARANTINEDWORKER']._serialized_end=1069
-  _globals['_REQUESTSUMMARY']._serialized_start=1072
-  _globals['_REQUESTSUMMARY']._serialized_end=1286
-  _globals['_WORKERSTATS']._serialized_start=1289
-  _globals['_WORKERSTATS']._serialized_end=1808
-  _globals['_REQUESTSTATS']._serialized_start=1811
-  _globals['_REQUESTSTATS']._serialized_end=2134
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=2087
-  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=2134
+  _globals['_GETSTATSREQUEST']._serialized_end=265
+  _globals['_GETSTATSRESPONSE']._serialized_start=268
+  _globals['_GETSTATSRESPONSE']._serialized_end=894
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_start=845
+  _globals['_GETSTATSRESPONSE_NUMREFUSEDENTRY']._serialized_end=894
+  _globals['_LAUNCHERSTATE']._serialized_start=896
+  _globals['_LAUNCHERSTATE']._serialized_end=1007
+  _globals['_PENDINGWORKER']._serialized_start=1009
+  _globals['_PENDINGWORKER']._serialized_end=1054
+  _globals['_QUARANTINEDWORKER']._serialized_start=1056
+  _globals['_QUARANTINEDWORKER']._serialized_end=1149
+  _globals['_REQUESTSUMMARY']._serialized_start=1152
+  _globals['_REQUESTSUMMARY']._serialized_end=1366
+  _globals['_SESSIONSUMMARY']._serialized_start=1369
+  _globals['_SESSIONSUMMARY']._serialized_end=1692
+  _globals['_TURNTOKENS']._serialized_start=1695
+  _globals['_TURNTOKENS']._serialized_end=1838
+  _globals['_WORKERSTATS']._serialized_start=1841
+  _globals['_WORKERSTATS']._serialized_end=2360
+  _globals['_REQUESTSTATS']._serialized_start=2363
+  _globals['_REQUESTSTATS']._serialized_end=2686
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_start=2639
+  _globals['_REQUESTSTATS_NUMENDEDENTRY']._serialized_end=2686
 # @@protoc_insertion_point(module_scope)

@@ -10,13 +10,15 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetStatsRequest(_message.Message):
-    __slots__ = ("max_live_requests",)
+    __slots__ = ("max_live_requests", "max_sessions")
     MAX_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     max_live_requests: int
-    def __init__(self, max_live_requests: _Optional[int] = ...) -> None: ...
+    max_sessions: int
+    def __init__(self, max_live_requests: _Optional[int] = ..., max_sessions: _Optional[int] = ...) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused", "live_requests", "model_name", "quarantined_workers", "launcher", "samples")
+    __slots__ = ("num_requests_waiting", "workers", "uptime_ns", "requests", "num_refused", "live_requests", "model_name", "quarantined_workers", "launcher", "samples", "sessions")
     class NumRefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +36,7 @@ class GetStatsResponse(_message.Message):
     QUARANTINED_WORKERS_FIELD_NUMBER: _ClassVar[int]
     LAUNCHER_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     num_requests_waiting: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
     uptime_ns: int
@@ -44,7 +47,8 @@ class GetStatsResponse(_message.Message):
     quarantined_workers: _containers.RepeatedCompositeFieldContainer[QuarantinedWorker]
     launcher: LauncherState
     samples: _containers.RepeatedCompositeFieldContainer[_sample_pb2.Sample]
-    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ...) -> None: ...
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
+    def __init__(self, num_requests_waiting: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ..., uptime_ns: _Optional[int] = ..., requests: _Optional[_Union[RequestStats, _Mapping]] = ..., num_refused: _Optional[_Mapping[str, int]] = ..., live_requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., model_name: _Optional[str] = ..., quarantined_workers: _Optional[_Iterable[_Union[QuarantinedWorker, _Mapping]]] = ..., launcher: _Optional[_Union[LauncherState, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ...) -> None: ...
 
 class LauncherState(_message.Message):
     __slots__ = ("placement", "num_workers", "pending")
@@ -95,6 +99,46 @@ class RequestSummary(_message.Message):
     age_ns: int
     waited_ns: int
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("session", "tenant", "num_turns", "num_live_requests", "total", "last_turn", "last_request_id", "last_worker", "idle_ns", "called_tool", "keep_ns")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LAST_TURN_FIELD_NUMBER: _ClassVar[int]
+    LAST_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORKER_FIELD_NUMBER: _ClassVar[int]
+    IDLE_NS_FIELD_NUMBER: _ClassVar[int]
+    CALLED_TOOL_FIELD_NUMBER: _ClassVar[int]
+    KEEP_NS_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    tenant: str
+    num_turns: int
+    num_live_requests: int
+    total: TurnTokens
+    last_turn: TurnTokens
+    last_request_id: str
+    last_worker: str
+    idle_ns: int
+    called_tool: bool
+    keep_ns: int
+    def __init__(self, session: _Optional[bytes] = ..., tenant: _Optional[str] = ..., num_turns: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., total: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_turn: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_request_id: _Optional[str] = ..., last_worker: _Optional[str] = ..., idle_ns: _Optional[int] = ..., called_tool: _Optional[bool] = ..., keep_ns: _Optional[int] = ...) -> None: ...
+
+class TurnTokens(_message.Message):
+    __slots__ = ("num_prompt_tokens", "num_device_tokens", "num_cpu_tokens", "num_store_tokens", "num_output_tokens")
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CPU_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STORE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    num_device_tokens: int
+    num_cpu_tokens: int
+    num_store_tokens: int
+    num_output_tokens: int
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_device_tokens: _Optional[int] = ..., num_cpu_tokens: _Optional[int] = ..., num_store_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("address", "num_requests_running", "num_requests_swapped", "num_gpu_blocks", "num_free_gpu_blocks", "num_cpu_blocks", "num_free_cpu_blocks", "is_draining", "num_cached_gpu_blocks", "num_cached_cpu_blocks", "num_failures", "role", "requests", "stages", "samples", "groups")
