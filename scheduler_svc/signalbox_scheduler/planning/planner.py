@@ -319,6 +319,7 @@ class Planner:
         is_prompt = not seq.output_token_ids and not seq.group.num_preemptions
         if is_prompt and seq.group.times.first_token is None:
             seq.group.num_cached_tokens = seq.num_computed_tokens
+            seq.group.num_cached_on_cpu = num_cpu_hits
         self.num_prefix_queries += seq.num_tokens
         self.num_prefix_hits += seq.num_computed_tokens
 

@@ -201,6 +201,10 @@ class SequenceGroup:
     """Numbers of the workers' stores in which its prefix was looked up, as one lookup is enough."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were not computed because their blocks were found."""
+    num_cached_on_cpu: int = 0
+    """Part of num_cached_tokens whose blocks were found in the CPU pool."""
+    num_fetched_tokens: int = 0
+    """Tokens of the prompt whose blocks a store, or another worker, has sent for the request."""
     num_cpu_cached_tokens: int = 0
     """Tokens, of the output as well, that were not computed because their blocks were found in swap
     space."""

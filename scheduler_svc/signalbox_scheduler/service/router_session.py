@@ -5,7 +5,7 @@ import time
 from collections import deque
 
 from signalbox_contract.errors import InvalidArgument, ResourceExhausted
-from signalbox_contract.request import Request
+from signalbox_contract.request import Request, SessionPause
 from signalbox_contract.updates import RequestFailure, RequestUpdates
 from signalbox_scheduler.insight.recorder import UNRECORDED, RouterRecorder
 from signalbox_scheduler.requests.sequence_group import SequenceGroup, new_group
@@ -116,6 +116,9 @@ class Session:
         """Ends one branch; a no-op if the request has ended."""
         if group := self._groups.get(handle):
             self._lifecycle.stop_sequence(group, index=index, keep_tokens=keep_tokens)
+
+    def pause(self, pause: SessionPause) -> None:
+        self._lifecycle.sessions.pause(pause)
 
     def end(self) -> None:
         """Makes `next_message` return None once it has returned what waits."""

@@ -13,6 +13,7 @@ from signalbox_contract.description_bounds import check_description
 from signalbox_contract.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
 from signalbox_contract.model import encode_adapter, encode_model
 from signalbox_contract.request import decode as decode_request
+from signalbox_contract.request import decode_pause
 from signalbox_contract.tokenizer_files import split_files
 from signalbox_contract.updates import encode as encode_updates
 from signalbox_protos.scheduler.v1 import explain_pb2, state_pb2, stats_pb2, watch_pb2
@@ -27,8 +28,9 @@ from signalbox_scheduler.service.router_session import Heartbeat, Message, Model
 from signalbox_scheduler.workers.adapters.cluster_adapters import ClusterAdapters
 from signalbox_scheduler.workers.cluster import Cluster
 
-MAX_LIVE_REQUESTS = 100
-"""Most requests that one answer lists: the place in the queue of each is searched for."""
+MAX_LISTED = 100
+"""Most requests, and most sessions, that one answer lists: the place of each request in the queue
+is searched for."""
 _MAX_NAMED = 32
 """Most workers that an error names."""
 
@@ -199,7 +201,9 @@ class SchedulerServicer(pb_grpc.SchedulerServiceServicer):
         self, request: stats_pb2.GetStatsRequest, context: Context
     ) -> stats_pb2.GetStatsResponse:
         stats = insight_codec.stats(
-            self._cluster, max_live_requests=min(request.max_live_requests, MAX_LIVE_REQUESTS)
+            self._cluster,
+            max_live_requests=min(request.max_live_requests, MAX_LISTED),
+            max_sessions=min(request.max_sessions, MAX_LISTED),
         )
         if self._launcher is not None and self._launcher.placement:
             stats.launcher.CopyFrom(self._launcher)
@@ -256,5 +260,7 @@ def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> N
         case "stop_sequence":
             stop = request.stop_sequence
             session.stop_sequence(stop.handle, index=stop.index, keep_tokens=stop.keep_tokens)
+        case "session_pause":
+            session.pause(decode_pause(request.session_pause))
         case _:
             raise InvalidArgument("message", "none", "add_request, abort_request, ...")

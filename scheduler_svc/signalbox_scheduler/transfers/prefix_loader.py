@@ -276,11 +276,13 @@ class PrefixLoader:
         part = self._fetches.pop(transfer)
         rest = part.cut(part.end, arrived=names)
         counts = self._peer_reads.counts if from_peer else self.counts
-        counts.add_fetch(transfer, result, num_tokens=part.num_tokens - rest.num_tokens)
+        num_tokens = part.num_tokens - rest.num_tokens
+        counts.add_fetch(transfer, result, num_tokens=num_tokens)
         arrived = transfer.hold.publish(names)
         transfer.hold.release()
         waiting = self._waiting_for(transfer)
         for group in waiting:
+            group.num_fetched_tokens += num_tokens
             group.timeline.moved_blocks(
                 EventKind.FETCHED,
                 now,

@@ -98,8 +98,13 @@ class Cluster:
         return self.step_loops.is_serving
 
     @property
+    def now(self) -> float:
+        """Seconds on the scheduler's clock."""
+        return self._clock()
+
+    @property
     def uptime_s(self) -> float:
-        return self._clock() - self._started_at
+        return self.now - self._started_at
 
     def samples(self) -> Iterator[Sample]:
         """Yields the counts of all workers together; each `Scheduler` has those of its own."""

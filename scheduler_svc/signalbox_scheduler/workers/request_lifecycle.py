@@ -20,6 +20,7 @@ from signalbox_scheduler.config import AdmissionBounds
 from signalbox_scheduler.insight import request_spans
 from signalbox_scheduler.insight.explain import Explanation, History, explain
 from signalbox_scheduler.insight.history_words import audit_event
+from signalbox_scheduler.insight.sessions import ClientSessions
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.queue.admission_checks import Entry
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -62,6 +63,7 @@ class RequestLifecycle:
         """Model that the workers serve; None until the first has joined."""
         self.history = History(explain_history)
         self.stats = RequestStats()
+        self.sessions = ClientSessions()
         self.num_refused: Counter[str] = Counter()
         self._admission = admission
         self._step_loops = step_loops
@@ -124,6 +126,7 @@ class RequestLifecycle:
         group.begin(eos_token_ids=self.model.eos_token_ids if self.model else ())
         request_spans.begin(group, now=self._clock())
         self._live.add(group)
+        self.sessions.begin(group, self._clock())
         self._audits.choose(group, self._clock())
         self._admission.add(group)
         is_resumed = group.request.attempt > 0  # it arrived elsewhere, and waits here from now on
@@ -215,6 +218,7 @@ class RequestLifecycle:
         request_spans.end(group, now=now, block=self._step_loops.block_unit)
         self.history.keep(group, now)
         self.stats.observe(group)
+        self.sessions.end(group, now)
         self._audits.ended(group, now)
         self._step_loops.record_end(group, now)
 

@@ -1,6 +1,7 @@
 """Encodes what the scheduler tells of itself: explanations of requests, and its counts."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from signalbox_contract.cache_groups import CacheGroup, decode_group, encode_group, state_group
 from signalbox_contract.errors import NotFound
@@ -13,6 +14,7 @@ from signalbox_rpc.metrics.sample import PER_NS, Sample
 from signalbox_scheduler.insight.explain import Explanation
 from signalbox_scheduler.insight.history_spans import spans_of
 from signalbox_scheduler.insight.history_words import lines_of, summary_of
+from signalbox_scheduler.insight.sessions import ClientSession
 from signalbox_scheduler.insight.stats import RequestStats
 from signalbox_scheduler.kv.block_manager import BlockSpaceManager
 from signalbox_scheduler.kv.block_table import num_held
@@ -23,10 +25,13 @@ from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.quarantine import Quarantine
 
-_ENCODED = {"state", "events", "waits", "stages", "samples", "kind"}
+_ENCODED = {"state", "events", "waits", "stages", "samples", "kind", "total", "last_turn"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
 _SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
+_SAME_OF_SESSIONS = {*stats_pb2.SessionSummary.DESCRIPTOR.fields_by_name}.intersection(
+    ClientSession.__slots__
+)
 
 
 def explain(
@@ -171,9 +176,15 @@ def _waits(waits: Iterable[Wait]) -> list[explain_pb2.Wait]:
     ]
 
 
-def stats(cluster: Cluster, *, max_live_requests: int = 0) -> stats_pb2.GetStatsResponse:
-    """Encodes the counts, and the oldest live requests up to `max_live_requests`."""
+def stats(
+    cluster: Cluster, *, max_live_requests: int = 0, max_sessions: int = 0
+) -> stats_pb2.GetStatsResponse:
+    """Encodes the counts, the oldest live requests, and the sessions that were used last."""
     return stats_pb2.GetStatsResponse(
+        sessions=[
+            session_summary(one, age_s=cluster.now - one.used_at)
+            for one in cluster.requests.sessions.latest(max_sessions)
+        ],
         live_requests=map(_live_request, cluster.requests.explain_live(max_live_requests)),
         model_name=cluster.model.name if cluster.model else "",
         num_requests_waiting=len(cluster.admission),
@@ -205,6 +216,20 @@ def _live_request(known: Explanation) -> stats_pb2.RequestSummary:
         max_tokens=known.max_tokens,
         age_ns=nanoseconds(known.as_of - known.arrival),
         waited_ns=nanoseconds(known.queued_s + known.preempted_s),
+    )
+
+
+def session_summary(one: ClientSession, *, age_s: float) -> stats_pb2.SessionSummary:
+    """Returns what is known of a session.
+
+    Args:
+        age_s: seconds since it was used.
+    """
+    return stats_pb2.SessionSummary(
+        **{name: getattr(one, name) for name in _SAME_OF_SESSIONS - _ENCODED},
+        total=stats_pb2.TurnTokens(**asdict(one.total)),
+        last_turn=stats_pb2.TurnTokens(**asdict(one.last_turn)),
+        idle_ns=nanoseconds(age_s),
     )
 
 
