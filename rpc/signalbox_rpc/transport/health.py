@@ -6,7 +6,7 @@ of our own, on the same protos.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -28,6 +28,8 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._serving: dict[str, bool] = {OVERALL: False}
+        self._parts: dict[str, bool] = {}
+        """Status of what has a name of its own and does not count in the overall one."""
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -40,6 +42,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._serving[OVERALL] = all(services)
         self._notify()
 
+    def set_parts(self, parts: Mapping[str, bool]) -> None:
+        """Sets the status of parts, such as models: the overall status does not depend on them.
+
+        Parts that are left out have none any more; the name of a service stays the service's.
+        """
+        if not self._closed and parts != self._parts:
+            self._parts = dict(parts)
+            self._notify()
+
     def is_serving(self, name: str) -> bool:
         return self._serving[name]
 
@@ -47,6 +58,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Sets every status to not serving, permanently."""
         self._closed = True
         self._serving = dict.fromkeys(self._serving, False)
+        self._parts = dict.fromkeys(self._parts, False)
         self._notify()
 
     def _notify(self) -> None:
@@ -56,7 +68,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
-        if request.service not in self._serving:
+        if request.service not in self._parts | self._serving:
             raise NotFound(f"no service named {request.service[:100]!r} here")
         return _Response(status=self._status(request.service))
 
@@ -73,14 +85,15 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def List(self, request: Message, context: Context) -> Any:
         answer: Any = HealthListResponse()
-        for name in self._serving:
+        for name in self._parts | self._serving:
             answer.statuses[name].status = self._status(name)
         return answer
 
     def _status(self, name: str) -> int:
-        if name not in self._serving:
+        is_serving = (self._parts | self._serving).get(name)
+        if is_serving is None:
             return int(_Response.SERVICE_UNKNOWN)
-        return int(_Response.SERVING if self._serving[name] else _Response.NOT_SERVING)
+        return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
 
 
 def add_to_server(servicer: HealthServicer, server: grpc.aio.Server) -> None:

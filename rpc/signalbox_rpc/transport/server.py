@@ -7,7 +7,7 @@ reflection.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +218,10 @@ class Server:
         """Sets the health of services, and the overall health: serving when all are."""
         for name in names:
             self._health.set(name, serving=serving)
+
+    def set_parts(self, parts: Mapping[str, bool]) -> None:
+        """Sets the health of parts of the services, such as models, by name."""
+        self._health.set_parts(parts)
 
     def is_serving(self, name: str) -> bool:
         """Returns the health of a service."""
