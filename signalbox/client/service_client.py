@@ -7,6 +7,7 @@ import grpc
 
 from signalbox.client.connection import PLAIN, Connection, dial
 from signalbox.client.tls_probe import tls_hint
+from signalbox_rpc.interceptors.status import is_said
 
 TIMEOUT_S = 10.0
 NO_METHOD = "Method not found!"
@@ -58,7 +59,8 @@ class ServiceClient:
 
     def _failure(self, error: grpc.aio.AioRpcError) -> RuntimeError:
         code, details = error.code(), error.details() or error.code().name
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        is_silent = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        if is_silent and not is_said(error):
             hint = tls_hint(self.address, uses_tls=self._uses_tls)
             remedy = hint or f"; check that it runs, and --{self._name}{self._where}"
             return Unreachable(f"no {self._name} answers at {self.address}{remedy}")

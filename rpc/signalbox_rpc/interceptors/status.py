@@ -79,8 +79,12 @@ def words_of(error: grpc.aio.AioRpcError) -> str:
 
     The words of gRPC itself are left out: they have addresses, which clients must not read.
     """
-    is_said = any(key == DETAILS for key, _ in error.trailing_metadata() or ())
-    return (error.details() if is_said else None) or str(error.code().name)
+    return (error.details() if is_said(error) else None) or str(error.code().name)
+
+
+def is_said(error: grpc.aio.AioRpcError) -> bool:
+    """Returns whether the called service has failed the call, not gRPC itself."""
+    return any(key == DETAILS for key, _ in error.trailing_metadata() or ())
 
 
 def retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
