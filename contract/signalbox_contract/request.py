@@ -103,6 +103,8 @@ class Request:
     """Keyed hash of the session that the client names; empty if it names none."""
     keep_ns: int = 0
     """Time for which the client asks that the prefix be kept; 0 if it asks for none."""
+    model_wait_ns: int = 0
+    """Time that the request waited at its router until its model was loaded."""
 
 
 class SessionPause(NamedTuple):
@@ -161,6 +163,7 @@ def decode(message: pb.Request) -> Request:
         "traceparent": message.trace_context.traceparent,
         "tracestate": message.trace_context.tracestate,
         "age_ns": min(message.age_ns, MAX_AGE_S * 10**9),
+        "model_wait_ns": min(message.model_wait_ns, MAX_AGE_S * 10**9),
         "delivered": tuple(_decode_delivered(sequence) for sequence in message.delivered),
         "pooling": pooling.decode(message.pooling) if message.HasField("pooling") else None,
         "snapshot_positions": _decode_positions(message) if message.snapshot_positions else (),

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from signalbox_router.parsers import reasoning_formats, tool_call_formats
 from signalbox_router.prompt.chat.known_templates import known_templates
-from signalbox_rpc.settings.addresses import Addresses, Port
+from signalbox_rpc.settings.addresses import Address, Addresses, Port
 from signalbox_rpc.settings.quantities import joined, texts
 from signalbox_rpc.settings.secrets import Secrets
 from signalbox_rpc.settings.service_settings import (
@@ -279,6 +279,17 @@ class RouterSettings(AddressSettings, ConsoleSettings, TelemetrySettings):
         description="HOST:PORT of the scheduler, or of several with commas between them: each model"
         " that they serve is served, and requests are spread over the schedulers of one",
     )
+    model_launcher: Address | None = Field(
+        None,
+        description="HOST:PORT of the launcher of this machine's models, as `serve A B C` starts"
+        " it: requests for a model that is not loaded wait until it is (default: none)",
+    )
+    model_start_timeout: float = Field(
+        120.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds that a request waits for a model that is loaded for it",
+    )
     metrics_sources: str | None = Field(
         None,
         description="NAME=SOCKET,... of services of this machine, each with its --metrics-socket;"
@@ -319,6 +330,8 @@ class RouterConfig(RouterSettings):
     max_unread_tokens: int = 16_384
     """Tokens that a client may leave unread before its request is aborted. Each alternative of a
     token's logprobs counts as a token."""
+    max_waiting_for_models: int = 512
+    """New requests that may wait for models that are loaded for them."""
     tokenizer_threads: int = 2
     model_poll_s: float = 1.0
     """Seconds between two queries of a scheduler that serves no model, for which one it serves."""

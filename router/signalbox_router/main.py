@@ -12,6 +12,7 @@ from signalbox_contract.errors import Code
 from signalbox_protos.inference.v1 import inference_pb2_grpc
 from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_router.apis.inference.servicer import OPERATIONS, SERVICE_NAME, InferenceServicer
+from signalbox_router.apis.operations.models_servicer import OperatedModels
 from signalbox_router.apis.operations.servicer import SERVICE_NAME as OPERATIONS_SERVICE
 from signalbox_router.apis.operations.servicer import OperationsServicer
 from signalbox_router.apis.vllm.servicer import OPERATIONS as VLLM_OPERATIONS
@@ -33,6 +34,8 @@ from signalbox_router.receipts.receipts import Receipts
 from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.schedulers.adapter_client import SchedulerAdapters
 from signalbox_router.schedulers.first_use import FirstUse
+from signalbox_router.schedulers.launcher.launcher_client import LauncherClient
+from signalbox_router.schedulers.launcher.model_starts import ModelStarts
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.operations_client import SchedulerOperations
@@ -40,7 +43,7 @@ from signalbox_router.schedulers.scheduler_pool import Schedulers
 from signalbox_rpc.interceptors.write_timeout import SlowClientInterceptor
 from signalbox_rpc.limits.call_bounds import CallBounds
 from signalbox_rpc.limits.large_messages import LargeMessages
-from signalbox_rpc.metrics.registry import make_registry
+from signalbox_rpc.metrics.registry import add_samples, make_registry
 from signalbox_rpc.metrics.serving_metrics import metrics_server
 from signalbox_rpc.transport.listening_ports import GRPC_REMEDY, Endpoint
 from signalbox_rpc.transport.server import Server
@@ -65,6 +68,12 @@ class Router:
         keys = _key_ring(config, metrics)
         self._messages = LargeMessages(self._count_malformed)
         self.server = _grpc_server(config, keys, self._messages, self._count_malformed)
+        self._launcher = LauncherClient(config.model_launcher) if config.model_launcher else None
+        self.starts = ModelStarts(
+            launcher=self._launcher,
+            timeout_s=config.model_start_timeout,
+            max_waiting=config.max_waiting_for_models,
+        )
         self.schedulers = Schedulers(
             config.scheduler_addresses,
             model_client=ModelClient(
@@ -76,17 +85,21 @@ class Router:
             on_serving=self._set_serving,
             tls=config.tls,
             model_names=config.served_model_name,
+            starts=self.starts,
+            on_models=self.server.set_parts,
         )
         self.admission = Admission(config, self.schedulers)
         self.live = RequestSlots(config.max_live_requests)
         self._adapters = SchedulerAdapters(self.schedulers, tls=config.tls)
         self._first_use = FirstUse(self._adapters) if config.allow_adapter_loading else None
         self.registry = make_registry(metrics.samples, prefix=config.metrics.prefix)
+        add_samples(self.registry, self.starts.samples, prefix=config.metrics.prefix)
         self.generator = Generator(
             self.admission,
             self.schedulers.models,
             self.live,
             first_use=self._first_use,
+            starts=self.starts,
             observer=Observer(metrics, RequestLog(config.log_requests)),
             receipts=Receipts(
                 version=config.version,
@@ -94,20 +107,24 @@ class Router:
             ),
         )
         self._load = LoadClient(config.scheduler_addresses, tls=config.tls)
-        self._operations = SchedulerOperations(config.scheduler_addresses, tls=config.tls)
+        self._operations = SchedulerOperations(
+            config.scheduler_addresses, tls=config.tls, away=self.starts.launched.away
+        )
         tenants = Tenants(trust_header=config.trust_tenant_header, keys=keys)
         self._servicer = InferenceServicer(
             self.generator, tenants=tenants, load=self._load, messages=self._messages
         )
         self._operations_servicer = OperationsServicer(
-            self._operations, access=OperatorAccess(keys, host=config.host)
+            self._operations,
+            access=OperatorAccess(keys, host=config.host),
+            models=OperatedModels(self.schedulers, self._launcher),
         )
         self.http = self._http_server(config, tenants, keys) if config.http else None
         self.metrics_server = metrics_server(
             config.metrics, self.registry, host=config.host, tls=config.tls, names_callers=False
         )
         self._add_services(tenants, config)
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting: list[asyncio.Task[None]] = []
         self._has_served = False
 
     def _http_server(
@@ -164,7 +181,14 @@ class Router:
             await self.http.start()
         if self.metrics_server is not None:
             await self.metrics_server.start()
-        self._connecting = asyncio.create_task(self.schedulers.run(), name="schedulers")
+        self._connecting.append(asyncio.create_task(self.schedulers.run(), name="schedulers"))
+        if self._launcher is not None:
+            watching = self._launcher.run(
+                self.starts,
+                on_change=self.schedulers.launched_changed,
+                uses=self.schedulers.uses,
+            )
+            self._connecting.append(asyncio.create_task(watching, name="launcher"))
         logger.info("gRPC at %s", self.server.address)
         return port
 
@@ -190,9 +214,10 @@ class Router:
         gRPC must have no tasks left when the event loop closes: they could not end, and would print
         errors to standard error when the interpreter exits.
         """
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        for task in self._connecting:
+            task.cancel()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
+        await self.starts.close()
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.drain(grace_s=0.0)
@@ -217,7 +242,7 @@ class Router:
             scheme = "https" if self._tls.serves else "http"
             logger.info("HTTP at %s://%s/v1", scheme, self.http.address)
         self._has_served = True
-        self._on_serving(self.schedulers.models.served[0].name)
+        self._on_serving(self.schedulers.models.first)
 
 
 async def run(

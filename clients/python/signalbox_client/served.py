@@ -21,6 +21,9 @@ class DefaultSamplingParams:
     from_override: tuple[str, ...]
 
 
+ModelState = Literal["", "unloaded", "waiting", "loading", "loaded", "draining", "failed"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A served model."""
@@ -47,6 +50,11 @@ class Model:
     """Lengths to which an embedding may be shortened; empty if it may not."""
     prompts: tuple[str, ...] = ()
     """Names of the prompts that may be put before a text to embed."""
+    state: ModelState = ""
+    """State of a model of a server that loads models when requests name them; empty elsewhere.
+
+    What is known of one that is not loaded is its name, architecture, task and max_model_len.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +84,15 @@ _TASKS: dict[int, Literal["generate", "embed", "classify", "token_embed"]] = {
     pb.POOLING_TASK_CLASSIFY: "classify",
     pb.POOLING_TASK_TOKEN_EMBED: "token_embed",
 }
+_STATES: dict[int, ModelState] = {
+    pb.MODEL_STATE_UNSPECIFIED: "",
+    pb.MODEL_STATE_UNLOADED: "unloaded",
+    pb.MODEL_STATE_WAITING: "waiting",
+    pb.MODEL_STATE_LOADING: "loading",
+    pb.MODEL_STATE_LOADED: "loaded",
+    pb.MODEL_STATE_DRAINING: "draining",
+    pb.MODEL_STATE_FAILED: "failed",
+}
 
 
 def read_model(message: pb.GetModelResponse) -> Model:
@@ -96,6 +113,7 @@ def read_model(message: pb.GetModelResponse) -> Model:
         num_outputs=pooling.num_token_outputs if of_tokens else pooling.num_outputs,
         dimensions=tuple(pooling.dimensions),
         prompts=tuple(sorted(pooling.prompts)),
+        state=_STATES.get(message.state, ""),
     )
 
 

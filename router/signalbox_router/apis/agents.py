@@ -8,6 +8,7 @@ import base64
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -108,7 +109,9 @@ class AgentsApi(GeneratingApi):
         kept: KeptTokens = NO_TOKENS,
     ) -> int:
         """Returns the number of tokens of a conversation's prompt."""
-        with self._generator.place(caller, body.model or "", GENERATING) as place:
+        until_left = partial(until_disconnected, request.receive)
+        named = body.model or ""
+        async with self._generator.place(caller, named, GENERATING, until_left=until_left) as place:
             asked = ApiRequest(
                 prompt=found.conversation, drops_turns=found.drops_turns, kept_tokens=kept
             )

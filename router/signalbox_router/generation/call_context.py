@@ -1,10 +1,11 @@
 """The context of a call, which its transport gives to the router."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 
-from signalbox_router.insight.request_span import Transport
+from signalbox_router.insight.request_span import RequestSpan, Transport
 from signalbox_router.limits.api_keys import ApiKey
 from signalbox_router.limits.payers import ANYONE, Payer
 from signalbox_router.requests.api_request import TimeRemaining
@@ -15,7 +16,17 @@ SCORE, CLASSIFY = "score", "classify"
 """Operations that the conventions do not name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun(NamedTuple):
+    """What a request has that waited for its model before it was decoded."""
+
+    span: RequestSpan
+    arrived_ns: int
+    """Time on the clock of `now_ns`."""
+    waited_ns: int = 0
+    """Time until its model was loaded."""
+
+
+@dataclass(slots=True, kw_only=True)
 class CallContext:
     """Properties of a call that its transport knows, beside the request's content."""
 
@@ -31,3 +42,5 @@ class CallContext:
     """API key of the caller, if keys are required."""
     payer: Payer = ANYONE
     """Payer of the request's work, in the router and at the scheduler."""
+    begun: Begun | None = None
+    """Set while the call, or the first request of it, has waited for its model."""

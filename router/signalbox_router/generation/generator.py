@@ -4,17 +4,26 @@ The gRPC servicers and the HTTP API use it: they decode a request into `ApiReque
 call in `CallContext`, and encode the updates.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from signalbox_contract.errors import Code, NotFound, RpcError
-from signalbox_router.generation.call_context import CallContext
+from signalbox_router.generation.call_context import Begun, CallContext
 from signalbox_router.generation.request_admission import Admission, Arrival, EncodedPrompt
 from signalbox_router.insight.request_observer import Observed, Observer
-from signalbox_router.insight.request_span import RequestSpan
+from signalbox_router.insight.request_span import RequestSpan, code_of, reason_of
+from signalbox_router.limits.api_keys import ApiKey
 from signalbox_router.limits.key_quota import Account, KeyLimits
 from signalbox_router.limits.tenants import Caller
 from signalbox_router.parsers.reasoning_reader import ReasoningReader, reasoning_reader
@@ -28,8 +37,18 @@ from signalbox_router.requests.live_requests import RequestSlots
 from signalbox_router.requests.output_buffer import OutputBuffer
 from signalbox_router.requests.request_output import End
 from signalbox_router.schedulers.first_use import FirstUse
+from signalbox_router.schedulers.launcher.launched_models import NotLoaded
+from signalbox_router.schedulers.launcher.model_starts import (
+    NO_TRACE,
+    ModelStarts,
+    TraceContext,
+)
 from signalbox_router.schedulers.served_models import ANY, MAX_MODEL_NAME_CHARS, ServedModels
 from signalbox_rpc.telemetry import tracing
+
+T = TypeVar("T")
+UntilLeft = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+"""Ends a wait when the client leaves, by an exception."""
 
 
 class CallReservation(NamedTuple):
@@ -93,11 +112,13 @@ class Generator:
         first_use: FirstUse | None = None,
         observer: Observer | None = None,
         receipts: Receipts | None = None,
+        starts: ModelStarts | None = None,
     ) -> None:
         """Makes a generator.
 
         Args:
             first_use: loads adapters that requests name; None loads none.
+            starts: requests that wait until the launcher has loaded their model.
         """
         self.admission = admission
         self.models = models
@@ -106,6 +127,7 @@ class Generator:
         self.live = live
         self._observer = observer or Observer()
         self._receipts = receipts or Receipts()
+        self._starts = starts or ModelStarts()
 
     def model_of(self, name: str, tasks: frozenset[str]) -> ServedModel:
         """Returns the model that a request means; see `ServedModels.of`.
@@ -125,16 +147,31 @@ class Generator:
         """Ends a request: its generation raises Cancelled. Does nothing if it has ended."""
         self.live.abort(request_id, tenant=tenant)
 
-    @contextmanager
-    def place(
-        self, caller: Caller, name: str, tasks: frozenset[str] = ANY
-    ) -> Iterator[CallReservation]:
+    @asynccontextmanager
+    async def place(
+        self,
+        caller: Caller,
+        name: str,
+        tasks: frozenset[str] = ANY,
+        *,
+        until_left: UntilLeft | None = None,
+    ) -> AsyncIterator[CallReservation]:
         """Holds a place for a call that generates nothing, such as Tokenize, of the model so named.
 
-        The call counts as one of the requests that its key and the router may run at a time. Raises
-        the exceptions of `ServedModels.of`, PermissionDenied or ResourceExhausted.
+        The call counts as one of the requests that its key and the router may run at a time, and
+        waits for a model that is not loaded. Raises the exceptions of `ServedModels.of`,
+        PermissionDenied or ResourceExhausted.
+
+        Args:
+            until_left: ends that wait when the client leaves; by default the caller is cancelled.
         """
-        model = self.models.of(name, tasks)
+        while True:
+            try:
+                model = self.models.of(name, tasks)
+                break
+            except NotLoaded as absent:
+                wait = self._wait(absent, caller.key)
+                await (wait if until_left is None else until_left(wait))
         with (
             self._key_limits.request(caller.key, *model.names_of(name)) as account,
             self.live.reserve("", tenant=caller.tenant),
@@ -147,9 +184,70 @@ class Generator:
         try:
             yield
         except RpcError as error:
-            model = self.unread(call_context.operation, error.code, error.message)
-            _open_span(call_context, model).refused(error.code)
+            self._refused(call_context, error.code, error.message)
             raise
+
+    def _refused(self, call_context: CallContext, code: Code, reason: str) -> None:
+        begun, call_context.begun = call_context.begun, None
+        model = self.unread(call_context.operation, code, reason)
+        span = _open_span(call_context, model) if begun is None else begun.span
+        span.refused(code)
+
+    async def read(
+        self,
+        call_context: CallContext,
+        decode: Callable[[], Awaitable[T]],
+        *,
+        until_left: UntilLeft | None = None,
+    ) -> T:
+        """Returns what a request decodes to, as `reading`.
+
+        If the model is not loaded that it names, waits for that and decodes it again.
+
+        Args:
+            until_left: ends that wait when the client leaves; by default the caller is cancelled.
+        """
+        with self.reading(call_context):
+            while True:
+                try:
+                    return await decode()
+                except NotLoaded as absent:
+                    wait = self._wait_for_model(absent, call_context)
+                    await (wait if until_left is None else until_left(wait))
+
+    async def when_loaded(
+        self, absent: NotLoaded, resolve: Callable[[], T], call_context: CallContext
+    ) -> T:
+        """Returns what `resolve` does once the model is loaded that it lacks."""
+        while True:
+            await self._wait_for_model(absent, call_context)
+            try:
+                return resolve()
+            except NotLoaded as again:
+                absent = again
+
+    async def _wait_for_model(self, absent: NotLoaded, call_context: CallContext) -> None:
+        """Returns once a model is served that a request names; the wait is a part of its span."""
+        name, began_ns = absent.model.name, now_ns()
+        begun = call_context.begun or Begun(_open_span(call_context, name), began_ns)
+        call_context.begun = begun
+        try:
+            with begun.span.wait_for_model(name) as trace:
+                await self._wait(absent, call_context.key, trace)
+            waited_ns = begun.waited_ns + now_ns() - began_ns
+            call_context.begun = begun._replace(waited_ns=waited_ns)
+        except RpcError:
+            raise  # `reading` counts it
+        except BaseException as error:
+            code = code_of(error, is_late=call_context.time_remaining() == 0)
+            self._refused(call_context, code, reason_of(error))
+            raise
+
+    async def _wait(
+        self, absent: NotLoaded, key: ApiKey | None, trace: TraceContext = NO_TRACE
+    ) -> None:
+        with self._key_limits.request(key, *absent.model.names_of("")):
+            await self._starts.wait(absent.model.name, trace=trace)
 
     def unread(self, operation: str, code: Code, reason: str) -> str:
         """Counts and logs a call that failed before it was a request; returns its model if there
@@ -164,8 +262,14 @@ class Generator:
         """Yields the client's updates; when it is closed, all state of the request is released."""
         arrived_ns = now_ns()
         with self.reading(call_context):
-            model = self.model_of(api_request.model, frozenset({api_request.task}))
-        span = _open_span(call_context, api_request.model[:MAX_MODEL_NAME_CHARS] or model.name)
+            name, tasks = api_request.model, frozenset({api_request.task})
+            try:
+                model = self.model_of(name, tasks)
+            except NotLoaded as absent:
+                resolve = partial(self.model_of, name, tasks)
+                model = await self.when_loaded(absent, resolve, call_context)
+        named = name[:MAX_MODEL_NAME_CHARS] or model.name
+        span, arrived_ns, waited_ns = _begun(call_context, named, arrived_ns)
         with (
             span.ending(call_context.time_remaining),
             self._observer.request(
@@ -192,7 +296,7 @@ class Generator:
                 model,
                 prompt,
                 call_context,
-                Arrival(live.request_id, arrived_ns, tracing.inject(span.context)),
+                Arrival(live.request_id, arrived_ns, tracing.inject(span.context), waited_ns),
                 kept_token_ids=kept_token_ids,
             )
             live.begin(request)
@@ -252,6 +356,15 @@ class Generator:
             first = reasoning_reader(reasoning, model, openings=openings, is_last=is_last)
             readers.insert(0, first)
         return readers
+
+
+def _begun(call_context: CallContext, model: str, arrived_ns: int) -> Begun:
+    """Returns what a request has that waited for its model, else a new span."""
+    begun, call_context.begun = call_context.begun, None
+    if begun is None:
+        return Begun(_open_span(call_context, model), arrived_ns)
+    begun.span.set_transport(call_context.transport)
+    return begun
 
 
 def _open_span(call_context: CallContext, model: str) -> RequestSpan:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from signalbox_contract.errors import Internal, InvalidArgument, ResourceExhausted
@@ -27,6 +28,7 @@ from signalbox_router.generation.pooling.calls import (
 from signalbox_router.generation.pooling.prompt_encoder import check_one_output, check_task
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.schedulers.launcher.launched_models import NotLoaded
 from signalbox_router.schedulers.served_models import (
     CLASSIFYING,
     EMBEDDING,
@@ -74,7 +76,7 @@ class PoolingService:
     async def embed(self, call: EmbedCall, call_context: CallContext) -> Vectors:
         with self._generator.reading(call_context):
             tasks = EMBEDDING if call.task == "embed" else TOKEN_EMBEDDING
-            call, model, pooling = self._routed(call, tasks)
+            call, model, pooling = await self._routed(call, tasks, call_context)
             check_num_inputs(len(call.inputs))
             check_task(call.task, model)
             call.check(pooling)
@@ -86,7 +88,7 @@ class PoolingService:
     async def classify(self, call: ClassifyCall, call_context: CallContext) -> Vectors:
         """Returns the probabilities of each input's classes."""
         with self._generator.reading(call_context):
-            call, model, pooling = self._routed(call, CLASSIFYING)
+            call, model, pooling = await self._routed(call, CLASSIFYING, call_context)
             check_num_inputs(len(call.inputs))
             requests = call.requests(call.inputs, task="classify")
         vectors, usage = await self._run(requests, call_context)
@@ -95,7 +97,7 @@ class PoolingService:
 
     async def score(self, call: ScoreCall, call_context: CallContext) -> Scores:
         with self._generator.reading(call_context):
-            call, model, _ = self._routed(call, POOLING)
+            call, model, _ = await self._routed(call, POOLING, call_context)
             call.check()
             check_one_output(model)
             requests = call.prompts(model)
@@ -103,9 +105,15 @@ class PoolingService:
         vectors, usage = await self._run(requests, call_context)
         return Scores(call.scores(vectors, model), usage)
 
-    def _routed(self, call: C, tasks: frozenset[str]) -> tuple[C, ServedModel, PoolingModel]:
+    async def _routed(
+        self, call: C, tasks: frozenset[str], call_context: CallContext
+    ) -> tuple[C, ServedModel, PoolingModel]:
         """Returns the call with its model's name, so that all its requests go to that model."""
-        model = self._generator.models.of(call.model, tasks)
+        resolve = partial(self._generator.models.of, call.model, tasks)
+        try:
+            model = resolve()
+        except NotLoaded as absent:
+            model = await self._generator.when_loaded(absent, resolve, call_context)
         return replace(call, model=call.model or model.name), model, pooling_of(model)
 
     async def _run(

@@ -94,6 +94,8 @@ class Arrival(NamedTuple):
     """Time on the clock of `now_ns`."""
     trace_context: tuple[str, str]
     """W3C traceparent and tracestate of the request's span."""
+    model_wait_ns: int = 0
+    """Time that it has waited until its model was loaded."""
 
 
 class Admission:
@@ -250,6 +252,7 @@ class Admission:
             cache_salt=api_request.cache_salt,
             adapter=adapter.sha256 if adapter is not None else "",
             trace_context=arrival.trace_context,
+            model_wait_ns=arrival.model_wait_ns,
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,
             snapshot_positions=prompt.snapshot_positions,

@@ -100,6 +100,22 @@ class RequestSpan:
             yield token_ids
             span.set_attribute("gen_ai.usage.input_tokens", len(token_ids))
 
+    @contextmanager
+    def wait_for_model(self, model: str) -> Iterator[tuple[str, str]]:
+        """Traces the wait for a model that is loaded first, as a child span; yields the trace
+        context of that."""
+        span = self._tracer.start_span(
+            "wait for model", context=self.context, attributes={"gen_ai.request.model": model}
+        )
+        with _ended(span):
+            yield tracing.inject(trace.set_span_in_context(span, self.context))
+
+    def set_transport(self, transport: Transport) -> None:
+        """Takes over what became known of the call after its span was opened."""
+        self._transport = transport
+        if self.is_recording:
+            self._span.set_attributes(dict(transport.attributes))
+
     def set_request(self, request: ActiveRequest, task: str) -> None:
         if not self.is_recording:
             return

@@ -77,6 +77,8 @@ class ActiveRequest:
     """Positions of the prompt from which later requests are likely to go on."""
     trace_context: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
+    model_wait_ns: int = 0
+    """Time that it has waited until its model was loaded."""
     echo: Echo | None = None
     """The prompt that each sequence's first delta begins with, if it is echoed."""
     scheduler: InitVar[SchedulerHandle]

@@ -6,7 +6,7 @@ get.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -34,10 +34,21 @@ class News(NamedTuple):
 class SchedulerOperations:
     """The schedulers of a router as operators see them. Connects when it is asked."""
 
-    def __init__(self, addresses: Iterable[str], *, tls: TlsConfig = CLEAR) -> None:
-        self._tls = tls
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        *,
+        tls: TlsConfig = CLEAR,
+        away: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """Makes them.
+
+        Args:
+            away: returns why there is no scheduler at an address; empty if there may be one.
+        """
+        self._tls, self._away = tls, away
         self._watchers = Watchers[News]()
-        self._streams = [_FrameStream(one, self._watchers, tls=tls) for one in addresses]
+        self._streams = [_FrameStream(one, self._watchers, tls=tls, away=away) for one in addresses]
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextmanager
@@ -97,6 +108,8 @@ class SchedulerOperations:
     async def _ask(
         self, address: str, request: explain_pb2.ExplainRequest
     ) -> explain_pb2.ExplainResponse | RpcError:
+        if away := self._away(address):
+            return NotFound(away)
         try:
             async with open_channel(address, tls=self._tls) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
@@ -111,10 +124,17 @@ class SchedulerOperations:
 class _FrameStream:
     """The frames of one scheduler, for all watchers."""
 
-    def __init__(self, address: str, watchers: Watchers[News], *, tls: TlsConfig) -> None:
+    def __init__(
+        self,
+        address: str,
+        watchers: Watchers[News],
+        *,
+        tls: TlsConfig,
+        away: Callable[[str], str],
+    ) -> None:
         self.address = address
         self._watchers = watchers
-        self._tls = tls
+        self._tls, self._away = tls, away
         self._task: asyncio.Task[None] | None = None
         self._wants = asyncio.Event()
         self._is_asked = False
@@ -140,7 +160,7 @@ class _FrameStream:
 
     async def _run(self) -> None:
         while True:
-            lost = await self._follow()
+            lost = self._away(self.address) or await self._follow()
             for watcher in self._watchers:
                 if lost != self._lost or not watcher.follows(self.address):
                     watcher.put(self.address, News(self.address, lost=lost), is_full=True)

@@ -74,6 +74,7 @@ class SchedulerConnection:
         model_poll_s: float,
         listener: ConnectionListener,
         tls: TlsConfig = CLEAR,
+        is_expected: bool = True,
     ) -> None:
         self.address = address
         self.served: ServedModel | None = None
@@ -87,6 +88,10 @@ class SchedulerConnection:
         self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._model_changed = asyncio.Event()
+        self._expected = asyncio.Event()
+        """Set unless the launcher has not loaded the model; no scheduler is looked for then."""
+        if is_expected:
+            self._expected.set()
         self._heard: asyncio.Future[int]
         """Nanoseconds from the next heartbeat of the stream to the one after it."""
         self._last_at = 0.0
@@ -123,15 +128,30 @@ class SchedulerConnection:
             stop = pb.StopSequence(handle=handle, index=index, keep_tokens=keep_tokens)
             self._outgoing.put_nowait(pb.ConnectRequest(stop_sequence=stop))
 
+    def expect(self, is_expected: bool) -> None:
+        """Looks for a scheduler, or sends it no new requests and looks for none when it has
+        ended."""
+        if is_expected is self._expected.is_set():
+            return
+        if is_expected:
+            self._expected.set()
+            self._model_changed.set()
+        else:
+            self._expected.clear()
+            if self.served is not None:
+                self._serve(None)
+
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled."""
         while True:
+            await self._expected.wait()
             try:
                 # One that was lost may not answer on its connection, and its host may be back.
                 async with open_channel(self.address, tls=self._tls) as channel:
                     stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
                     served = await self._wait_for_model(channel, stub)
-                    await self._run_stream(stub, served)
+                    if served is not None:
+                        await self._run_stream(stub, served)
             except TlsError as error:  # as while certificates are replaced
                 logger.error("cannot connect to %s: %s", self.address, error)
             except Exception:  # a bug must not stop the router's reading
@@ -140,10 +160,11 @@ class SchedulerConnection:
 
     async def _wait_for_model(
         self, channel: grpc.aio.Channel, stub: scheduler_pb2_grpc.SchedulerServiceStub
-    ) -> ServedModel:
+    ) -> ServedModel | None:
+        """Returns the model; None if it is not expected any more."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while True:
+        while self._expected.is_set():
             try:
                 return await self._models.fetch(self.address, stub)
             except (grpc.aio.AioRpcError, ValueError) as error:
@@ -151,6 +172,7 @@ class SchedulerConnection:
                 self._log_waiting(channel, error)
             waited_s = loop.time() - began
             await asyncio.sleep(min(_MAX_POLL_S, max(_MIN_POLL_S, waited_s * _POLL_SHARE)))
+        return None
 
     def _log_waiting(self, channel: grpc.aio.Channel, error: Exception) -> None:
         """Logs what is missing, when that changes."""
@@ -188,7 +210,8 @@ class SchedulerConnection:
                 raise
             logger.warning("lost the scheduler at %s: no heartbeat", self.address)
         except grpc.aio.AioRpcError as error:
-            logger.warning("lost the scheduler at %s: %s", self.address, _reason(error))
+            level = logging.WARNING if self._expected.is_set() else logging.INFO
+            logger.log(level, "lost the scheduler at %s: %s", self.address, _reason(error))
         except (RpcError, ValueError, LookupError) as error:
             is_faulty = True
             logger.warning("the scheduler at %s sent bad updates: %s", self.address, error)
@@ -258,6 +281,8 @@ class SchedulerConnection:
             self._serve(None)
 
     def _serve(self, served: ServedModel | None) -> None:
+        if not self._expected.is_set():
+            served = None
         if served == self.served:
             self.served = served  # its window may have changed
             self._listener.window_changed()

@@ -10,9 +10,10 @@ tokens of a sequence depend on its seed and position alone, so the stream contin
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from signalbox_contract.errors import NotFound, RpcError, Unavailable
 from signalbox_contract.wording import counted
@@ -20,6 +21,8 @@ from signalbox_router.insight.request_span import route_span
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.active_request import ActiveRequest
 from signalbox_router.requests.request_output import end_unmeasured
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel
+from signalbox_router.schedulers.launcher.model_starts import ModelStarts, ModelUse
 from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.scheduler_client import SchedulerConnection
 from signalbox_router.schedulers.served_models import RETRY_AFTER_S, ServedModels
@@ -53,6 +56,10 @@ class _Placement:
     refusal: NotFound | None = None
     """Error of the scheduler that does not have its adapter any more; the request waits until this
     router hears whether the adapter was replaced or unloaded."""
+    start: asyncio.Future[None] | None = None
+    """Wait for the launcher to load the model; None if it does not wait for that."""
+    waits_since_ns: int = 0
+    """Time on the monotonic clock when that began, in nanoseconds."""
 
 
 class Schedulers:
@@ -69,6 +76,8 @@ class Schedulers:
         on_serving: Callable[[bool], None],
         tls: TlsConfig = CLEAR,
         model_names: tuple[str, ...] = (),
+        starts: ModelStarts | None = None,
+        on_models: Callable[[dict[str, bool]], None] = lambda _: None,
     ) -> None:
         """`on_serving` is called whenever serving begins or ends.
 
@@ -76,8 +85,13 @@ class Schedulers:
             model_client: closed when `run` ends.
             model_names: names that requests may use beside the model's own.
             resume_wait_s: seconds that a request that has lost its scheduler waits for one.
+            starts: requests that wait until the launcher has loaded their model.
+            on_models: called with the names of the models, and whether each is served.
         """
-        self.models = ServedModels(model_names, absence_of=self._absence_of)
+        self.starts = starts or ModelStarts()
+        self.models = ServedModels(
+            model_names, absence_of=self._absence_of, launched=self.starts.launched
+        )
         self._model_client = model_client
         self._connections = [
             SchedulerConnection(
@@ -86,11 +100,14 @@ class Schedulers:
                 model_poll_s=model_poll_s,
                 listener=self,
                 tls=tls,
+                is_expected=not self.starts.has_launcher,
             )
             for address in addresses
         ]
         self._resume_wait_s = resume_wait_s
         self._on_serving = on_serving
+        self._on_models = on_models
+        self._is_serving = False
         self._handles = itertools.count(1)
         self._placements: dict[int, _Placement] = {}
 
@@ -111,6 +128,10 @@ class Schedulers:
         lost."""
         return [one.address for one in self._connections if one.last_served == model]
 
+    def num_live_of(self, model: ServedModel) -> int:
+        """Returns the number of requests at the schedulers of a model."""
+        return sum(one.num_live for one in self._connections if one.served == model)
+
     def new_handle(self) -> int:
         return next(self._handles)
 
@@ -130,18 +151,25 @@ class Schedulers:
     def submit(self, request: ActiveRequest, model: ServedModel) -> None:
         """Sends a request to the scheduler of its model with the fewest of ours. Raises
         Unavailable."""
-        if model not in self.models.served:
-            raise Unavailable("the served model has just changed", RETRY_AFTER_S)
         placement = _Placement(request, model)
-        if not self._place(placement):
-            raise Unavailable("the scheduler is lost", RETRY_AFTER_S)
+        is_served = model in self.models.served
+        if not is_served or not self._place(placement):
+            if not self.starts.is_away(model.name):
+                why = "the scheduler is lost" if is_served else "the served model has just changed"
+                raise Unavailable(why, RETRY_AFTER_S)
+            self._await_start(placement, is_new=True)
         self._placements[request.handle] = placement
+        self.starts.used.set()
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
         placement = self._placements.pop(handle, None)
-        if placement is not None and placement.connection is not None:
+        if placement is None:
+            return
+        if placement.connection is not None:
             placement.connection.abort(handle)
+        _end_wait(placement)
+        self.starts.used.set()
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one sequence; does nothing if the request has ended."""
@@ -159,17 +187,47 @@ class Schedulers:
         """Tells when serving begins or ends; resumes the requests that wait."""
         before = self.models.served
         self.window_changed()
-        if before[:1] != self.models.served[:1]:
+        if before[:1] != self.models.served[:1] and not self.starts.has_launcher:
             self._on_serving(bool(self.models.served))
         self._resume()
 
     def window_changed(self) -> None:
         """Takes over the windows and adapters, which may have changed."""
-        offered = [one.served for one in self._connections if one.served is not None]
-        lost = [one.last_served for one in self._connections if one.served is None]
-        known = [one for one in lost if one is not None]
-        self.models.update(offered, known, num_silent=len(lost) - len(known))
+        launched = self.starts.launched
+        offered = [
+            _named(one.served, launched.at(one.address))
+            for one in self._connections
+            if one.served is not None
+        ]
+        absent = [one for one in self._connections if one.served is None]
+        lost = [one.last_served for one in absent if one.last_served is not None]
+        silent = [one for one in absent if one.last_served is None]
+        num_silent = sum(launched.at(one.address) is None for one in silent)
+        self.models.update(offered, lost, num_silent=num_silent)
+        self.starts.served(one.name for one in launched.models if self.models.knows(one.name))
+        self._on_models({one.name: self.models.knows(one.name) for one in self.models.known()})
         self._place_refused()
+
+    def launched_changed(self) -> None:
+        """Takes over the launcher's table. A model that is to end gets no new requests."""
+        for connection in self._connections:
+            launched = self.starts.launched.at(connection.address)
+            connection.expect(launched is None or launched.is_loaded)
+        self.model_changed()
+        is_serving = bool(self.models.first)
+        if is_serving is not self._is_serving:
+            self._is_serving = is_serving
+            self._on_serving(is_serving)
+
+    def uses(self) -> list[ModelUse]:
+        """Returns the requests for each of the launcher's models."""
+        num_live = {one.address: one.num_live for one in self._connections}
+        return [
+            ModelUse(
+                one.name, num_live.get(one.scheduler, 0), self.starts.num_waiting_for(one.name)
+            )
+            for one in self.starts.launched.models
+        ]
 
     def _absence_of(self, model: ServedModel | None) -> str:
         of_model = [one for one in self._connections if model in (None, one.last_served)]
@@ -193,7 +251,9 @@ class Schedulers:
         others = [one for one in self._serving(placement.model) if one is not by]
         if isinstance(error, NotFound) and request.adapter and not request.attempt:
             self._await_successor(placement, error)
-        elif isinstance(error, Unavailable) and (others or request.attempt):
+        elif isinstance(error, Unavailable) and (
+            others or request.attempt or self.starts.is_away(placement.model.name)
+        ):
             if self._begin_again(placement) and others:
                 self._send(placement, _least_loaded(others))
         else:
@@ -241,8 +301,36 @@ class Schedulers:
         loop = asyncio.get_running_loop()
         placement.request.begin_again()
         placement.connection, placement.gives_up_at = None, loop.time() + self._resume_wait_s
-        loop.call_at(placement.gives_up_at, self._give_up)
+        if self.starts.launched.find(placement.model.name) is None:
+            loop.call_at(placement.gives_up_at, self._give_up)
+        elif placement.start is None:
+            self._await_start(placement, is_new=False)
         return True
+
+    def _await_start(self, placement: _Placement, *, is_new: bool) -> None:
+        """Makes a request wait until the launcher has loaded its model."""
+        start = self.starts.enter(
+            placement.model.name, trace=placement.request.trace_context, is_new=is_new
+        )
+        placement.start, placement.gives_up_at = start, math.inf
+        placement.waits_since_ns = placement.waits_since_ns or time.monotonic_ns()
+        placement.lost_at_ns = placement.lost_at_ns or time.time_ns()
+        start.add_done_callback(lambda _: self._start_ended(placement))
+
+    def _start_ended(self, placement: _Placement) -> None:
+        """Ends a request whose model does not start; `_resume` has sent the others."""
+        start, placement.start = placement.start, None
+        if start is None or start.cancelled() or placement.connection is not None:
+            return
+        error = start.exception()
+        if isinstance(error, RpcError):
+            self._fail(placement, error)
+        elif self._place(placement):
+            return
+        elif self.starts.is_away(placement.model.name):  # it was unloaded at once
+            self._await_start(placement, is_new=False)
+        else:
+            self._fail(placement, Unavailable("the served model has just changed", RETRY_AFTER_S))
 
     def _resume(self) -> None:
         waiting = [
@@ -273,6 +361,7 @@ class Schedulers:
 
     def _send(self, placement: _Placement, connection: SchedulerConnection) -> None:
         request, placement.connection = placement.request, connection
+        _end_wait(placement)
         placement.num_tokens = request.num_generated_tokens
         with route_span(request, scheduler=connection.address, since_ns=placement.lost_at_ns):
             connection.submit(request)
@@ -292,11 +381,30 @@ class Schedulers:
 
     def _end_complete(self, placement: _Placement) -> None:
         del self._placements[placement.request.handle]
+        _end_wait(placement)
         placement.request.end(end_unmeasured(len(placement.request.prompt_token_ids)))
 
     def _fail(self, placement: _Placement, error: RpcError) -> None:
         del self._placements[placement.request.handle]
+        _end_wait(placement)
         placement.request.fail(error)
+
+
+def _end_wait(placement: _Placement) -> None:
+    start, placement.start = placement.start, None
+    if start is not None:
+        start.cancel()
+    if since_ns := placement.waits_since_ns:
+        placement.request.model_wait_ns += time.monotonic_ns() - since_ns
+        placement.waits_since_ns = 0
+
+
+def _named(served: ServedModel, launched: LaunchedModel | None) -> ServedModel:
+    """Returns a model with the names that the launcher has for it."""
+    if launched is None:
+        return served
+    texts = dict.fromkeys((*served.started_as, *launched.names_of("")))
+    return replace(served, started_as=tuple(texts))
 
 
 def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:

@@ -40,6 +40,7 @@ def request_of(active: ActiveRequest) -> Request:
         snapshot_positions=active.snapshot_positions,
         no_speculation=not params.speculation,
         prediction=params.prediction,
+        model_wait_ns=active.model_wait_ns,
     )
 
 

@@ -11,6 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from signalbox_contract.errors import InvalidArgument, NotFound, RpcError, Unavailable
 from signalbox_contract.model import Adapter
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.schedulers.launcher.launched_models import (
+    LaunchedModel,
+    LaunchedModels,
+    NotLoaded,
+)
 from signalbox_router.schedulers.model_names import (
     name_models,
     replicas_merged,
@@ -40,6 +45,7 @@ class ServedModels:
         given_names: tuple[str, ...] = (),
         *,
         absence_of: Callable[[ServedModel | None], str] = lambda _: "",
+        launched: LaunchedModels | None = None,
     ) -> None:
         """Makes a map without models.
 
@@ -47,9 +53,11 @@ class ServedModels:
             given_names: names that requests may use for a model beside its own.
             absence_of: returns why the model is not served any more, or why none is, in a
                 scheduler's words; empty if no scheduler says anything.
+            launched: models that are loaded when a request names them.
         """
         self._given_names = tuple(dict.fromkeys(given_names))
         self._absence_of = absence_of
+        self._launched = launched or LaunchedModels()
         self._served: tuple[ServedModel, ...] = ()
         self._lost: tuple[ServedModel, ...] = ()
         self._by_name: Mapping[str, ServedModel] = {}
@@ -87,24 +95,50 @@ class ServedModels:
         """Models that a scheduler serves, in the order of the schedulers."""
         return self._served
 
+    def listed(self) -> list[ServedModel | LaunchedModel]:
+        """Returns `served` and the models that are not loaded, those of the launcher in its order.
+
+        Raises Unavailable if there are none.
+        """
+        launched = [self._by_name.get(one.name, one) for one in self._launched.models]
+        return [*(one for one in self.all() if one not in launched), *launched]
+
+    def state_of(self, model: ServedModel | LaunchedModel) -> str:
+        """Returns what the launcher does with a model; "" for one that it does not know."""
+        launched = self._launched.find(model.name)
+        return "" if launched is None else str(launched.state)
+
+    def known(self) -> list[ServedModel | LaunchedModel]:
+        """Returns the models that are served, those that were, and those that are not loaded."""
+        names = {one.name for one in (*self._served, *self._lost)}
+        others = [one for one in self._launched.models if one.name not in names]
+        return [*self._served, *self._lost, *others]
+
+    @property
+    def first(self) -> str:
+        """Name of the first model of `listed`; "" if there is none."""
+        known = self._launched.models or self._served
+        return known[0].name if known else ""
+
     def all(self) -> tuple[ServedModel, ...]:
-        """Returns `served`. Raises Unavailable if no model is."""
-        if not self._served:
+        """Returns `served`. Raises Unavailable if no model is, and the launcher has none."""
+        if not self._served and not self._launched.models:
             raise self._no_model()
         return self._served
 
     @property
     def only_name(self) -> str:
         """Name of the served model if no other is known; else empty."""
-        return self._served[0].name if len(self._served) == 1 and not self._lost else ""
+        return self._served[0].name if self._served and len(self.known()) == 1 else ""
 
     def of(self, name: str = "", tasks: frozenset[str] = ANY) -> ServedModel:
         """Returns the model of a name; for an empty one, the only model with one of the tasks.
 
         Where no model has such a task, it is the only model, which refuses what it cannot do.
 
-        Raises NotFound for an unknown name, Unavailable if no scheduler serves the model, and
-        InvalidArgument for an empty name that may mean several models.
+        Raises NotFound for an unknown name, NotLoaded for a model that the launcher has to load,
+        Unavailable if no scheduler serves the model, and InvalidArgument for an empty name that may
+        mean several models.
         """
         if not name:
             return self._only(tasks)
@@ -125,30 +159,30 @@ class ServedModels:
     def only(self, tasks: frozenset[str]) -> ServedModel | None:
         """Returns what `of` does for an empty name; None where it raises."""
         able = self._able(tasks)
-        return able[0] if len(able) == 1 and able[0] in self._served else None
+        return next((one for one in self._served if [one] == able), None)
 
     def _only(self, tasks: frozenset[str]) -> ServedModel:
         self.all()
         able = self._able(tasks)
         if len(able) > 1:
             raise InvalidArgument("model", "", _listed([one.name for one in able], "or"))
-        if able[0] not in self._served:
-            raise self._error_of(able[0].name)
-        return able[0]
+        return self.of(able[0].name)
 
-    def _able(self, tasks: frozenset[str]) -> list[ServedModel]:
+    def _able(self, tasks: frozenset[str]) -> list[ServedModel | LaunchedModel]:
         """Returns the models with one of the tasks, lost ones too; all if none has it."""
-        known = [*self._served, *self._lost]
+        known = self.known()
         return [one for one in known if one.task in tasks] or known
 
     def _error_of(self, name: str) -> RpcError:
-        if not self._served:
+        lost = next((one for one in self._lost if one.knows(name)), None)
+        if launched := self._launched.find(name if lost is None else lost.name):
+            return NotLoaded(launched)
+        if not self._served and not self._launched.models:
             return self._no_model()
-        for one in self._lost:
-            if one.knows(name):
-                reason = self._absence_of(one) or "its scheduler does not answer"
-                return Unavailable(f"model {one.name!r} is not served now: {reason}", RETRY_AFTER_S)
-        names = [one.name for one in self._served]
+        if lost is not None:
+            reason = self._absence_of(lost) or "its scheduler does not answer"
+            return Unavailable(f"model {lost.name!r} is not served now: {reason}", RETRY_AFTER_S)
+        names = [one.name for one in self.listed()]
         what = (
             f"model {name[:MAX_MODEL_NAME_CHARS]!r} is not served here;"
             f" {_listed(names, 'and')} {'is' if len(names) == 1 else 'are'}"

@@ -22,7 +22,7 @@ from signalbox_contract.updates import (
     RequestUpdates,
     SpeculationUse,
 )
-from signalbox_rpc.metrics.sample import Sample, counter
+from signalbox_rpc.metrics.sample import Sample, counter, gauge
 from signalbox_scheduler.requests.beam_search import BeamSearch, Draw
 from signalbox_scheduler.requests.draft_use import DraftRecord, draft_samples
 from signalbox_scheduler.requests.drawn_logits import DrawnLogits
@@ -342,6 +342,12 @@ class SequenceGroup:
             yield from self.masks.samples()
         if self.speculation.num_runs:
             yield from draft_samples(self.speculation)
+        if self.request.model_wait_ns:
+            yield gauge(
+                "model_wait_ms",
+                "Milliseconds that it waited before, until its model was loaded.",
+                self.request.model_wait_ns / 1e6,
+            )
         if self.num_migrations:
             yield counter(
                 "num_migrations",

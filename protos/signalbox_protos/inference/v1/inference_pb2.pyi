@@ -54,6 +54,16 @@ class EmbedDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMBED_DTYPE_BINARY: _ClassVar[EmbedDtype]
     EMBED_DTYPE_UBINARY: _ClassVar[EmbedDtype]
 
+class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
+    MODEL_STATE_UNLOADED: _ClassVar[ModelState]
+    MODEL_STATE_WAITING: _ClassVar[ModelState]
+    MODEL_STATE_LOADING: _ClassVar[ModelState]
+    MODEL_STATE_LOADED: _ClassVar[ModelState]
+    MODEL_STATE_DRAINING: _ClassVar[ModelState]
+    MODEL_STATE_FAILED: _ClassVar[ModelState]
+
 class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
@@ -88,6 +98,13 @@ EMBED_DTYPE_INT8: EmbedDtype
 EMBED_DTYPE_UINT8: EmbedDtype
 EMBED_DTYPE_BINARY: EmbedDtype
 EMBED_DTYPE_UBINARY: EmbedDtype
+MODEL_STATE_UNSPECIFIED: ModelState
+MODEL_STATE_UNLOADED: ModelState
+MODEL_STATE_WAITING: ModelState
+MODEL_STATE_LOADING: ModelState
+MODEL_STATE_LOADED: ModelState
+MODEL_STATE_DRAINING: ModelState
+MODEL_STATE_FAILED: ModelState
 POOLING_TASK_UNSPECIFIED: PoolingTask
 POOLING_TASK_EMBED: PoolingTask
 POOLING_TASK_CLASSIFY: PoolingTask
@@ -671,7 +688,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[GetModelResponse, _Mapping]]] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "has_chat_template", "default_sampling_params", "effective_max_model_len", "aliases", "adapters", "pooling")
+    __slots__ = ("name", "architecture", "dtype", "vocab_size", "max_model_len", "has_chat_template", "default_sampling_params", "effective_max_model_len", "aliases", "adapters", "pooling", "state")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -683,6 +700,7 @@ class GetModelResponse(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     dtype: str
@@ -694,7 +712,8 @@ class GetModelResponse(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     adapters: _containers.RepeatedScalarFieldContainer[str]
     pooling: PoolingInfo
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., default_sampling_params: _Optional[_Union[DefaultSamplingParams, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ...) -> None: ...
+    state: ModelState
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., default_sampling_params: _Optional[_Union[DefaultSamplingParams, _Mapping]] = ..., effective_max_model_len: _Optional[int] = ..., aliases: _Optional[_Iterable[str]] = ..., adapters: _Optional[_Iterable[str]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("task", "num_outputs", "dimensions", "labels", "prompts", "default_prompt_name", "num_token_outputs")

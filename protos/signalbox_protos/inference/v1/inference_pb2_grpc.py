@@ -154,16 +154,16 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Describes a served model. NOT_FOUND for one that is not served, UNAVAILABLE while no worker serves
-        it, PERMISSION_DENIED for one that the API key may not use.
+        """Describes a served model, or one that a request would load. NOT_FOUND for one that is not served,
+        UNAVAILABLE while no worker serves it, PERMISSION_DENIED for one that the API key may not use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Describes the served models that the API key may use; all without keys. UNAVAILABLE while no worker
-        serves.
+        """Describes the served models that the API key may use, and those that a request would load; all without
+        keys. UNAVAILABLE while no worker serves and none would be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

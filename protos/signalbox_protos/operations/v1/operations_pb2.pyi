@@ -1,8 +1,10 @@
+from signalbox_protos.operations.v1 import model_launcher_pb2 as _model_launcher_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as _watch_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -48,3 +50,43 @@ class ExplainResponse(_message.Message):
     scheduler: str
     explanation: _explain_pb2.ExplainResponse
     def __init__(self, scheduler: _Optional[str] = ..., explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
+
+class ModelStatus(_message.Message):
+    __slots__ = ("model", "num_live_requests", "num_waiting_requests")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    model: _model_launcher_pb2.LaunchedModel
+    num_live_requests: int
+    num_waiting_requests: int
+    def __init__(self, model: _Optional[_Union[_model_launcher_pb2.LaunchedModel, _Mapping]] = ..., num_live_requests: _Optional[int] = ..., num_waiting_requests: _Optional[int] = ...) -> None: ...
+
+class OperationsServiceLoadModelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class OperationsServiceLoadModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OperationsServiceUnloadModelRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class OperationsServiceUnloadModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -44,6 +44,21 @@ class OperationsServiceStub:
                 request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/signalbox.operations.v1.OperationsService/ListModels',
+                request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/signalbox.operations.v1.OperationsService/LoadModel',
+                request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelRequest.SerializeToString,
+                response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/signalbox.operations.v1.OperationsService/UnloadModel',
+                request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelRequest.SerializeToString,
+                response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelResponse.FromString,
+                _registered_method=True)
 
 
 class OperationsServiceServicer:
@@ -69,6 +84,30 @@ class OperationsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """The models that this router serves, and those that it loads when a request names them. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Loads a model unless it is, as a request that names it does; answers when it is served. NOT_FOUND for a
+        name of no model, FAILED_PRECONDITION without a launcher (`serve A B C`), and the errors of
+        ModelLauncherService.LoadModel. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Ends a model once its live requests have ended; answers then. The next request that names it loads it
+        again. Errors as LoadModel, and those of ModelLauncherService.UnloadModel. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperationsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +120,21 @@ def add_OperationsServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.FromString,
                     response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsRequest.FromString,
+                    response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelRequest.FromString,
+                    response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelRequest.FromString,
+                    response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -137,6 +191,87 @@ class OperationsService:
             '/signalbox.operations.v1.OperationsService/Explain',
             signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
             signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.operations.v1.OperationsService/ListModels',
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsRequest.SerializeToString,
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.operations.v1.OperationsService/LoadModel',
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelRequest.SerializeToString,
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceLoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.operations.v1.OperationsService/UnloadModel',
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelRequest.SerializeToString,
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.OperationsServiceUnloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,12 +7,22 @@ from signalbox_router.limits.tenants import Caller
 from signalbox_router.params.sampling_defaults import BUILT_IN
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.live_requests import RequestSlots
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, ModelState
 from signalbox_router.schedulers.load_client import ClusterLoad
 
 _TASKS: dict[Task, pb.PoolingTask] = {
     "embed": pb.POOLING_TASK_EMBED,
     "classify": pb.POOLING_TASK_CLASSIFY,
     "token_embed": pb.POOLING_TASK_TOKEN_EMBED,
+}
+_STATES: dict[str, pb.ModelState] = {
+    "": pb.MODEL_STATE_UNSPECIFIED,
+    ModelState.UNLOADED: pb.MODEL_STATE_UNLOADED,
+    ModelState.WAITING: pb.MODEL_STATE_WAITING,
+    ModelState.LOADING: pb.MODEL_STATE_LOADING,
+    ModelState.LOADED: pb.MODEL_STATE_LOADED,
+    ModelState.DRAINING: pb.MODEL_STATE_DRAINING,
+    ModelState.FAILED: pb.MODEL_STATE_FAILED,
 }
 
 
@@ -30,8 +40,16 @@ def load(cluster: ClusterLoad, live: RequestSlots) -> pb.GetLoadResponse:
     )
 
 
-def model(served: ServedModel, caller: Caller) -> pb.GetModelResponse:
-    """Describes a model, with the adapters that the caller may use."""
+def model(
+    served: ServedModel | LaunchedModel, caller: Caller, *, state: str = ""
+) -> pb.GetModelResponse:
+    """Describes a model, with the adapters that the caller may use.
+
+    Args:
+        state: what the launcher does with it; empty without a launcher.
+    """
+    if isinstance(served, LaunchedModel):
+        return _not_loaded(served)
     return pb.GetModelResponse(
         name=served.name,
         architecture=served.architecture,
@@ -44,6 +62,19 @@ def model(served: ServedModel, caller: Caller) -> pb.GetModelResponse:
         aliases=served.aliases,
         adapters=[one.name for one in served.adapters if caller.may_use(one.name)],
         pooling=None if served.pooling is None else _pooling(served, served.pooling),
+        state=_STATES[state],
+    )
+
+
+def _not_loaded(launched: LaunchedModel) -> pb.GetModelResponse:
+    task = next((number for name, number in _TASKS.items() if name == launched.task), None)
+    return pb.GetModelResponse(
+        name=launched.name,
+        architecture=launched.architecture,
+        max_model_len=launched.max_model_len,
+        effective_max_model_len=launched.max_model_len,
+        pooling=None if task is None else pb.PoolingInfo(task=task),
+        state=_STATES[launched.state],
     )
 
 

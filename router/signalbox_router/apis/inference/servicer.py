@@ -28,7 +28,8 @@ from signalbox_router.limits.payers import Payer, grpc_address
 from signalbox_router.limits.tenants import Caller, Tenants
 from signalbox_router.params import params_validation
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.schedulers.load_client import LoadClient
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, NotLoaded
+from signalbox_router.schedulers.load_client import ClusterLoad, LoadClient
 from signalbox_router.schedulers.served_models import GENERATING
 from signalbox_rpc.interceptors.call_handlers import Context
 from signalbox_rpc.limits.large_messages import LargeMessages
@@ -102,7 +103,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         caller = self._caller(context)
-        with self._generator.place(caller, request.model) as place:
+        async with self._generator.place(caller, request.model) as place:
             model = place.model
             token_ids = await self._token_ids(request, model, caller.payer)
             place.spend(len(token_ids))
@@ -129,7 +130,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         caller = self._caller(context)
-        with self._generator.place(caller, request.model) as place:
+        async with self._generator.place(caller, request.model) as place:
             model = place.model
             token_ids = await tokenize_codec.token_ids(request, model)
             place.spend(len(token_ids))
@@ -141,22 +142,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        model, caller = self._generator.models.of(request.model, GENERATING), self._caller(context)
+        models, caller = self._generator.models, self._caller(context)
+        try:
+            model: ServedModel | LaunchedModel = models.of(request.model, GENERATING)
+        except NotLoaded as absent:
+            model = absent.model
         caller.check_model(*model.names_of(request.model))
-        return info_codec.model(model, caller)
+        return info_codec.model(model, caller, state=models.state_of(model))
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        caller = self._caller(context)
-        models = [info_codec.model(one, caller) for one in self._generator.models.all()]
-        return pb.ListModelsResponse(
-            models=[one for one in models if one.adapters or caller.may_use(one.name, *one.aliases)]
-        )
+        models, caller = self._generator.models, self._caller(context)
+        described = [
+            info_codec.model(one, caller, state=models.state_of(one))
+            for one in models.listed()
+            if any(caller.may_use(adapter.name) for adapter in one.adapters)
+            or caller.may_use(*one.names_of(one.name))
+        ]
+        return pb.ListModelsResponse(models=described)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        self._generator.models.all()  # raises Unavailable while no model is served
-        return info_codec.load(await self._load.fetch(), self._generator.live)
+        served = self._generator.models.all()  # raises Unavailable while no model is served
+        cluster = await self._load.fetch() if served else ClusterLoad()
+        return info_codec.load(cluster, self._generator.live)
 
     def _caller(self, context: Context) -> Caller:
         address = grpc_address(context.peer())

@@ -1,6 +1,7 @@
 """Base class of handlers whose answers are generated: from the body to the written answer."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from signalbox_router.generation.call_context import CHAT, CallContext
 from signalbox_router.generation.generator import Generator
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.requests.api_request import ApiRequest
+from signalbox_rpc.http.disconnection import until_disconnected
 
 B = TypeVar("B", bound=StreamableBody)
 
@@ -50,10 +52,11 @@ class GeneratingApi:
         `convert` may run in a thread, as `BodyReader.read` says, and raises its exceptions.
         """
         call_context = self._callers.call_context(request, operation=operation)
-        with self._generator.reading(call_context):
-            body, generation = await self._bodies.read(
-                request, kind, into=lambda body: convert(request, body)
-            )
+        body, generation = await self._generator.read(
+            call_context,
+            lambda: self._bodies.read(request, kind, into=lambda body: convert(request, body)),
+            until_left=partial(until_disconnected, request.receive),
+        )
         return self._answer(request, body, generation, call_context)
 
     def _answer(

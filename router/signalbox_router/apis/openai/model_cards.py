@@ -6,6 +6,7 @@ from typing import Any
 
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, ModelState
 
 OWNER = "signalbox"
 _MAX_LIMIT = 1000
@@ -13,14 +14,17 @@ _MAX_LIMIT = 1000
 Card = dict[str, Any]
 
 
-def model_card(name: str, model: ServedModel, *, created: int) -> Card:
+def model_card(
+    name: str, model: ServedModel | LaunchedModel, *, created: int, state: str = ""
+) -> Card:
     """Returns the card of a model, or of its adapter of that name.
 
     Args:
+        state: what the launcher does with the model; empty without a launcher.
         created: seconds since 1970; when the model was released is not known.
     """
     adapter = model.adapter(name)
-    return {
+    card = {
         "id": name,
         "object": "model",
         "created": created,
@@ -35,6 +39,20 @@ def model_card(name: str, model: ServedModel, *, created: int) -> Card:
         "max_input_tokens": model.window,
         "max_tokens": model.window,
     }
+    return card | {"status": _status(state)} if state else card
+
+
+def _status(state: str) -> dict[str, Any]:
+    """Returns a state in the words of llama-server's router mode, and in the launcher's."""
+    match state:
+        case ModelState.LOADED | ModelState.DRAINING:
+            value = "loaded"
+        case ModelState.LOADING | ModelState.WAITING:
+            value = "loading"
+        case _:
+            value = "unloaded"
+    failed = {"failed": True} if state == ModelState.FAILED else {}
+    return {"value": value, "state": state, **failed}
 
 
 def page_of(cards: Sequence[Card], query: Mapping[str, str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Handlers of the endpoints for vectors and scores: OpenAI's, vLLM's and Cohere's."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from starlette.requests import Request
@@ -184,8 +185,11 @@ class PoolingApi:
             name = self._generator.models.of(asked, tasks).answers_as(asked)
             return ids, name, call_of(body, ids.response_id)
 
-        with self._generator.reading(call_context):
-            body, (ids, name, call) = await self._bodies.read(request, kind, into=decode)
+        body, (ids, name, call) = await self._generator.read(
+            call_context,
+            lambda: self._bodies.read(request, kind, into=decode),
+            until_left=partial(until_disconnected, request.receive),
+        )
         return body, ids, name, call
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from functools import partial
 from typing import ClassVar
 
 from starlette.requests import Request
@@ -11,7 +12,7 @@ from signalbox_router.apis.openai.bodies.body_reader import BodyReader, Ids, ign
 from signalbox_router.apis.openai.chat_response import ChatAnswer
 from signalbox_router.apis.openai.completion_response import CompletionAnswer
 from signalbox_router.apis.openai.generating_api import GeneratingApi, Generation
-from signalbox_router.apis.openai.model_cards import model_card, page_of
+from signalbox_router.apis.openai.model_cards import Card, model_card, page_of
 from signalbox_router.apis.openai.requests import request_codec
 from signalbox_router.apis.openai.requests.chat_types import ChatBody, DetokenizeBody, TokenizeBody
 from signalbox_router.apis.openai.requests.types import CompletionBody
@@ -35,6 +36,7 @@ from signalbox_router.generation.call_context import COMPLETION
 from signalbox_router.generation.generator import Generator
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.served_model import ServedModel
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, NotLoaded
 from signalbox_router.schedulers.served_models import ANY, GENERATING
 from signalbox_rpc.http.disconnection import until_disconnected
 
@@ -56,8 +58,9 @@ class Api(GeneratingApi):
 
     async def about(self, request: Request) -> Response:
         """Says what this server is, and where the rest is."""
-        caller, models = self._callers.identify(request), self._generator.models.served
-        served = [model.name for model in models if caller.may_use(*model.names)]
+        caller, models = self._callers.identify(request), self._generator.models
+        known = models.listed() if models.first else []
+        served = [one.name for one in known if caller.may_use(*one.names_of(one.name))]
         return json_response(
             {
                 "name": "Signalbox",
@@ -87,8 +90,8 @@ class Api(GeneratingApi):
         """Lists what the caller may use: models under each of their names, and adapters."""
         caller = self._callers.identify(request)
         cards = [
-            model_card(name, model, created=self._started)
-            for model in self._generator.models.all()
+            self._card(name, model)
+            for model in self._generator.models.listed()
             for name in (*model.names, *(adapter.name for adapter in model.adapters))
             if caller.may_use(*model.names_of(name))
         ]
@@ -99,8 +102,16 @@ class Api(GeneratingApi):
         name = request.path_params["name"]
         if not self._generator.models.knows(name):
             name = name.rstrip("/")
-        card = model_card(name, self._usable(request, name), created=self._started)
-        return json_response(card)
+        try:
+            model: ServedModel | LaunchedModel = self._usable(request, name)
+        except NotLoaded as absent:
+            model = absent.model
+            self._callers.identify(request).check_model(*model.names_of(name))
+        return json_response(self._card(name, model))
+
+    def _card(self, name: str, model: ServedModel | LaunchedModel) -> Card:
+        state = self._generator.models.state_of(model)
+        return model_card(name, model, created=self._started, state=state)
 
     def _usable(self, request: Request, name: str, tasks: frozenset[str] = ANY) -> ServedModel:
         """Returns the model of a name. Raises PermissionDenied if the caller may not use it."""
@@ -123,7 +134,9 @@ class Api(GeneratingApi):
         caller = self._callers.identify(request)
         self._generator.models.all()  # raises Unavailable
         body, conversation = await self._bodies.read(request, TokenizeBody, into=asked_conversation)
-        with self._generator.place(caller, body.model or "") as place:
+        async with self._generator.place(
+            caller, body.model or "", until_left=partial(until_disconnected, request.receive)
+        ) as place:
             max_bytes = self._generator.admission.max_text_bytes
             answer = tokenized(body, conversation, place, payer=caller.payer, max_bytes=max_bytes)
             content = await until_disconnected(request.receive, answer)
@@ -134,7 +147,9 @@ class Api(GeneratingApi):
         caller = self._callers.identify(request)
         self._generator.models.all()  # raises Unavailable
         body, _ = await self._bodies.read(request, DetokenizeBody, into=lambda _: None)
-        with self._generator.place(caller, body.model or "") as place:
+        async with self._generator.place(
+            caller, body.model or "", until_left=partial(until_disconnected, request.receive)
+        ) as place:
             answer = detokenized(body, place, payer=caller.payer)
             content = await until_disconnected(request.receive, answer)
         return json_content(content, headers=ignored_header(request))

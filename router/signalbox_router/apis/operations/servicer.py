@@ -10,6 +10,7 @@ from signalbox_contract.errors import InvalidArgument
 from signalbox_protos.operations.v1 import operations_pb2 as pb
 from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_protos.scheduler.v1 import explain_pb2
+from signalbox_router.apis.operations.models_servicer import OperatedModels
 from signalbox_router.limits.operator_access import OperatorAccess
 from signalbox_router.schedulers.operations_client import News, SchedulerOperations
 from signalbox_rpc.interceptors.call_handlers import Context
@@ -20,8 +21,11 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["OperationsService"].full_name
 class OperationsServicer(operations_pb2_grpc.OperationsServiceServicer):
     """Serves operations.v1 by a router's connections to its schedulers."""
 
-    def __init__(self, operations: SchedulerOperations, *, access: OperatorAccess) -> None:
+    def __init__(
+        self, operations: SchedulerOperations, *, access: OperatorAccess, models: OperatedModels
+    ) -> None:
         self._operations = operations
+        self._models = models
         self._access = access
 
     async def Watch(
@@ -39,6 +43,32 @@ class OperationsServicer(operations_pb2_grpc.OperationsServiceServicer):
             _explain_request(request), scheduler=request.scheduler
         )
         return pb.ExplainResponse(scheduler=scheduler, explanation=explanation)
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        self._access.check(context.invocation_metadata())
+        return pb.ListModelsResponse(models=self._models.statuses())
+
+    async def LoadModel(
+        self, request: pb.OperationsServiceLoadModelRequest, context: Context
+    ) -> pb.OperationsServiceLoadModelResponse:
+        self._access.check(context.invocation_metadata())
+        await self._models.load(_name(request.name))
+        return pb.OperationsServiceLoadModelResponse()
+
+    async def UnloadModel(
+        self, request: pb.OperationsServiceUnloadModelRequest, context: Context
+    ) -> pb.OperationsServiceUnloadModelResponse:
+        self._access.check(context.invocation_metadata())
+        await self._models.unload(_name(request.name))
+        return pb.OperationsServiceUnloadModelResponse()
+
+
+def _name(name: str) -> str:
+    if not name:
+        raise InvalidArgument("name", name, "the name of a model")
+    return name
 
 
 def _response(news: News) -> pb.WatchResponse:

@@ -7,7 +7,7 @@ the stored response.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -81,7 +81,9 @@ class BackgroundRuns:
     """The runs of one router."""
 
     def __init__(
-        self, store: ResponseStore, resumed: Callable[[StoredResponse], BackgroundGeneration | None]
+        self,
+        store: ResponseStore,
+        resumed: Callable[[StoredResponse], Awaitable[BackgroundGeneration | None]],
     ) -> None:
         """Makes the runs of a router.
 
@@ -267,7 +269,7 @@ class BackgroundRuns:
     async def _resume(self, response: StoredResponse) -> bool:
         """Runs a response once more, or ends it; False if no model is there yet."""
         try:
-            work = self._resumed(response)
+            work = await self._resumed(response)
         except Exception as error:
             await self._put(_failed(response, _shown(error)))
             return True

@@ -60,7 +60,9 @@ from signalbox_router.insight.request_span import http_transport
 from signalbox_router.limits.payers import payer_of
 from signalbox_router.limits.tenants import Tenants
 from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS
+from signalbox_router.schedulers.launcher.launched_models import NotLoaded
 from signalbox_router.schedulers.served_models import GENERATING
+from signalbox_rpc.http.disconnection import until_disconnected
 
 _PATH = "/v1/responses"
 _ONE = f"{_PATH}/{{response_id:response_id}}"
@@ -91,26 +93,37 @@ class StoredResponsesApi(ResponsesApi):
     async def responses(self, request: Request) -> Response:
         """Answers a conversation, and keeps the answer for later turns."""
         call_context = self._callers.call_context(request, operation=CHAT)
-        ids = partial(Ids, "resp", request, separator="_")
+        body, turn = await self._generator.read(
+            call_context,
+            lambda: self._read(request, call_context),
+            until_left=partial(until_disconnected, request.receive),
+        )
         with self._generator.reading(call_context):
-            body, turn = await self._bodies.read(
-                request,
-                StoredResponsesBody,
-                into=lambda body: self._turn(body, call_context, ids(body.request_id)),
-            )
-            if turn is None:
-                previous = await self._previous(body, call_context.tenant)
-                turn = await self._bodies.convert(
-                    request,
-                    previous.num_bytes,
-                    lambda: self._turn(body, call_context, ids(body.request_id), previous),
-                )
-            assert turn is not None
             headers = answer_headers(request, turn.read)
             if body.background:
                 return await self._in_background(turn, call_context, headers)
             generation = Generation([turn.request], self._writer(turn), headers)
         return self._answer(request, body, generation, call_context)
+
+    async def _read(
+        self, request: Request, call_context: CallContext
+    ) -> tuple[StoredResponsesBody, Turn]:
+        """Returns a body and the turn that it asks for."""
+        ids = partial(Ids, "resp", request, separator="_")
+        body, turn = await self._bodies.read(
+            request,
+            StoredResponsesBody,
+            into=lambda body: self._turn(body, call_context, ids(body.request_id)),
+        )
+        if turn is None:
+            previous = await self._previous(body, call_context.tenant)
+            turn = await self._bodies.convert(
+                request,
+                previous.num_bytes,
+                lambda: self._turn(body, call_context, ids(body.request_id), previous),
+            )
+        assert turn is not None
+        return body, turn
 
     async def input_tokens(self, request: Request) -> Response:
         """Counts the tokens of the prompt that an input becomes."""
@@ -235,12 +248,11 @@ class StoredResponsesApi(ResponsesApi):
             answer, turn.body, self._generator.generate(turn.request, call_context)
         )
 
-    def _resumed(self, response: StoredResponse) -> BackgroundGeneration | None:
+    async def _resumed(self, response: StoredResponse) -> BackgroundGeneration | None:
         """Returns the work that runs a response again; None if no model is served."""
-        if not self._generator.models.served:
+        if not self._generator.models.first:
             return None
         body = repeated(response)
-        model = self._generator.model_of(body.model or "", GENERATING)
         transport = http_transport(
             method="POST", route=_PATH, is_streamed=False, status_of=http_status
         )
@@ -253,6 +265,12 @@ class StoredResponsesApi(ResponsesApi):
             tenant=tenant,
             payer=payer_of(tenant=tenant, is_named=bool(tenant), address=""),
         )
+        resolve = partial(self._generator.model_of, body.model or "", GENERATING)
+        with self._generator.reading(call_context):
+            try:
+                model = resolve()
+            except NotLoaded as absent:
+                model = await self._generator.when_loaded(absent, resolve, call_context)
         return self._work(turn_again(body, response, model), call_context)
 
 

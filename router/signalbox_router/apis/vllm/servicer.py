@@ -25,7 +25,7 @@ from signalbox_router.generation.pooling.calls import EmbedCall
 from signalbox_router.insight.request_span import rpc_transport
 from signalbox_router.limits.payers import grpc_address
 from signalbox_router.limits.tenants import Caller, Tenants
-from signalbox_router.requests.api_request import PromptTokens
+from signalbox_router.requests.api_request import ApiRequest, PromptTokens
 from signalbox_router.schedulers.load_client import LoadClient
 from signalbox_router.schedulers.served_models import GENERATING
 from signalbox_rpc.interceptors.call_handlers import Context
@@ -65,11 +65,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> AsyncIterator[pb.GenerateResponse]:
         self._last_received_at = time.time()
         origin = self._origin(context)
-        with self._generator.reading(origin):
+
+        async def decode() -> ApiRequest:
             max_model_len = self._generator.models.of("", GENERATING).window
-            api_request = await self._messages.convert(
+            return await self._messages.convert(
                 request, partial(request_codec.generate_api_request, max_model_len=max_model_len)
             )
+
+        api_request = await self._generator.read(origin, decode)
         answer = Answer(is_streamed=request.stream, num_sequences=api_request.sampling.get("n", 1))
         try:
             async with aclosing(self._generator.generate(api_request, origin)) as updates:
@@ -117,7 +120,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetTokenizer(
         self, request: common_pb2.GetTokenizerRequest, context: Context
     ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
-        with self._generator.place(self._caller(context), "", GENERATING) as place:
+        async with self._generator.place(self._caller(context), "", GENERATING) as place:
             archive = await self._archives.of(place.model.tokenizer.files)
             for data, sha256 in archive.chunks():
                 yield common_pb2.GetTokenizerChunk(data=data, sha256=sha256)

@@ -228,7 +228,7 @@ async def test_what_cannot_run_again_fails_though_the_store_fails_at_first(
     monkeypatch.setattr(background_runs, "POLL_S", 0.0)
     names = ("resp_a", "resp_b", "resp_c")
 
-    def resumed(found: StoredResponse) -> BackgroundGeneration | None:
+    async def resumed(found: StoredResponse) -> BackgroundGeneration | None:
         raise KeyError("a bug") if found.id == "resp_b" else NotFound("its model is gone")
 
     store = LeftStore(*names)
@@ -246,7 +246,11 @@ async def test_what_another_router_takes_over_meanwhile_is_cancelled(tmp_path: P
     found = await other.find("resp_a", tenant="")
     await one.close()
     assert await other.adopt()
-    runs = BackgroundRuns(other, lambda _: None)
+
+    async def resumed(_: StoredResponse) -> None:
+        return None
+
+    runs = BackgroundRuns(other, resumed)
     assert (await runs.cancel(found)).fields["status"] == "cancelled"
     assert (await other.find("resp_a", tenant="")).fields["status"] == "cancelled"
     await runs.stop()

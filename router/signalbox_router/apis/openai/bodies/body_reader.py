@@ -37,11 +37,14 @@ class BodyReader:
         """Returns the body and `into(body)`; for a large body both are computed in a thread.
 
         The body and the names of its ignored fields are stored in the request's state, for error
-        messages and the response header.
+        messages, the response header, and a caller that reads it again.
 
         Raises UnsupportedMediaType, UnsupportedCoding, BodyTooLarge, BadRequest, ResourceExhausted,
         ClientDisconnect, or the exceptions of `into`.
         """
+        if (body := getattr(request.state, "body", None)) is not None:
+            num_bytes: int = request.state.num_body_bytes
+            return body, await self.convert(request, num_bytes, lambda: into(body))
         require_json(request)
         with self._large.account() as hold:
             content = bytearray()
@@ -50,6 +53,7 @@ class BodyReader:
                 if len(content) > self._max_bytes:
                     raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes")
                 hold(len(content))
+            request.state.num_body_bytes = len(content)
             read = partial(self._read, request, bytes(content), kind, into)
             if len(content) <= SMALL_BODY_BYTES:
                 return read()
