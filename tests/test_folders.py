@@ -68,6 +68,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "updates",
         "step_result",
         "step",
+        "prefix_comparison",
         "request",
     ),
     "signalbox_rpc": (

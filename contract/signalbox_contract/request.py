@@ -4,10 +4,11 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
-from signalbox_contract import pooling, sampling_codec
+from signalbox_contract import pooling, prefix_comparison, sampling_codec
 from signalbox_contract.columns import int32_list, pack_int32
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.pooling import PoolingParams
+from signalbox_contract.prefix_comparison import PrefixComparison
 from signalbox_contract.sampling_params import Limit, SamplingParams
 from signalbox_contract.updates import FinishReason
 from signalbox_protos.common.v1 import common_pb2
@@ -105,6 +106,8 @@ class Request:
     """Time for which the client asks that the prefix be kept; 0 if it asks for none."""
     model_wait_ns: int = 0
     """Time that the request waited at its router until its model was loaded."""
+    prefix: PrefixComparison | None = None
+    """How the prompt compares with an earlier one of the client; None if nothing was compared."""
 
 
 class SessionPause(NamedTuple):
@@ -135,6 +138,8 @@ def encode(request: Request) -> pb.Request:
     )
     if request.pooling is not None:
         message.pooling.CopyFrom(pooling.encode(request.pooling))
+    if request.prefix is not None:
+        message.prefix.CopyFrom(prefix_comparison.encode(request.prefix))
     if (search := request.beam_search) is not None:
         message.beam_search.width = search.width
         message.beam_search.length_penalty = search.length_penalty
@@ -170,6 +175,7 @@ def decode(message: pb.Request) -> Request:
         "prediction": tuple(message.prediction),
         "session": _checked_session(message.session),
         "keep_ns": min(message.keep_ns, MAX_AGE_S * 10**9),
+        "prefix": prefix_comparison.decode(message.prefix) if message.HasField("prefix") else None,
     }
     return Request(**{name: getattr(message, name) for name in _SAME} | own)
 

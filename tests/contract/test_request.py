@@ -4,6 +4,7 @@ import pytest
 
 from signalbox_contract import request
 from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.prefix_comparison import PrefixCause, PrefixComparison
 from signalbox_contract.request import (
     BeamSearchParams,
     DeliveredSequence,
@@ -12,6 +13,7 @@ from signalbox_contract.request import (
 )
 from signalbox_contract.sampling_params import SamplingParams
 from signalbox_contract.updates import FinishReason
+from signalbox_protos.scheduler.v1 import explain_pb2
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 
 PLAIN = Request(
@@ -50,6 +52,7 @@ FULL = Request(
     prediction=(6, 5),
     session=bytes(range(16)),
     keep_ns=7,
+    prefix=PrefixComparison(PrefixCause.SYSTEM_CHANGED, 64, 7, "system", True),
 )
 
 
@@ -75,6 +78,8 @@ def test_a_request_comes_as_it_was_asked(asked: Request) -> None:
         ({"delivered": [pb.DeliveredSequence(token_ids=b"abc")]}, "delivered.token_ids"),
         ({"session": bytes(15)}, "session"),
         ({"session": bytes(17)}, "session"),
+        ({"prefix": explain_pb2.PrefixComparison()}, "prefix.cause"),
+        ({"prefix": explain_pb2.PrefixComparison(cause=5, path="x" * 65)}, "prefix.path"),
     ],
 )
 def test_what_no_router_sends_is_refused_by_name(changes: dict[str, object], field: str) -> None:
@@ -105,3 +110,8 @@ def test_a_pause_comes_as_it_was_told(called_tool: bool) -> None:
 def test_a_pause_of_no_session_is_refused(session: bytes) -> None:
     with pytest.raises(InvalidArgument, match="session"):
         request.decode_pause(pb.SessionPause(session=session))
+
+
+def test_the_causes_of_a_comparison_are_those_of_the_message() -> None:
+    names = {f"PREFIX_CAUSE_{cause.name}": cause.value for cause in PrefixCause}
+    assert names | {"PREFIX_CAUSE_UNSPECIFIED": 0} == dict(explain_pb2.PrefixCause.items())

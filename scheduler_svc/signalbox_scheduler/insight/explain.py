@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from signalbox_contract.prefix_comparison import PrefixComparison
 from signalbox_contract.updates import RequestFailure
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.queue.admission_queue import AdmissionQueue
@@ -61,6 +62,8 @@ class Explanation:
     """Counts of this request alone."""
     stages: StageUse
     """Use of its worker's stages since the worker took it; empty if that has one alone."""
+    prefix: PrefixComparison | None = None
+    """Comparison with an earlier prompt of its client; None if there was none."""
 
 
 class History:
@@ -155,6 +158,7 @@ def _explanation(
         failure=group.failure,
         samples=tuple(group.samples()),
         stages=group.timeline.stage_use(),
+        prefix=group.request.prefix,
     )
 
 

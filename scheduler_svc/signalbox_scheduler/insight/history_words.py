@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from signalbox_contract.cache_groups import CacheGroup, describe_groups, is_one_full_group
+from signalbox_contract.prefix_comparison import PrefixCause, PrefixComparison
 from signalbox_contract.wording import counted
 from signalbox_scheduler.audits.finding import AuditEnd
 from signalbox_scheduler.insight.explain import Explanation
@@ -21,6 +22,19 @@ _REASONS = {
     WaitReason.GRAMMAR: "its structured output to be compiled",
     WaitReason.SUSPECT: "a suspect to compute alone",
     WaitReason.LOADING: "its prefix to be fetched",
+}
+_CHANGED = {
+    PrefixCause.MODEL_CHANGED: "the model, its adapter or the cache salt is another one",
+    PrefixCause.TOOLS_CHANGED: "the tools have changed",
+    PrefixCause.SYSTEM_CHANGED: "the system prompt has changed",
+    PrefixCause.MESSAGE_CHANGED: "a message has changed",
+    PrefixCause.ANSWER_CHANGED: "the earlier answer was not sent back as it was",
+    PrefixCause.REASONING_LEFT_OUT: "the earlier answer was sent back without its reasoning",
+    PrefixCause.SETTINGS_CHANGED: "the chat template or its variables have changed",
+    PrefixCause.REASONING_DROPPED: "the chat template leaves out reasoning of an earlier turn",
+    PrefixCause.ARGUMENTS_RESPELLED: "the arguments of a call are spelled otherwise",
+    PrefixCause.TURNS_DROPPED: "the oldest turns were left out to fit the window",
+    PrefixCause.RENDERED_ANEW: "an earlier turn is written with other spaces or tokens",
 }
 _WITHOUT_WORDS = {"kind", "at", "worker", "waits"}
 
@@ -59,6 +73,8 @@ def summary_of(
         yield _prefix(
             known.num_prompt_tokens, known.num_cached_tokens, block_size, has_states=has_states
         )
+    if known.prefix is not None:
+        yield _compared(known.prefix)
     if held and not is_one_full_group([group for group, _ in held]):
         yield _held(held)
     if known.waits:
@@ -98,6 +114,20 @@ def _prefix(
         first, last = num_cached_tokens + 1, num_cached_tokens + block_size
         missing = f"The block with tokens {first} to {last}"
     return f"{broke} {missing} was not in the cache: {stranger}, or they were evicted."
+
+
+def _compared(prefix: PrefixComparison) -> str:
+    """Says how the prompt begins in comparison with an earlier one of its client."""
+    if prefix.cause is PrefixCause.NOT_FOUND:
+        return "Its router does not know the request that the client compares it with."
+    kept = counted(prefix.num_kept_tokens, "token")
+    elsewhere = ", which another scheduler computed" if prefix.is_elsewhere else ""
+    same = f"It begins with {kept} of an earlier request of its client{elsewhere}"
+    if prefix.cause not in _CHANGED:
+        return f"{same}: nothing has changed there."
+    place = f" ({prefix.path})" if prefix.path else ""
+    lost = counted(prefix.num_lost_tokens, "token")
+    return f"{same}, and loses {lost} behind them: {_CHANGED[prefix.cause]}{place}."
 
 
 def _held(held: Sequence[tuple[CacheGroup, int]]) -> str:

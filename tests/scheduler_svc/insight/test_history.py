@@ -6,6 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
+from signalbox_contract.prefix_comparison import PrefixCause, PrefixComparison
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_rpc.telemetry import tracing
 from signalbox_scheduler.audits.finding import AuditEnd, AuditFinding, AuditSource, TokenBits
@@ -265,3 +266,37 @@ def test_the_event_of_an_audit_says_what_differs(
     assert event == TimelineEvent(K.AUDITED, 9.0, "host:9", num_tokens=4, seconds=0.5, detail=words)
     equal = audit_event(AuditEnd(make_request([1]), "host:9", 4, 0.5, 9.0, None))
     assert equal == event._replace(detail="")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        (
+            PrefixComparison(PrefixCause.SYSTEM_CHANGED, 96, 24_480, "system"),
+            "It begins with 96 tokens of an earlier request of its client, and loses 24480 tokens"
+            " behind them: the system prompt has changed (system).",
+        ),
+        (
+            PrefixComparison(PrefixCause.TURNS_DROPPED, 1, 2, is_elsewhere=True),
+            "It begins with 1 token of an earlier request of its client, which another scheduler"
+            " computed, and loses 2 tokens behind them: the oldest turns were left out to fit the"
+            " window.",
+        ),
+        (
+            PrefixComparison(PrefixCause.UNCHANGED, 64),
+            "It begins with 64 tokens of an earlier request of its client: nothing has changed"
+            " there.",
+        ),
+        (
+            PrefixComparison(PrefixCause.NOT_FOUND),
+            "Its router does not know the request that the client compares it with.",
+        ),
+    ],
+)
+def test_what_a_router_has_compared_is_told(prefix: PrefixComparison, words: str) -> None:
+    assert said_of(prefix=prefix)[-1] == words
+
+
+def test_each_cause_has_words() -> None:
+    for cause in PrefixCause:
+        assert "_" not in said_of(prefix=PrefixComparison(cause))[-1]

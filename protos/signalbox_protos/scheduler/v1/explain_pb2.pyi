@@ -52,6 +52,25 @@ class WaitReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_REASON_GRAMMAR: _ClassVar[WaitReason]
     WAIT_REASON_SUSPECT: _ClassVar[WaitReason]
     WAIT_REASON_LOADING: _ClassVar[WaitReason]
+
+class PrefixCause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFIX_CAUSE_UNSPECIFIED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_UNCHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_NOT_FOUND: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_MODEL_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_TOOLS_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_SYSTEM_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_MESSAGE_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_ANSWER_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_REASONING_LEFT_OUT: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_SETTINGS_CHANGED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_REASONING_DROPPED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_ARGUMENTS_RESPELLED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_TURNS_DROPPED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_RENDERED_ANEW: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_EVICTED: _ClassVar[PrefixCause]
+    PREFIX_CAUSE_OTHER_SCHEDULER: _ClassVar[PrefixCause]
 REQUEST_STATE_UNSPECIFIED: RequestState
 REQUEST_STATE_WAITING: RequestState
 REQUEST_STATE_RUNNING: RequestState
@@ -87,6 +106,22 @@ WAIT_REASON_SWAPPED_FIRST: WaitReason
 WAIT_REASON_GRAMMAR: WaitReason
 WAIT_REASON_SUSPECT: WaitReason
 WAIT_REASON_LOADING: WaitReason
+PREFIX_CAUSE_UNSPECIFIED: PrefixCause
+PREFIX_CAUSE_UNCHANGED: PrefixCause
+PREFIX_CAUSE_NOT_FOUND: PrefixCause
+PREFIX_CAUSE_MODEL_CHANGED: PrefixCause
+PREFIX_CAUSE_TOOLS_CHANGED: PrefixCause
+PREFIX_CAUSE_SYSTEM_CHANGED: PrefixCause
+PREFIX_CAUSE_MESSAGE_CHANGED: PrefixCause
+PREFIX_CAUSE_ANSWER_CHANGED: PrefixCause
+PREFIX_CAUSE_REASONING_LEFT_OUT: PrefixCause
+PREFIX_CAUSE_SETTINGS_CHANGED: PrefixCause
+PREFIX_CAUSE_REASONING_DROPPED: PrefixCause
+PREFIX_CAUSE_ARGUMENTS_RESPELLED: PrefixCause
+PREFIX_CAUSE_TURNS_DROPPED: PrefixCause
+PREFIX_CAUSE_RENDERED_ANEW: PrefixCause
+PREFIX_CAUSE_EVICTED: PrefixCause
+PREFIX_CAUSE_OTHER_SCHEDULER: PrefixCause
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id", "request_number")
@@ -97,7 +132,7 @@ class ExplainRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., request_number: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size", "text", "held_blocks")
+    __slots__ = ("request_id", "state", "worker", "age_ns", "num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "max_tokens", "num_sequences", "num_preemptions", "queued_ns", "prefill_ns", "decode_ns", "preempted_ns", "events", "num_dropped_events", "waits", "num_ahead", "code", "message", "stages", "role", "samples", "request_number", "block_size", "text", "held_blocks", "prefix")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +160,7 @@ class ExplainResponse(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     state: RequestState
     worker: str
@@ -152,7 +188,8 @@ class ExplainResponse(_message.Message):
     block_size: int
     text: HistoryText
     held_blocks: _containers.RepeatedCompositeFieldContainer[GroupBlocks]
-    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ..., text: _Optional[_Union[HistoryText, _Mapping]] = ..., held_blocks: _Optional[_Iterable[_Union[GroupBlocks, _Mapping]]] = ...) -> None: ...
+    prefix: PrefixComparison
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[RequestState, str]] = ..., worker: _Optional[str] = ..., age_ns: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., queued_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., num_dropped_events: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., num_ahead: _Optional[int] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., stages: _Optional[_Union[StageUse, _Mapping]] = ..., role: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., request_number: _Optional[int] = ..., block_size: _Optional[int] = ..., text: _Optional[_Union[HistoryText, _Mapping]] = ..., held_blocks: _Optional[_Iterable[_Union[GroupBlocks, _Mapping]]] = ..., prefix: _Optional[_Union[PrefixComparison, _Mapping]] = ...) -> None: ...
 
 class GroupBlocks(_message.Message):
     __slots__ = ("group", "num_blocks")
@@ -257,3 +294,17 @@ class Wait(_message.Message):
     duration_ns: int
     num_plans: int
     def __init__(self, reason: _Optional[_Union[WaitReason, str]] = ..., duration_ns: _Optional[int] = ..., num_plans: _Optional[int] = ...) -> None: ...
+
+class PrefixComparison(_message.Message):
+    __slots__ = ("cause", "num_kept_tokens", "num_lost_tokens", "path", "is_elsewhere")
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    IS_ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
+    cause: PrefixCause
+    num_kept_tokens: int
+    num_lost_tokens: int
+    path: str
+    is_elsewhere: bool
+    def __init__(self, cause: _Optional[_Union[PrefixCause, str]] = ..., num_kept_tokens: _Optional[int] = ..., num_lost_tokens: _Optional[int] = ..., path: _Optional[str] = ..., is_elsewhere: _Optional[bool] = ...) -> None: ...

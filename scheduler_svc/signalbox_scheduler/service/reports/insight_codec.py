@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
+from signalbox_contract import prefix_comparison
 from signalbox_contract.cache_groups import CacheGroup, decode_group, encode_group, state_group
 from signalbox_contract.errors import NotFound
 from signalbox_contract.model import encode_rank
@@ -25,7 +26,7 @@ from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.quarantine import Quarantine
 
-_ENCODED = {"state", "events", "waits", "stages", "samples", "kind", "total", "last_turn"}
+_ENCODED = {"state", "events", "waits", "stages", "samples", "kind", "total", "last_turn", "prefix"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
 _SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
@@ -117,6 +118,7 @@ def explanation(known: Explanation, cluster: Cluster) -> explain_pb2.ExplainResp
         else (),
         stages=_stage_use(known.stages),
         samples=map(sample, known.samples),
+        prefix=None if known.prefix is None else prefix_comparison.encode(known.prefix),
     )
     if known.failure is not None:
         message.code, message.message = known.failure.code, known.failure.message
