@@ -22,13 +22,16 @@ from signalbox_worker.missing_packages import MissingPackage
 EXAMPLES = """\
   signalbox pull org/name                  weights, configuration and tokenizer
   signalbox pull org/name-GGUF:Q4_K_M      one file of several
+  signalbox pull org/name org/other        several models
 A pull that was interrupted goes on where it ended. The path is printed.
 `signalbox doctor MODEL` tells before that what a model takes and how it would run here.
 """
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="hub id: org/name, org/name:Q4_K_M")
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="hub ids: org/name, org/name:Q4_K_M"
+    )
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit")
     parser.add_argument(
         "--dry-run",
@@ -40,18 +43,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> None:
-    """Downloads missing files and prints the model's path. Raises ModelError, RuntimeError."""
+    """Downloads missing files and prints each model's path. Raises ModelError, RuntimeError."""
     logs.configure(service="pull", level="info", log_format="text")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    if options["dry_run"]:
-        _print_missing(find_on_hub(options["model"], options["revision"]))
-        return
+    models, revision = options["models"], options["revision"]
+    if revision is not None and len(models) > 1:
+        raise ModelError("--revision is that of one model; pull the others by themselves")
+    for model in models:
+        if options["dry_run"]:
+            _print_missing(find_on_hub(model, revision))
+        else:
+            _pull(model, revision)
+
+
+def _pull(model: str, revision: str | None) -> None:
     with _progress() as progress:
-        path = download(options["model"], options["revision"], progress, check=_check)
+        path = download(model, revision, progress, check=_check)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = format_bytes(sum(file.stat().st_size for file in files))
-    print(f"{options['model']} is in the cache, {size}", file=sys.stderr)
+    print(f"{model} is in the cache, {size}", file=sys.stderr)
     print(path)
 
 
