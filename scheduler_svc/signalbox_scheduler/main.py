@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from signalbox_protos.scheduler.v1 import scheduler_pb2_grpc as pb_grpc
@@ -47,9 +47,16 @@ IDLE_TICK_S = 0.25
 """Interval while requests live but none has a deadline."""
 
 
-async def run(config: SchedulerConfig) -> None:
-    """Serves until a signal. SchedulerService is healthy while there is a worker."""
+async def run(
+    config: SchedulerConfig, *, on_serving: Callable[[str], None] = lambda _name: None
+) -> None:
+    """Serves until a signal. SchedulerService is healthy while there is a worker.
+
+    Args:
+        on_serving: called with the model's name whenever serving begins.
+    """
     async with serving(config) as (server, cluster):
+        cluster.watchers[_Announcer(cluster, on_serving)] = None
         logger.info("listening on %s; waiting for a worker", server.address)
         await run_until_signalled(
             server, grace_s=config.drain_timeout, on_drain=lambda: _drain(server, cluster)
@@ -108,6 +115,21 @@ async def serving(config: SchedulerConfig) -> AsyncIterator[tuple[Server, Cluste
 async def _log_stats(cluster: Cluster, interval_s: float) -> None:
     if interval_s:
         await StatsLog(cluster).run(interval_s)
+
+
+class _Announcer:
+    """Says when serving begins."""
+
+    def __init__(self, cluster: Cluster, on_serving: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._on_serving = on_serving
+        self._was_serving = False
+
+    def __call__(self) -> None:
+        model, is_serving = self._cluster.model, self._cluster.is_serving
+        if is_serving and not self._was_serving and model is not None:
+            self._on_serving(model.name)
+        self._was_serving = is_serving
 
 
 def _set_health(server: Server, cluster: Cluster) -> None:

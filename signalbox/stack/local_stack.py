@@ -10,59 +10,72 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
+from typing import NoReturn, Protocol
 
 from signalbox.settings.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack.processes.child_processes import (
-    SERVING,
-    STARTING,
-    WAITING,
-    Child,
-    Started,
-    start,
-    watch,
-)
+from signalbox.stack.model_processes import END_S, ModelProcesses, died, first_fault
+from signalbox.stack.processes.child_processes import SERVING, Child, Started, start
+from signalbox.stack.processes.news_reader import NewsReader
 from signalbox.stack.processes.startup_display import make_display
-from signalbox.stack.processes.worker_supervisor import ServiceDied, WorkerSupervisor
+from signalbox.stack.processes.worker_supervisor import ServiceDied
 from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import check_start
-from signalbox.stack.worker_launcher import make_launcher
-from signalbox_contract.startup import StartupPhase, StartupProgress
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.lifetime.stop_signals import stopping_later
-from signalbox_scheduler.config import SchedulerSettings
 
 logger = logging.getLogger(__name__)
-
-END_S = 10.0
-"""Seconds for a process without work to exit."""
 
 
 class CutOff(RuntimeError):
     """A second signal has killed the stack."""
 
 
+class Stack(Protocol):
+    """The processes of a command, as `serve` runs them."""
+
+    @property
+    def addresses(self) -> StackAddresses: ...
+
+    @property
+    def served(self) -> str:
+        """What is served, in words."""
+
+    async def watch(self) -> None:
+        """Watches the processes, which have been launched."""
+
+    async def until_serving(self) -> None:
+        """Returns when the router serves. Raises ServiceDied."""
+
+    async def attend(self) -> None:
+        """Never returns; raises ServiceDied when the stack can no longer serve."""
+
+    async def stop(self) -> None:
+        """Drains the processes and ends them."""
+
+    def kill(self) -> None:
+        """Ends the processes at once."""
+
+
 class LocalStack:
-    """The processes of one `signalbox serve`."""
+    """The processes of one `signalbox serve` of one model."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self.addresses = StackAddresses(settings)
-        self._launcher = make_launcher(settings, self.addresses)
-        self._started: list[Started] = []
-        self._router: Child | None = None
-        self._scheduler: Child | None = None
-        self._workers = WorkerSupervisor(self._launch_worker)
-        self.model_name = ""
-        self._serving = asyncio.Event()
         self._display = make_display(log_format=settings.log_format)
-        self._listening: set[asyncio.Task[None]] = set()
+        self._model = ModelProcesses(settings, self.addresses, self._display)
+        self._started: Started | None = None
+        self._router: Child | None = None
+        self._news = NewsReader(self._take)
+        self.served = ""
+        self._serving = asyncio.Event()
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the running processes, by name."""
-        running = [*self._services(), *self._workers.workers]
-        return {child.name: child.pid for child in running}
+        router = [self._router] if self._router else []
+        return {child.name: child.pid for child in (*router, *self._model.running)}
 
     def launch(self, *, fork: bool = False) -> None:
         """Starts the processes. Raises the exceptions of `check_start`.
@@ -82,113 +95,47 @@ class LocalStack:
 
     def _launch(self, *, fork: bool) -> None:
         """Starts scheduler, workers and router, in this order."""
-        settings, addresses = self._settings, self.addresses
-        tls = settings.services_tls
-        self._start(
-            "scheduler",
-            SchedulerSettings,
-            fork=fork,
-            host=settings.scheduler_host,
-            port=addresses.scheduler_port,
-            metrics_port=addresses.metrics_port(1),
-            metrics_socket=addresses.metrics_socket("scheduler"),
-            # The certificates of the public ports are others, or none.
-            **{f"tls_{name}": getattr(tls, name) for name in ("cert", "key", "ca", "client_ca")},
-        )
-        for place in range(settings.workers):
-            command = self._launcher.command(place)
-            self._started.append(start(*command, fork=fork))
-        self._start(
-            "router",
-            RouterSettings,
-            fork=fork,
-            grpc_port=addresses.grpc_port,
-            http_port=addresses.http_port,
-            scheduler=addresses.scheduler,
-            metrics_sources=addresses.metrics_sources,
-        )
+        self._model.launch(fork=fork)
+        scheduler = self.addresses.scheduler
+        self._started = start_router(self._settings, self.addresses, fork=fork, scheduler=scheduler)
 
     async def watch(self) -> None:
         """Watches the processes from this event loop; to be called once, after `launch`."""
-        scheduler, *workers, router = [await self._watch(one) for one in self._started]
-        self._scheduler, self._router = scheduler, router
-        for place, worker in enumerate(workers):
-            self._workers.adopt(place, worker)
-
-    async def _watch(self, started: Started) -> Child:
-        child = await watch(started)
-        listening = asyncio.create_task(self._listen(child))
-        self._listening.add(listening)
-        listening.add_done_callback(self._listening.discard)
-        return child
-
-    async def _launch_worker(self, place: int) -> Child:
-        return await self._watch(start(*self._launcher.command(place)))
+        assert self._started is not None, "launched"
+        await self._model.watch()
+        self._router = await self._news.watch(self._started)
 
     async def until_serving(self) -> None:
         """Shows progress, and returns when the router serves. Raises ServiceDied."""
         async with self._display.refreshed():
             await self._until_serving()
 
-    async def report(self) -> None:
-        """Tells the scheduler what the workers wait for; never returns."""
-        from signalbox.client.connection import Connection
-        from signalbox.client.scheduler_client import SchedulerClient
-        from signalbox.stack.worker_report import report_workers
-
-        settings, tls = self._settings, self._settings.services_tls
-        async with SchedulerClient(self.addresses.scheduler, Connection(tls=tls)) as client:
-            await report_workers(
-                self._workers,
-                client,
-                placement=settings.placement.partition("=")[0],
-                num_workers=settings.workers,
-            )
-
-    async def wait(self) -> None:
-        """Never returns; raises ServiceDied when the stack can no longer serve."""
-        services = {asyncio.create_task(child.wait()): child for child in self._services()}
-        workers = asyncio.create_task(self._workers.wait())
+    async def attend(self) -> None:
+        """Reports to the scheduler, and does what `wait` does."""
+        reporting = asyncio.create_task(self._model.report())
         try:
-            done, _ = await asyncio.wait([*services, workers], return_when=asyncio.FIRST_COMPLETED)
+            await self.wait()
         finally:
-            for task in (*services, workers):
-                task.cancel()
-        for task in services.keys() & done:
-            child = services[task]
-            told = "; its last lines say why" if child.ended.result() >= 0 else ""
-            raise ServiceDied(f"{child.name} {child.ending}{told}")
-        workers.result()
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+    async def wait(self) -> NoReturn:
+        """Never returns; raises ServiceDied when the stack can no longer serve."""
+        assert self._router is not None, "watched"
+        await first_fault(died(self._router), self._model.wait())
 
     async def stop(self) -> None:
         """Ends the processes in order: the router drains, workers leave, the scheduler exits."""
         if self._router:
             await self._router.end(within_s=self._settings.drain_timeout + END_S)
-        await self._workers.stop(within_s=END_S)
-        if self._scheduler:
-            await self._scheduler.end(within_s=END_S)
+        await self._model.stop()
         self.addresses.close()
 
     def kill(self) -> None:
         """Ends the processes at once."""
-        self._workers.kill()
-        for child in self._services():
-            child.send(signal.SIGKILL)
-
-    def _services(self) -> list[Child]:
-        return [child for child in (self._router, self._scheduler) if child]
-
-    def _start(
-        self,
-        command: str,
-        settings_class: type[RouterSettings | SchedulerSettings],
-        *,
-        fork: bool,
-        **replaced: object,
-    ) -> None:
-        arguments = [command, *to_flags(self._settings, settings_class, **replaced)]
-        secrets = to_environment(self._settings, settings_class)
-        self._started.append(start(command, arguments, secrets, fork=fork))
+        self._model.kill()
+        if self._router:
+            self._router.send(signal.SIGKILL)
 
     async def _until_serving(self) -> None:
         watching = asyncio.ensure_future(self.wait())
@@ -204,20 +151,26 @@ class LocalStack:
                 with contextlib.suppress(asyncio.CancelledError, ServiceDied):
                     await task
 
-    async def _listen(self, child: Child) -> None:
-        """Reads a process's announcements until it ends."""
-        while line := (await child.news.readline()).decode():
-            kind, _, text = line.strip().partition(" ")
-            if kind == SERVING:
-                self.model_name = text
-                self._serving.set()
-                self._workers.serves()
-            elif kind == STARTING:
-                phase, num_done, num_total = text.split()
-                progress = StartupProgress(StartupPhase[phase], int(num_done), int(num_total))
-                self._display.report(child.name, progress)
-            elif kind == WAITING:
-                self._workers.waits(child.name, text)
+    def _take(self, _router: Child, kind: str, text: str) -> None:
+        if kind == SERVING:
+            self.served = text
+            self._serving.set()
+
+
+def start_router(
+    settings: ServeSettings, addresses: StackAddresses, *, fork: bool, **own: object
+) -> Started:
+    """Starts the router. Args: own: its settings that `settings` lacks."""
+    arguments = to_flags(
+        settings,
+        RouterSettings,
+        grpc_port=addresses.grpc_port,
+        http_port=addresses.http_port,
+        metrics_sources=addresses.metrics_sources,
+        **own,
+    )
+    secrets = to_environment(settings, RouterSettings)
+    return start("router", ["router", *arguments], secrets, fork=fork)
 
 
 @contextlib.asynccontextmanager
@@ -241,7 +194,7 @@ async def serving(stack: LocalStack) -> AsyncIterator[None]:
         stack.kill()
 
 
-async def serve(stack: LocalStack) -> None:
+async def serve(stack: Stack) -> None:
     """Runs a launched stack until SIGTERM or SIGINT; a second signal kills it at once, and raises
     CutOff."""
     stopping, cut_off = asyncio.Event(), asyncio.Event()
@@ -270,17 +223,12 @@ async def serve(stack: LocalStack) -> None:
         raise CutOff("ended at once by a second signal")
 
 
-async def _serve_and_wait(stack: LocalStack) -> None:
+async def _serve_and_wait(stack: Stack) -> None:
     await stack.until_serving()
     addresses = stack.addresses
     http = f" and {addresses.http_url}" if addresses.http_url else ""
     router = f"{addresses.router} (for --router)"
-    logger.info("serving %s at %s%s; Ctrl-C stops", stack.model_name, router, http)
+    logger.info("serving %s at %s%s; Ctrl-C stops", stack.served, router, http)
     if addresses.console_url:
         logger.info("console at %s", addresses.console_url)
-    reporting = asyncio.create_task(stack.report())
-    try:
-        await stack.wait()
-    finally:
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
+    await stack.attend()

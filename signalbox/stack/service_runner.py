@@ -66,7 +66,8 @@ def run_scheduler(settings: "SchedulerSettings") -> None:
     from signalbox_scheduler.main import run
 
     _configure_tracing("scheduler", settings)
-    asyncio.run(run(SchedulerConfig(**dict(settings))))
+    config = SchedulerConfig(**dict(settings))
+    asyncio.run(run(config, on_serving=partial(announce, SERVING)))
 
 
 def run_worker(settings: "WorkerSettings") -> None:

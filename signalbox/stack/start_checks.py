@@ -30,6 +30,17 @@ def check_start(settings: ServeSettings) -> None:
     KeyFileError, BindError, and ValueError for a chat template that cannot be used or a
     SIGNALBOX_ISA that names no instruction set.
     """
+    check_services(settings)
+    if settings.is_on_ray:
+        require_ray()
+    else:  # on Ray the nodes' own files and memory count
+        check_store(settings, settings)
+        check_model(settings, num_workers=settings.workers)
+        check_opening(settings)
+
+
+def check_services(settings: ServeSettings) -> None:
+    """Does what `check_start` does, without the model."""
     isa_limit()
     check_files(settings.tls)
     check_files(settings.services_tls)
@@ -37,12 +48,6 @@ def check_start(settings: ServeSettings) -> None:
         read_keys(Path(settings.api_keys))
     load_chat_template(settings.chat_template)
     _check_ports(settings)
-    if settings.is_on_ray:
-        require_ray()
-    else:  # on Ray the nodes' own files and memory count
-        check_store(settings, settings)
-        check_model(settings, num_workers=settings.workers)
-        check_opening(settings)
 
 
 def _check_ports(settings: ServeSettings) -> None:

@@ -12,7 +12,6 @@ from signalbox.settings.flags.service_flags import to_environment, to_flags
 from signalbox.settings.serve_settings import ServeSettings
 from signalbox.stack.gpu_assignment import gpu_share, visible_gpus
 from signalbox.stack.processes.worker_supervisor import name_of
-from signalbox.stack.stack_addresses import StackAddresses
 from signalbox.stack.start_checks import LOOPBACK
 from signalbox_worker.runner.native.threads import num_cores
 from signalbox_worker.service.worker_settings import WorkerSettings
@@ -26,13 +25,27 @@ class WorkerCommand(NamedTuple):
     environment: Mapping[str, str]
 
 
+class WorkerAddresses(Protocol):
+    """Addresses that workers are started with."""
+
+    @property
+    def scheduler(self) -> str:
+        """Address of the scheduler."""
+
+    def metrics_port(self, place: int) -> int | None:
+        """Returns the metrics port of a process behind the router."""
+
+    def metrics_socket(self, name: str) -> str | None:
+        """Returns the path of a process's metrics socket; None if there is none."""
+
+
 class WorkerLauncher(Protocol):
     """Says how the worker of a place is started."""
 
     def command(self, place: int) -> WorkerCommand: ...
 
 
-def make_launcher(settings: ServeSettings, addresses: StackAddresses) -> WorkerLauncher:
+def make_launcher(settings: ServeSettings, addresses: WorkerAddresses) -> WorkerLauncher:
     """Returns the launcher that --placement names."""
     return (RayLauncher if settings.is_on_ray else LocalLauncher)(settings, addresses)
 
@@ -40,7 +53,7 @@ def make_launcher(settings: ServeSettings, addresses: StackAddresses) -> WorkerL
 class LocalLauncher:
     """Starts workers on this machine, each on GPUs of its own if there are enough."""
 
-    def __init__(self, settings: ServeSettings, addresses: StackAddresses) -> None:
+    def __init__(self, settings: ServeSettings, addresses: WorkerAddresses) -> None:
         self._settings = settings
         self._addresses = addresses
 
@@ -74,7 +87,7 @@ class LocalLauncher:
 class RayLauncher:
     """Starts drivers of workers on a Ray cluster; files that flags name are those of the nodes."""
 
-    def __init__(self, settings: ServeSettings, addresses: StackAddresses) -> None:
+    def __init__(self, settings: ServeSettings, addresses: WorkerAddresses) -> None:
         self._settings = settings
         self._addresses = addresses
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from signalbox.settings.serve_settings import ServeSettings
-from signalbox.stack import local_stack
+from signalbox.stack import local_stack, model_processes
 from signalbox.stack.local_stack import LocalStack
 from signalbox_router.limits.api_keys import KeyFileError
 from signalbox_rpc.transport.tls import TlsError
@@ -22,7 +22,8 @@ from tests.gpu_worker.tiny_models import SHAPE, make_llama, make_tokenizer
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the processes that a stack starts."""
     names: list[str] = []
-    monkeypatch.setattr(local_stack, "start", lambda name, *_, **__: names.append(name))
+    for module in (local_stack, model_processes):
+        monkeypatch.setattr(module, "start", lambda name, *_, **__: names.append(name))
     return names
 
 
