@@ -48,7 +48,7 @@ def check_model(settings: EngineSettings, *, num_workers: int = 1) -> None:
         if settings.device == "auto" and visible_gpus():
             return
         natively = _runs_natively(settings, sizes)
-        form = _chosen_form(settings, sizes, natively=natively)
+        form = chosen_form(settings, sizes, natively=natively)
         check_memory(settings, sizes, form, natively=natively, num_workers=num_workers)
 
 
@@ -84,7 +84,7 @@ def _cache_bytes(settings: EngineSettings) -> int:
     return int(((settings.kv_cache_memory or 0.0) + (settings.swap_space or 0.0)) * GIB)
 
 
-def _chosen_form(settings: EngineSettings, sizes: WeightSizes, *, natively: bool) -> str:
+def chosen_form(settings: EngineSettings, sizes: WeightSizes, *, natively: bool) -> str:
     """Returns the form that `choose_quantization` and `dtype_for_half` choose on a CPU."""
     if settings.quantization in ("gguf", "int8", "int4"):
         return settings.quantization

@@ -1,0 +1,1 @@
+"""Several models behind one router: which are loaded, and the processes of each."""
