@@ -5,14 +5,14 @@ A process that runs one service imports this only for an error, or to check a fi
 
 import re
 
-from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.serve_settings import ServeCommandSettings
 from signalbox_router.config import RouterSettings
 from signalbox_rpc.settings.service_settings import Settings
 from signalbox_scheduler.config import SchedulerSettings
 from signalbox_worker.service.worker_settings import WorkerSettings
 
 SERVICES: tuple[type[Settings], ...] = (
-    ServeSettings,
+    ServeCommandSettings,
     RouterSettings,
     SchedulerSettings,
     WorkerSettings,

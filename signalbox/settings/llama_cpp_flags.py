@@ -36,9 +36,9 @@ _SAMPLERS = "sampling is defined by a request's parameters"
 _NO_VECTORS = "control vectors are not applied; --lora NAME=PATH adds an adapter"
 _NO_TOOLS = "tools are called by the client"
 _NO_PAGES = "there are no pages of a user interface"
-_MODELS = "a server has one model; a router serves those of several schedulers"
+_MODELS = "name each MODEL, or give --models a file with the settings of each"
 _MEASURED = "free memory is measured; --gpu-memory-utilization is the share of it that is used"
-_STOPS = "the model stays loaded while the server runs"
+_STOPS = "--idle-timeout of serve says when a model without requests is ended"
 _LEVELS = {"0": "error", "1": "error", "2": "warning", "3": "info", "4": "debug", "5": "debug"}
 _CACHE_TYPES = {"f32": "float32", "f16": "auto", "bf16": "bfloat16", "q8_0": "int8"}
 _TEXT_DRAFTS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
@@ -252,7 +252,7 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         why="a step of --max-num-batched-tokens is computed whole", also=("-ub",)
     ),
     "warmup": NoEffect(why="the model is profiled as it is loaded", takes=SWITCH),
-    "sleep_idle_seconds": Refused(remedy=_STOPS),
+    "sleep_idle_seconds": Alias(setting="idle_timeout"),
     "spec_default": Alias(setting="speculation", takes=SWITCH),
     "spec_type": Alias(
         setting="speculative_config",
@@ -434,8 +434,13 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
     ),
     "models_dir": Refused(remedy=_MODELS),
     "models_preset": Refused(remedy=_MODELS),
-    "models_max": Refused(remedy=_MODELS),
-    "models_autoload": Refused(remedy=_MODELS, takes=SWITCH),
+    "models_max": Refused(remedy="--models-memory bounds what is loaded at a time"),
+    "models_autoload": NoEffect(
+        why="a model is loaded when it is asked for",
+        takes=SWITCH,
+        values=("true",),
+        otherwise="load and unload models by their names",
+    ),
     # Images and audio.
     "mmproj": Refused(remedy=NO_MEDIA, also=("-mm", "--mmproj-url", "-mmu")),
     "mmproj_auto": NoEffect(

@@ -1,15 +1,17 @@
 """Settings of the commands that start all three services."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from signalbox_router.config import AddressSettings, ConsoleSettings
 from signalbox_rpc.settings.addresses import Host, Port
+from signalbox_rpc.settings.quantities import Texts
 from signalbox_rpc.settings.service_settings import (
     FilePath,
     LogLevel,
+    Settings,
     SettingsGroup,
     TelemetrySettings,
     flag_name,
@@ -17,6 +19,7 @@ from signalbox_rpc.settings.service_settings import (
 from signalbox_rpc.transport.listening_ports import UNSPECIFIED_HOSTS
 from signalbox_rpc.transport.tls import TlsConfig, is_loopback
 from signalbox_scheduler.config import SchedulingSettings
+from signalbox_worker.config import MAX_GIB
 from signalbox_worker.service.worker_settings import EngineSettings, PlacementSettings
 
 
@@ -149,6 +152,98 @@ class ServeSettings(
                 f" certificates; give {', '.join(map(flag_name, _BETWEEN_SERVICES))}, or --insecure"
                 " in a network that you trust"
             )
+
+
+def _each(value: Any) -> Any:
+    """Returns several texts as a tuple; one text is one, since a path may have a comma."""
+    return (
+        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    )
+
+
+class SeveralModelsSettings(Settings):
+    """Models that share the memory of a machine."""
+
+    GROUP: ClassVar[str] = "several models"
+
+    more_models: Annotated[tuple[str, ...], BeforeValidator(_each)] = Field(
+        (),
+        description="further models, as MODEL or NAME=MODEL; on the command line they may stand"
+        " behind MODEL. Each is loaded when it is asked for",
+    )
+    models: FilePath | None = Field(
+        None,
+        description="YAML file of further models: NAME: MODEL, or NAME with settings of its workers"
+        " and scheduler, such as model and max_model_len, which beat the flags",
+    )
+    models_loaded: Literal["first", "none", "all"] = Field(
+        "first",
+        description="models that are loaded at the start; all is as many as have room",
+    )
+    models_memory: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_GIB,
+        allow_inf_nan=False,
+        description="GiB of RAM that the loaded models may take together, with KV cache and swap"
+        " space (default: what is free at the start, less a tenth of it and at least 1 GiB)",
+    )
+    keep_warm: Texts = Field(
+        (), description="names of models that are loaded at the start, and never ended for others"
+    )
+    model_start_timeout: float = Field(
+        120.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds that a request waits for a model that is not loaded, and that a start"
+        " may take",
+    )
+    idle_timeout: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a request after which a model is ended (default: never)",
+    )
+
+
+OF_SEVERAL = SeveralModelsSettings.model_fields.keys() - Settings.model_fields.keys()
+"""Settings of which one makes `serve` launch models when they are asked for."""
+
+
+class ServeCommandSettings(ServeSettings, SeveralModelsSettings):
+    """`signalbox serve`: of one model, or of several that are loaded when they are asked for."""
+
+    GROUP: ClassVar[str] = "addresses"
+
+    @property
+    def lists_models(self) -> bool:
+        """True if a file has the models."""
+        return self.models is not None
+
+    @property
+    def serves_several(self) -> bool:
+        """True if a launcher starts models when they are asked for."""
+        return bool(self.model_fields_set & OF_SEVERAL)
+
+    @model_validator(mode="after")
+    def _can_launch_several(self) -> Self:
+        if not self.serves_several:
+            return self
+        for name in ("is_on_ray", "metrics_port", "served_model_name", "recording_path"):
+            if getattr(self, name):
+                raise ValueError(_NOT_OF_SEVERAL[name])
+        if self.model or self.models:
+            return self
+        raise ValueError("give a MODEL, or --models FILE; a file may have simulated ones")
+
+
+_NOT_OF_SEVERAL = {
+    "is_on_ray": "--placement ray takes one MODEL; start a serve for each, and a router for all",
+    "metrics_port": "--metrics-port takes one MODEL; /metrics of the HTTP port shows all services",
+    "served_model_name": "--served-model-name takes one MODEL; write NAME=MODEL",
+    "recording_path": "--recording-path takes one MODEL",
+}
+"""Reasons why settings are refused beside several models."""
 
 
 def _changed(name: str, default: Any) -> Any:

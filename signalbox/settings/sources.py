@@ -43,7 +43,15 @@ def config_file(flags: Mapping[str, Any], flag: str) -> Source:
     """Returns the YAML file that a flag or the environment names. Raises SettingsError."""
     path = flags.get(flag) or os.environ.get(ENV_PREFIX + flag.upper())
     place = f"--{flag} {path}"
-    return Source(values=_read(Path(path), place) if path else {}, place=place)
+    content = _read(Path(path), place) if path else {}
+    return Source(values={name.replace("-", "_"): content[name] for name in content}, place=place)
+
+
+def models_file(path: str) -> Source:
+    """Returns the YAML file of --models: what it says of each model, by name. Raises
+    SettingsError."""
+    place = f"--models {path}"
+    return Source(values=_read(Path(path), place, "NAME"), place=place)
 
 
 def environment() -> Source:
@@ -63,7 +71,7 @@ def vllm_environment(tell: Callable[[str], None]) -> Source:
     return Source(values=values, place=ENVIRONMENT)
 
 
-def _read(path: Path, place: str) -> dict[str, Any]:
+def _read(path: Path, place: str, key: str = "setting") -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -75,8 +83,8 @@ def _read(path: Path, place: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError(f"{place}: expected `setting: value` lines")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+        raise SettingsError(f"{place}: expected `{key}: value` lines")
+    return {str(name): value for name, value in content.items()}
 
 
 def _fault(error: yaml.YAMLError) -> str:

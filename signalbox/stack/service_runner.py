@@ -23,7 +23,7 @@ from signalbox.version import VERSION
 from signalbox_contract.startup import ReportProgress, StartupProgress
 
 if TYPE_CHECKING:
-    from signalbox.settings.serve_settings import ServeSettings
+    from signalbox.settings.serve_settings import ServeCommandSettings, ServeSettings
     from signalbox_router.config import RouterSettings
     from signalbox_rpc.settings.service_settings import Settings, TelemetrySettings
     from signalbox_scheduler.config import SchedulerSettings
@@ -36,13 +36,36 @@ logger = logging.getLogger(__name__)
 _LIMITS = ("max_model_len", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
-def run_stack(settings: "ServeSettings") -> None:
+def run_stack(settings: "ServeCommandSettings") -> None:
     fork = may_fork()
     from signalbox.stack.local_stack import LocalStack, serve
 
-    stack = LocalStack(settings)
+    if settings.serves_several:
+        _run_models(settings, fork=fork)
+        return
+    stack = LocalStack(_with_own_name(settings))
     stack.launch(fork=fork)
     asyncio.run(serve(stack))
+
+
+def _run_models(settings: "ServeCommandSettings", *, fork: bool) -> None:
+    from signalbox.stack.local_stack import serve
+    from signalbox.stack.models.model_list import named_models
+    from signalbox.stack.models_stack import ModelsStack
+
+    models = named_models(settings, partial(logger.warning, "%s"))
+    stack = ModelsStack(settings, models)
+    stack.launch(fork=fork)
+    asyncio.run(serve(stack))
+
+
+def _with_own_name(settings: "ServeCommandSettings") -> "ServeCommandSettings":
+    """Returns the settings of NAME=MODEL as those of a model with another name."""
+    from signalbox.stack.models.model_list import split_name
+
+    name, model = split_name(settings.model)
+    named = {"model": model, "served_model_name": (name,)} if name else {}
+    return settings.model_copy(update=named)
 
 
 def run_demo(settings: "ServeSettings") -> None:
@@ -226,6 +249,6 @@ def service(command: str) -> "tuple[type[Settings], Callable[[Any], None]]":
             from signalbox_worker.service.worker_settings import WorkerSettings
 
             return WorkerSettings, run_worker
-    from signalbox.settings.serve_settings import DemoSettings, ServeSettings
+    from signalbox.settings.serve_settings import DemoSettings, ServeCommandSettings
 
-    return (DemoSettings, run_demo) if command == "demo" else (ServeSettings, run_stack)
+    return (DemoSettings, run_demo) if command == "demo" else (ServeCommandSettings, run_stack)

@@ -59,13 +59,17 @@ class StackAddresses:
         first = self._settings.metrics_port
         return first + place if first else first
 
-    def metrics_socket(self, name: str) -> str | None:
-        """Returns the path of a process's metrics socket; None if the HTTP API is off."""
+    def metrics_socket(self, name: str, *, file: str = "") -> str | None:
+        """Returns the path of a process's metrics socket; None if the HTTP API is off.
+
+        Args:
+            file: name of the socket's file (default: one made of `name`).
+        """
         if not self._settings.http:
             return None
         if self._folder is None:  # a process that is started next removes it if this one cannot
             self._folder = PrivateFolder("stack")
-        path = self._folder.path / name.replace(" ", "-")
+        path = self._folder.path / (file or name.replace(" ", "-"))
         return self._metrics_sockets.setdefault(name, str(path))
 
     @property
@@ -93,6 +97,46 @@ class StackAddresses:
         except (BindError, OverflowError):
             return free_port(host)
         return free_port(host) if port in others else port
+
+
+class ModelAddresses:
+    """Addresses of the processes of one of several models. Its port is kept for as long as they may
+    be started."""
+
+    def __init__(self, stack: StackAddresses, *, name: str, number: int) -> None:
+        """Args: number: of the model, for the files of its sockets: its name may be no file's."""
+        self._stack = stack
+        self._name = name
+        self._number = number
+        self._reserved = reserve_port()
+        self.scheduler_port: int = self._reserved.getsockname()[1]
+
+    @property
+    def scheduler(self) -> str:
+        """Address of the scheduler."""
+        return join_address(LOOPBACK, self.scheduler_port)
+
+    def metrics_port(self, place: int) -> int | None:
+        """Returns None: the processes are started too often to be scraped one by one."""
+        return None
+
+    def metrics_socket(self, name: str) -> str | None:
+        """Returns the path of a process's metrics socket; None if the HTTP API is off."""
+        file = f"{self._number}-{name.replace(' ', '-')}"
+        return self._stack.metrics_socket(f"{self._name} {name}", file=file)
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._reserved.close()
+
+
+def reserve_port() -> socket.socket:
+    """Returns a socket that keeps a loopback port from programs that take any; a server of ours may
+    listen there meanwhile."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC sets it
+    reserved.bind((LOOPBACK, 0))
+    return reserved
 
 
 def _reachable(host: str) -> str:

@@ -127,6 +127,11 @@ class EngineSettings(
     )
 
     @property
+    def lists_models(self) -> bool:
+        """True if models are named elsewhere than in `model`."""
+        return False
+
+    @property
     def parallel(self) -> ParallelConfig:
         partition = self.pipeline_layer_partition or ""
         return ParallelConfig(
@@ -176,7 +181,7 @@ class EngineSettings(
         if useless:
             state = "with" if self.simulate else "without"
             raise ValueError(f"{flag_name(min(useless))} has no effect {state} --simulate")
-        if not self.simulate and not self.model:
+        if not self.simulate and not self.model and not self.lists_models:
             raise ValueError("give a MODEL (a .gguf file, a directory, a hub id) or --simulate")
         return self
 

@@ -77,8 +77,8 @@ class CommandParser(argparse.ArgumentParser):
         self.fill_once()
         given = sys.argv[1:] if args is None else args
         found, rest = super().parse_known_args(self._with_dashes(given), namespace)
-        if self.words and not any(one.startswith("-") for one in rest):
-            setattr(found, self.words, [*getattr(found, self.words), *rest])
+        if rest and self.words and not any(one.startswith("-") for one in rest):
+            setattr(found, self.words, [*getattr(found, self.words, ()), *rest])
             rest = []
         if len(rest) == 1 and not rest[0].startswith("-") and (name := self._left_out(found)):
             setattr(found, name, rest.pop())

@@ -14,7 +14,7 @@ from signalbox.settings.flag_kinds import SWITCH, ForeignFlag
 from signalbox.settings.flags.service_flags import choices_of, groups_of, spelling_of
 from signalbox.settings.foreign_flags import other_names
 from signalbox.settings.llama_cpp_flags import LLAMA_CPP_FLAGS
-from signalbox.settings.serve_settings import ServeSettings
+from signalbox.settings.serve_settings import ServeCommandSettings
 from signalbox.settings.setting_names import effect
 from signalbox.settings.vllm_flags import VLLM_FLAGS
 from signalbox_router.config import RouterSettings
@@ -27,7 +27,7 @@ SERVICES: dict[str, type[Settings]] = {
     "router": RouterSettings,
     "scheduler": SchedulerSettings,
     "worker": WorkerSettings,
-    "serve": ServeSettings,
+    "serve": ServeCommandSettings,
 }
 
 

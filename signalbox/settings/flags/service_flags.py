@@ -29,6 +29,9 @@ from signalbox_rpc.settings.secrets import in_plain_text, is_secret
 from signalbox_rpc.settings.service_settings import Settings, flag_name
 
 POSITIONAL = "model"
+FURTHER = "more_models"
+"""Setting that further positional arguments are."""
+_MODEL = "MODEL"
 PORT = "port"
 """Destination of --port in a command with two APIs, where it means --http-port."""
 FOREIGN_GROUPS: Mapping[str, Mapping[str, ForeignFlag]] = {
@@ -42,7 +45,9 @@ _WIDEST_METAVAR = 50
 def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
     """Adds a flag for each field; only flags that are given end up in the namespace."""
     fields = settings_class.model_fields
-    parser.usage = "%(prog)s [MODEL] [FLAG ...]" if POSITIONAL in fields else "%(prog)s [FLAG ...]"
+    words = f"[{_MODEL}] " if POSITIONAL in fields else ""
+    several = f"[{_MODEL} ...] " if FURTHER in fields else ""
+    parser.usage = f"%(prog)s {words}{several}[FLAG ...]"
     parser.epilog = (
         "--help=WORD shows the flags that are about a word. Each is a variable of the environment,"
         f" too: --log-level is {ENV_PREFIX}LOG_LEVEL."
@@ -55,8 +60,10 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     for name, field in fields.items():
         if name == POSITIONAL:
             parser.add_argument(
-                name, metavar="MODEL", nargs="?", default=argparse.SUPPRESS, help=_help(field)
+                name, metavar=_MODEL, nargs="?", default=argparse.SUPPRESS, help=_help(field)
             )
+            if FURTHER in fields:
+                _add_further(parser)
         else:
             add_flag(groups[titles[name]], name, field)
     general = groups[Settings.GROUP]
@@ -78,6 +85,14 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
     for name, flag in EARLIER.items():
         if isinstance(flag, Refused) or flag.setting in fields:
             parser.add_argument(flag_name(name), help=argparse.SUPPRESS, **_taken(flag))
+
+
+def _add_further(parser: argparse.ArgumentParser) -> None:
+    assert isinstance(parser, CommandParser)
+    parser.add_argument(
+        FURTHER, metavar=_MODEL, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+    parser.words = FURTHER
 
 
 def add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, **options: str) -> None:

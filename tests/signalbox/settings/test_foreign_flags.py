@@ -12,7 +12,7 @@ from signalbox.settings.flag_kinds import ONE, OPTIONAL, SWITCH, Alias, NoEffect
 from signalbox.settings.flags.service_flags import spelling_of, to_environment, to_flags
 from signalbox.settings.foreign_flags import FOREIGN_FLAGS, other_names
 from signalbox.settings.loading import load
-from signalbox.settings.serve_settings import RunSettings, ServeSettings
+from signalbox.settings.serve_settings import RunSettings, ServeCommandSettings
 from signalbox.settings.setting_names import translate
 from signalbox.settings.sources import SettingsError, Source
 from signalbox.settings.vllm_flags import SHORT_FLAGS, VLLM_FLAGS
@@ -32,10 +32,10 @@ WITHOUT_EFFECT = [name for name, flag in FOREIGN_FLAGS.items() if isinstance(fla
 REFUSED = [name for name, flag in FOREIGN_FLAGS.items() if isinstance(flag, Refused)]
 
 
-def parse(*arguments: str) -> tuple[ServeSettings, list[str]]:
+def parse(*arguments: str) -> tuple[ServeCommandSettings, list[str]]:
     """Returns the settings of `signalbox serve ARGUMENTS`, and what is told."""
     told: list[str] = []
-    return load(ServeSettings, flags_of(*arguments), tell=told.append), told
+    return load(ServeCommandSettings, flags_of(*arguments), tell=told.append), told
 
 
 def flags_of(*arguments: str) -> dict[str, object]:
@@ -72,12 +72,14 @@ def test_no_row_hides_a_setting_or_another_row() -> None:
 @pytest.mark.parametrize("name", ALIASES)
 def test_each_spelling_of_an_alias_sets_the_same_setting(name: str) -> None:
     found = [
-        translate(Source(values=flags_of(*given)), ServeSettings.model_fields, tell=pytest.fail)
+        translate(
+            Source(values=flags_of(*given)), ServeCommandSettings.model_fields, tell=pytest.fail
+        )
         for given in arguments_of(name)
     ]
     flag = FOREIGN_FLAGS[name]
     assert isinstance(flag, Alias)
-    assert found[0].keys() == {flag.setting} <= ServeSettings.model_fields.keys()
+    assert found[0].keys() == {flag.setting} <= ServeCommandSettings.model_fields.keys()
     assert all(one == found[0] for one in found)
 
 

@@ -236,7 +236,7 @@ def _swap_space(cache_config: CacheConfig, device: MeasuredDevice) -> int:
     """Returns the bytes for swapped-out blocks."""
     if cache_config.swap_space_bytes is None:
         if device.type == "cpu":
-            return min(_CPU_SWAP_LIMIT, available_ram() // _CPU_SWAP_SHARE)
+            return cpu_swap_bytes(available_ram())
         return min(_SWAP_LIMIT, available_ram() // _SWAP_SHARE)
     return cache_config.swap_space_bytes
 
@@ -272,6 +272,11 @@ def _budget(
 def cpu_cache_bytes(free: int) -> int:
     """Returns the KV cache of a worker on a CPU, of so many bytes that are free, by default."""
     return max(0, min(_CPU_LIMIT, free // _CPU_SHARE))
+
+
+def cpu_swap_bytes(free: int) -> int:
+    """Returns the swap space of a worker on a CPU, of so many bytes that are free, by default."""
+    return min(_CPU_SWAP_LIMIT, free // _CPU_SWAP_SHARE)
 
 
 def share_left(*, free: int, total: int, others: int, utilization: float, reserved: int) -> int:

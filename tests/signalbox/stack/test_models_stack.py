@@ -1,0 +1,122 @@
+"""Several models as real processes: by turns, within the memory, and none left."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from signalbox.client.scheduler_client import SchedulerClient
+from signalbox.settings.loading import load
+from signalbox.settings.serve_settings import ServeCommandSettings
+from signalbox.settings.sources import SettingsError
+from signalbox.stack.models.model_launcher import ModelLauncher
+from signalbox.stack.models.model_list import named_models
+from signalbox.stack.models.model_plan import ModelState
+from signalbox.stack.models_stack import SIMULATED_BYTES, ModelsStack
+from signalbox_contract.errors import Unavailable
+from signalbox_worker.config import GIB
+from tests.gpu_worker.tiny_models import make_llama
+from tests.waiting import EVENT_S, eventually
+
+ROOM_FOR_ONE = 1.05 * SIMULATED_BYTES / GIB
+SIMULATED = "a: {simulate: true}\nb: {simulate: true}\n"
+
+
+def make_stack(tmp_path: Path, models: str, **flags: Any) -> ModelsStack:
+    file = tmp_path / "models.yaml"
+    file.write_text(models)
+    given = {"models": str(file), "grpc_port": 0, "http": False, "models_loaded": "none", **flags}
+    settings = load(ServeCommandSettings, given)
+    return ModelsStack(settings, named_models(settings))
+
+
+@asynccontextmanager
+async def launched(stack: ModelsStack) -> AsyncIterator[ModelLauncher]:
+    """Yields the launcher of a stack; fails if a process is left afterwards."""
+    before = {*psutil.Process().children(recursive=True)}
+    stack.launch()
+    try:
+        await stack.watch()
+        assert stack.launcher is not None
+        yield stack.launcher
+        await stack.stop()
+    finally:
+        left = {*psutil.Process().children(recursive=True)} - before
+        stack.kill()
+        psutil.wait_procs(left, timeout=EVENT_S)
+    assert left == set()
+
+
+def pids_of(name: str) -> list[int]:
+    """Process ids of a model's scheduler and workers."""
+    return [
+        child.pid
+        for child in psutil.Process().children()
+        if child.environ().get("SIGNALBOX_PROCESS_NAME", "").startswith(f"{name} ")
+    ]
+
+
+async def test_two_models_by_turns_where_there_is_room_for_one(tmp_path: Path) -> None:
+    stack = make_stack(tmp_path, SIMULATED, models_memory=ROOM_FOR_ONE)
+    async with launched(stack) as launcher:
+        for name, other in (("a", "b"), ("b", "a"), ("a", "b")):
+            await launcher.load(name)
+            if pids_of(other):  # there may be room for both once they have been measured
+                continue
+            assert len(pids_of(name)) == 2
+            async with SchedulerClient(stack.scheduler_of(name)) as client:
+                await client.stats()
+
+
+async def test_a_worker_that_is_killed_while_it_starts_or_ends_leaves_none(tmp_path: Path) -> None:
+    stack = make_stack(tmp_path, SIMULATED)
+    async with launched(stack) as launcher:
+        call = asyncio.create_task(launcher.load("a"))
+        await eventually(lambda: len(pids_of("a")) == 2)
+        for pid in pids_of("a"):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match=r"a cannot be started: a (worker 0|scheduler) was"):
+            await call
+        await eventually(lambda: not pids_of("a"))
+        await launcher.load("b")
+        unload = asyncio.create_task(launcher.unload("b"))
+        for pid in pids_of("b"):
+            os.kill(pid, signal.SIGKILL)
+        await unload
+        assert launcher.state("b") is ModelState.UNLOADED
+
+
+async def test_a_model_whose_files_have_vanished_is_said_so_and_others_go_on(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make_llama(folder)
+    stack = make_stack(tmp_path, f"{SIMULATED}gone: {folder}\n")
+    async with launched(stack) as launcher:
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(Unavailable, match=f"gone cannot be started: model not found: {folder}"):
+            await launcher.load("gone")
+        await launcher.load("a")
+
+
+def test_a_limit_below_each_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    stack = make_stack(tmp_path, SIMULATED, models_memory=0.1)
+    with pytest.raises(SettingsError, match=r"a takes 0.2 GiB, and models may take 0.1 GiB"):
+        stack.launch()
+
+
+async def test_a_model_that_is_too_large_is_listed_with_the_reason(tmp_path: Path) -> None:
+    models = "a: {simulate: true}\nlarge: {simulate: true, workers: 9}\n"
+    stack = make_stack(tmp_path, models, models_memory=1.0)
+    async with launched(stack) as launcher:
+        async for _, statuses in launcher.statuses():
+            assert [one.state for one in statuses] == [ModelState.UNLOADED, ModelState.FAILED]
+            assert statuses[1].reason.startswith("large takes 2.2 GiB, and models may take 1.0 GiB")
+            break
