@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 ALIASES: Mapping[str, Sequence[str]] = {
     "ls": ["list"],
-    "ps": ["models"],
     "start": ["serve"],
     "complete": ["generate"],
     "collect-env": ["doctor"],
@@ -20,7 +19,8 @@ ALIASES: Mapping[str, Sequence[str]] = {
 """Our words for the commands of other programs."""
 POINTERS: Mapping[str, str] = {
     "show": "`signalbox models` shows what a router serves, `signalbox list` what was fetched",
-    "stop": "Ctrl-C or SIGTERM ends a server, and `signalbox drain` lets a worker leave",
+    "stop": "`signalbox unload` ends a model of several, Ctrl-C or SIGTERM a server, and `signalbox"
+    " drain` lets a worker leave",
     "create": "flags of serve take the place of a Modelfile, such as --override-generation-config",
     "cp": "--served-model-name gives a model several names",
     "push": "models are files; there is no registry to publish them in",

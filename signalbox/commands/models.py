@@ -45,11 +45,17 @@ async def _ask(options: dict[str, Any]) -> tuple[list[Model], Load]:
 
 def _table(model: Model) -> Table:
     table = Table(show_header=False, title=model.name, title_justify="left")
+    if model.state:
+        table.add_row("state", model.state)
     if model.aliases:
         table.add_row("also called", ", ".join(model.aliases))
     if model.adapters:
         table.add_row("adapters", ", ".join(model.adapters))
     table.add_row("task", model.task)
+    if not model.dtype:
+        table.add_row("architecture", model.architecture)
+        table.add_row("window", f"{model.max_model_len:,} tokens")
+        return table
     table.add_row("architecture", f"{model.architecture}, {model.dtype}")
     table.add_row("window", _window(model))
     table.add_row("vocabulary", f"{model.vocab_size:,} tokens")

@@ -71,6 +71,11 @@ class Launched:
         models = self.stack.router.schedulers.models
         await eventually(lambda: {one.name for one in models.served} == {*names})
 
+    async def until_told(self) -> None:
+        """Returns once the router knows the launcher's table."""
+        launched = self.stack.router.starts.launched
+        await eventually(lambda: launched.revision == self.launcher.revision)
+
     async def states(self) -> dict[str, str]:
         cards = (await self.raw.get("/v1/models")).json()["data"]
         return {card["id"]: card["status"]["value"] for card in cards}
@@ -249,8 +254,7 @@ async def test_a_start_that_fails_is_told_with_the_time_of_another_try() -> None
             retry_after_ns=600 * 10**9,
         )
         await eventually(lambda: not both.launcher.num_calls)
-        models = both.stack.router.starts.launched
-        await eventually(lambda: models.revision == both.launcher.revision)
+        await both.until_told()
         answer = await both.post("/v1/chat/completions", model="chat", messages=HI)
         assert answer.status_code == 503 and "may be started again in" in answer.text
         assert 500 < int(answer.headers["retry-after"]) <= 600
