@@ -13,6 +13,7 @@ import pytest
 
 from signalbox import LLM, EngineDeadError, SamplingParams
 from signalbox_worker.kv.disk.disk_tier import DiskTier
+from signalbox_worker.runner.native.executor import NativeExecutor
 from tests.gpu_worker.tiny_models import LATENTS, UNLIKE_LAYERS, make_model
 from tests.scheduler_svc.make import transfers
 from tests.signalbox.llm.make import assert_at_rest
@@ -236,6 +237,23 @@ def test_a_copy_of_the_model_in_another_place_finds_its_blocks(
     with serving(copy, tmp_path / "kv", cpu_backend=backend) as served:
         assert served.tokens() == expected
         assert served.loading.counts.num_hits == NUM_BLOCKS * 16
+
+
+def test_blocks_of_code_that_computed_other_bits_are_not_found(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(model, tmp_path / "kv", cpu_backend="native") as served:
+        served.store_prompt()
+    digest_of = NativeExecutor.arithmetic
+
+    def digest_of_other_bits(self: NativeExecutor, *, max_num_tokens: int) -> str:
+        return digest_of(self, max_num_tokens=max_num_tokens)[::-1]
+
+    monkeypatch.setattr(NativeExecutor, "arithmetic", digest_of_other_bits)
+    with serving(model, tmp_path / "kv", cpu_backend="native") as served:
+        assert served.tier.usage().num_blocks == 0
+        served.tokens()
+        assert served.loading.counts.num_hits == 0
 
 
 def test_another_block_size_or_kv_type_finds_nothing(model: Path, tmp_path: Path) -> None:

@@ -58,9 +58,19 @@ class LocalRunner(Runner):
         return self._served.tokenizer_files()
 
     def profile(self) -> WorkerCapacity:
+        capacity = self.measure()
+        self.open_store(capacity.arithmetic)
+        return capacity
+
+    def measure(self) -> WorkerCapacity:
+        """Measures what fits on this rank."""
         if self._served.speculation.method:
             self.make_proposer()  # the start fails if a package's cannot be used, not a lease
         return self._served.measure(self._with_one_block, self.transfers.store_capacity)
+
+    def open_store(self, arithmetic: str) -> None:
+        """Opens the store, if there is one, for blocks of the arithmetic of all ranks together."""
+        self.transfers.store.open_for(arithmetic)
 
     def _with_one_block(self, work: Callable[[], T]) -> T:
         """Calls what computes in a pool of block 0 alone."""

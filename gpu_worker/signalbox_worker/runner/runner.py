@@ -45,7 +45,10 @@ class Runner(ABC):
 
     @abstractmethod
     def profile(self) -> WorkerCapacity:
-        """Measures what fits beside weights and activations. Raises MemoryError if nothing does."""
+        """Measures what fits beside weights and activations, and opens the store.
+
+        Raises MemoryError if nothing fits.
+        """
 
     @abstractmethod
     def init_cache_engine(self, *, num_gpu_blocks: int, num_cpu_blocks: int) -> None:

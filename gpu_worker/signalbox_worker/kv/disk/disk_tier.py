@@ -11,7 +11,7 @@ from signalbox_worker.kv.disk.disk_space import WriteLimit
 from signalbox_worker.kv.disk.disk_store import DiskStore
 from signalbox_worker.kv.disk.store_folder import FolderError, StoreFolder
 from signalbox_worker.kv.store.block_store import StoreError, StoreUsage
-from signalbox_worker.kv.store.late_store import Identify, LateStore
+from signalbox_worker.kv.store.late_store import LateStore
 from signalbox_worker.kv.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,6 @@ class DiskTier(LateStore[DiskStore]):
         *,
         block_bytes: int,
         model: str,
-        identify: Identify,
         num_ranks: int = 1,
     ) -> None:
         """Raises FolderError if the folder cannot be used, OSError if the disk fails.
@@ -42,7 +41,6 @@ class DiskTier(LateStore[DiskStore]):
         super().__init__(block_bytes=block_bytes, name="disk", capacity_bytes=config.kv_disk_bytes)
         self._config = config
         self._model = model
-        self._identify = identify
         self._identity: bytes | None = None
         self._folder = StoreFolder(config.kv_disk)
         self._known_clears = KnownClears(self._folder.read_text(_CLEARS))
@@ -53,7 +51,6 @@ class DiskTier(LateStore[DiskStore]):
             clears=self._known_clears.marks,
         )
         self._write_bytes_per_day = config.disk_write_bytes_per_day // num_ranks
-        self.start()
 
     def clear(self, tenant: bytes | None, mark: ClearMark | None = None) -> None:
         """Raises StoreError before the tier is open, too: it is cleared when it opens, but if it
@@ -114,7 +111,7 @@ class DiskTier(LateStore[DiskStore]):
     def _made_identity(self) -> bytes:
         known = _parsed(self._folder.read_text(_DIGESTS))
         digests = dict(known)
-        identity = self._identify(digests, self.is_called_off)
+        identity = self.identity(digests)
         if digests != known:
             with suppress(OSError):  # a disk that is full: the weights are read again next time
                 self._keep(digests)

@@ -15,7 +15,7 @@ from signalbox_worker.kv.shared.block_server import BlockServer
 from signalbox_worker.kv.shared.secret_files import read_key, read_password
 from signalbox_worker.kv.shared.shared_store import Bypass, SharedStore
 from signalbox_worker.kv.store.block_store import StoreError
-from signalbox_worker.kv.store.late_store import Identify, LateStore
+from signalbox_worker.kv.store.late_store import LateStore
 from signalbox_worker.kv.store_config import STORE_WRITE_BYTES_PER_S, SharedConfig
 from signalbox_worker.kv.store_url import StoreAddress, store_address
 
@@ -25,9 +25,7 @@ logger = logging.getLogger(__name__)
 class SharedTier(LateStore[SharedStore]):
     """Satisfies `BlockStore`."""
 
-    def __init__(
-        self, config: SharedConfig, *, block_bytes: int, identify: Identify, num_ranks: int = 1
-    ) -> None:
+    def __init__(self, config: SharedConfig, *, block_bytes: int, num_ranks: int = 1) -> None:
         """Raises SecretFileError if the key or the password cannot be read.
 
         Args:
@@ -36,15 +34,12 @@ class SharedTier(LateStore[SharedStore]):
         assert config.kv_store is not None
         super().__init__(block_bytes=block_bytes, name="shared")
         self._address = store_address(config.kv_store)
-        self._identify = identify
         self._secret, self._password = _secrets(config)
         most = STORE_WRITE_BYTES_PER_S // num_ranks
         self.capacity = StoreCapacity(kind="shared", max_write_bytes_per_s=most)
-        self.start()
 
     def open(self) -> SharedStore:
-        identity = self._identify({}, self.is_called_off)
-        seal = BlockSeal(self._secret, identity=identity, block_bytes=self._block_bytes)
+        seal = BlockSeal(self._secret, identity=self.identity({}), block_bytes=self._block_bytes)
         group, place = seal.names.group, str(self._address)
         server = make_server(
             self._address, group=group, sealed_bytes=seal.sealed_bytes, password=self._password

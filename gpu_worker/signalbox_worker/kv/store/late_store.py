@@ -48,10 +48,11 @@ class LateStore(Generic[S]):
     """
 
     def __init__(self, *, block_bytes: int, name: str, capacity_bytes: int = 0) -> None:
-        """The subclass calls `start` at the end of its own."""
         self._block_bytes = block_bytes
         self._name = name
         self._usage = StoreUsage(0, 0, capacity_bytes, is_open=False)
+        self._identify: Identify | None = None
+        """Known once the store is started."""
         self._store: S | None = None
         self._clears: list[tuple[bytes | None, ClearMark | None]] | None = []
         """Clears to be made when the store opens; None when it has."""
@@ -61,7 +62,9 @@ class LateStore(Generic[S]):
         """Set when the store has opened, or could not be."""
         self._thread = threading.Thread(target=self._run, name=f"kv-{name}", daemon=True)
 
-    def start(self) -> None:
+    def start(self, identify: Identify) -> None:
+        """Begins to open the store, once."""
+        self._identify = identify
         logger.info(
             "%s tier of KV blocks: opening; it finds and keeps nothing until all weights are read",
             self._name,
@@ -69,7 +72,7 @@ class LateStore(Generic[S]):
         self._thread.start()
 
     def open(self) -> S:
-        """Opens the store; `is_called_off` says whether that is still wanted.
+        """Opens the store; `identity` may raise if that is called off.
 
         Raises StoreError or OSError if it may be opened later, anything else if it cannot be.
         """
@@ -78,8 +81,10 @@ class LateStore(Generic[S]):
     def closed(self) -> None:
         """Gives up what the subclass holds, after the store."""
 
-    def is_called_off(self) -> bool:
-        return self._closing.is_set()
+    def identity(self, digests: MutableMapping[str, str]) -> bytes:
+        """Returns the identity of the blocks, and adds to the digests of files that are known."""
+        assert self._identify is not None, "the store is started"
+        return self._identify(digests, self._closing.is_set)
 
     @property
     def block_bytes(self) -> int:
@@ -117,7 +122,10 @@ class LateStore(Generic[S]):
     def close(self) -> None:
         """Has the store closed; waits for a moment at most."""
         self._closing.set()
-        self._thread.join(CLOSE_S)
+        if self._identify is None:  # the worker ends before it is profiled
+            self.closed()
+        else:
+            self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         begun = time.monotonic()

@@ -44,6 +44,7 @@ class StoreThreads:
 
     Args:
         capacity: what the worker announces of the store; None if it announces none.
+        open_for: opens the store for blocks of an arithmetic, as a worker announces it.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class StoreThreads:
         num_readers: int = NUM_READERS,
         stall_s: float = STALL_S,
         clock: Callable[[], float] = time.monotonic,
+        open_for: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.capacity = capacity
+        self.open_for = open_for
         self._stall_s = stall_s
         self._clock = clock
         self._readers = _Group("kv-read", num_readers, store.block_bytes, clock)

@@ -1,7 +1,8 @@
 """Says what the bytes of a KV block depend on beside its tokens: weights, configuration, code.
 
-Blocks of two workers may stand for each other only if all of this is equal. It is stricter than
-the numerics of a worker, which decides what may move within a cluster: files outlive versions.
+Blocks of two workers may stand for each other only if all of this and their arithmetic are equal.
+The arithmetic is known last: `identity` takes it for a store, and the scheduler compares it where
+workers read each other's blocks.
 """
 
 import hashlib
@@ -58,11 +59,17 @@ class BlockContent:
         told = own_sources() + json.dumps([self.fingerprint, self.description]).encode()
         return hashlib.sha256(told).hexdigest()[:32]
 
-    def identity(self, digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
-        """Returns a digest of all of it; raises FilesChanged. For a thread of its own."""
+    def identity(
+        self, arithmetic: str, digests: Digests, is_called_off: Callable[[], bool]
+    ) -> bytes:
+        """Returns a digest of all of it; raises FilesChanged. For a thread of its own.
+
+        Args: arithmetic: that of the worker, as in `WorkerCapacity`.
+        """
         yield_to_others()
         content = content_digest(self.files, digests, is_called_off=is_called_off)
-        return hashlib.sha256(content + own_sources() + self.description.encode()).digest()
+        described = self.description.encode() + arithmetic.encode()
+        return hashlib.sha256(content + own_sources() + described).digest()
 
 
 def describe(
@@ -86,13 +93,13 @@ def describe(
     about: dict[str, Any] = {name: getattr(model_config, name) for name in _OF_BLOCKS}
     about |= {
         "architecture": info.architecture,
-        "arithmetic": str(info.numerics),
         "backends": _ADDRESS.sub("", str(form)),
         "block": (footprint.block_size, footprint.block_bytes),
         "code": _digest(file.path for file in files if file.path.suffix in _CODE),
         "config": _ADDRESS.sub("", str(described)),
         "dtype": info.dtype,
         "max_model_len": info.max_model_len,  # it chooses the factors of some rotary embeddings
+        "numerics": str(info.numerics),
         "packages": {name: _version(name) for name in _PACKAGES},
         "plugins": model_config.plugins,
         "rank": (parallel.tensor_rank, parallel.tensor_parallel_size, layers.start, layers.stop),

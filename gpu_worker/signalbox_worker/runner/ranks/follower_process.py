@@ -61,6 +61,7 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
     Meet,
     OpenAdapter,
     OpenBlocks,
+    OpenStore,
     ProfileRun,
     RankAddress,
     RemoveAdapter,
@@ -230,7 +231,7 @@ def _calls_of(shard: LocalRunner, start: Start) -> Calls:
     description, transfers = describe_rank(start, shard.executor.layers), shard.transfers
 
     def profile(_: ProfileRun) -> WorkerCapacity:
-        return replace(shard.profile(), ranks=(description,))
+        return replace(shard.measure(), ranks=(description,))
 
     def init_cache_engine(sizes: InitCacheEngine) -> CacheReady:
         shard.init_cache_engine(**sizes._asdict())
@@ -244,6 +245,7 @@ def _calls_of(shard: LocalRunner, start: Start) -> Calls:
 
     return {
         ProfileRun: profile,
+        OpenStore: lambda of: shard.open_store(of.arithmetic),
         InitCacheEngine: init_cache_engine,
         Step: apply,
         Settlement: shard.settle,

@@ -2,8 +2,10 @@
 
 import socket
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from signalbox_contract.model import WorkerRank
+from signalbox_contract.model import StoreCapacity, WorkerRank
 from signalbox_contract.startup import (
     ReportProgress,
     StartupPhase,
@@ -15,11 +17,13 @@ from signalbox_worker.config import DeviceConfig, ModelError
 from signalbox_worker.device.keys import Keys
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.stage_layers import StageLayers
+from signalbox_worker.kv.store.late_store import LateStore
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.runner.draft_model.draft_model import load_draft_model, open_draft_model
 from signalbox_worker.runner.executors.executor import Executor
+from signalbox_worker.runner.loading.block_content import BlockContent
 from signalbox_worker.runner.loading.layer_partition import stage_layers
 from signalbox_worker.runner.loading.model_source import naming
 from signalbox_worker.runner.loading.opened_model import (
@@ -116,7 +120,8 @@ def _has_store(config: RunnerConfig) -> bool:
 
 
 def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
-    """Opens the store that the settings name: each rank has one of its own, for its blocks alone.
+    """Returns the store that the settings name: each rank has one of its own, for its blocks alone.
+    It opens once the arithmetic of the worker is known.
 
     Raises FolderError, SecretFileError or OSError.
     """
@@ -127,20 +132,27 @@ def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
         shared = SharedTier(
             config.shared,
             block_bytes=content.block_bytes,
-            identify=content.identity,
             num_ranks=num_ranks,
         )
-        return StoreThreads(shared, shared.capacity)
+        return _opened_later(shared, shared.capacity, content)
     from signalbox_worker.kv.disk.disk_tier import DiskTier  # others load no SQLite
 
     disk = DiskTier(
         config.disk,
         block_bytes=content.block_bytes,
         model=served.model.name,
-        identify=content.identity,
         num_ranks=num_ranks,
     )
-    return StoreThreads(disk, disk.capacity)
+    return _opened_later(disk, disk.capacity, content)
+
+
+def _opened_later(
+    store: LateStore[Any], capacity: StoreCapacity, content: BlockContent
+) -> StoreThreads:
+    def open_for(arithmetic: str) -> None:
+        store.start(partial(content.identity, arithmetic))
+
+    return StoreThreads(store, capacity, open_for=open_for)
 
 
 def describe_rank(start: Start, layers: StageLayers) -> WorkerRank:

@@ -40,6 +40,7 @@ from signalbox_worker.runner.ranks.service.rank_messages import (
     CacheReady,
     InitCacheEngine,
     Loaded,
+    OpenStore,
     ProfileRun,
     RemoveAdapter,
     Start,
@@ -157,7 +158,7 @@ class RankedRunner(Runner):
     def profile(self) -> WorkerCapacity:
         """Measures all ranks at once; returns what fits on each of them."""
         self._others.send(ProfileRun())
-        own = self._here(self._own.profile)
+        own = self._here(self._own.measure)
         everywhere = [own, *self._others.answers(WorkerCapacity)]
         if len({one.block_size for one in everywhere}) > 1:
             raise ValueError(
@@ -165,6 +166,9 @@ class RankedRunner(Runner):
                 "as attention_backend"
             )
         self._share_bytes = tuple(one.block_bytes for one in everywhere)
+        arithmetic = _arithmetic([one.arithmetic for one in everywhere])
+        self._others.send(OpenStore(arithmetic))
+        self._here(partial(self._own.open_store, arithmetic))
         num_stages = self._parallel.pipeline_parallel_size
         return replace(
             own,
@@ -175,7 +179,7 @@ class RankedRunner(Runner):
             prefill_tokens_per_s=min(one.prefill_tokens_per_s for one in everywhere),
             store=_slowest(everywhere),
             block_format=format_of_ranks([one.block_format for one in everywhere]),
-            arithmetic=_arithmetic([one.arithmetic for one in everywhere]),
+            arithmetic=arithmetic,
             max_steps_in_flight=num_stages + 1 if num_stages > 1 else own.max_steps_in_flight,
             ranks=(self._description, *(rank for one in everywhere[1:] for rank in one.ranks)),
         )

@@ -38,7 +38,8 @@ def opened(
 ) -> Iterator[DiskTier]:
     """Yields a tier; afterwards none of its threads is left."""
     config = DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25, kv_disk_daily_writes=daily_writes)
-    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=how, num_ranks=num_ranks)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", num_ranks=num_ranks)
+    tier.start(how)
     try:
         yield tier
     finally:

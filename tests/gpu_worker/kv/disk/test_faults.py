@@ -168,7 +168,8 @@ def opened_tier(disk: Path) -> Iterator[DiskTier]:
         return IDENTITY
 
     config = DiskConfig(kv_disk=disk / "kv", kv_disk_space=0.25)
-    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", identify=identify)
+    tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m")
+    tier.start(identify)
     try:
         assert tier.opened.wait(EVENT_S)
         yield tier

@@ -53,7 +53,8 @@ def opened(
     """Yields a tier; afterwards none of its threads is left."""
     key = write_secret(path / "key", SECRET)
     config = SharedConfig(kv_store=url, kv_store_key=key)
-    tier = SharedTier(config, block_bytes=BLOCK_BYTES, identify=how)
+    tier = SharedTier(config, block_bytes=BLOCK_BYTES)
+    tier.start(how)
     try:
         yield tier
     finally:
@@ -82,7 +83,8 @@ from signalbox_worker.kv.shared.shared_tier import SharedTier
 from tests.gpu_worker.kv.shared.redis_servers import BLOCK_BYTES, IDENTITY, write
 
 config = SharedConfig(kv_store=sys.argv[1], kv_store_key=Path(sys.argv[2]))
-tier = SharedTier(config, block_bytes=BLOCK_BYTES, identify=lambda *_: IDENTITY)
+tier = SharedTier(config, block_bytes=BLOCK_BYTES)
+tier.start(lambda *_: IDENTITY)
 assert tier.opened.wait(60)
 assert write(tier, 1, 2) == [True, True]
 tier.close()

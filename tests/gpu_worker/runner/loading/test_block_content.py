@@ -45,7 +45,7 @@ def test_blocks_belong_to_the_sources_that_were_there_when_the_model_was_loaded(
         CONTENT.format_of(CAPACITY)
         (tmp_path / "module.py").write_text(text)
         with ThreadPoolExecutor() as thread:  # whose priority it lowers
-            identities.append(thread.submit(CONTENT.identity, {}, lambda: False).result())
+            identities.append(thread.submit(CONTENT.identity, "", {}, lambda: False).result())
     block_content.own_sources.cache_clear()
     assert identities[0] == identities[1]
 

@@ -21,6 +21,7 @@ from signalbox_contract.sections.store_moves import (
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.kv.store.late_store import LateStore
 from signalbox_worker.kv.store_config import STORE_WRITE_BYTES_PER_S, DiskConfig, SharedConfig
+from signalbox_worker.runner.native.executor import NativeExecutor
 from signalbox_worker.runner.ranks.service.rank_messages import Start
 from tests.gpu_worker.kv.shared import redis_servers
 from tests.gpu_worker.kv.shared.redis_servers import needs_redis
@@ -171,6 +172,28 @@ def test_ranks_of_another_number_find_nothing(model: Path, tmp_path: Path) -> No
     with serving(model, tmp_path, 1, 2) as ranks:
         ranks.await_open()
         assert ranks.done(Find, 1) == 0
+
+
+def test_blocks_of_ranks_of_which_one_computed_other_bits_are_not_found(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(model, tmp_path) as ranks:
+        ranks.await_open()
+        assert ranks.done(Store, 1) == 1
+    with monkeypatch.context() as patch:
+        digest_of = NativeExecutor.arithmetic
+
+        def digest_of_other_bits(self: NativeExecutor, *, max_num_tokens: int) -> str:
+            digest = digest_of(self, max_num_tokens=max_num_tokens)
+            return digest if self._draws else digest[::-1]
+
+        patch.setattr(NativeExecutor, "arithmetic", digest_of_other_bits)
+        with serving(model, tmp_path) as ranks:
+            ranks.await_open()
+            assert found_on_each(ranks, 1) == [0, 0]
+    with serving(model, tmp_path) as ranks:
+        ranks.await_open()
+        assert found_on_each(ranks, 1) == [1, 1]
 
 
 @pytest.mark.parametrize("lacking", [0, 1])

@@ -69,6 +69,14 @@ class ProfileRun(NamedTuple):
     """Command to run the largest step; answered with `WorkerCapacity`."""
 
 
+class OpenStore(NamedTuple):
+    """Command to open the store of the rank, if it has one; comes once, after `ProfileRun`; not
+    answered."""
+
+    arithmetic: str
+    """Digest of all ranks together, as in `WorkerCapacity`."""
+
+
 class InitCacheEngine(NamedTuple):
     """Command to allocate both pools, dropping what was there; answered with `CacheReady`."""
 
@@ -157,6 +165,7 @@ Command = (
     Meet
     | Start
     | ProfileRun
+    | OpenStore
     | InitCacheEngine
     | Sync
     | AskMoves
