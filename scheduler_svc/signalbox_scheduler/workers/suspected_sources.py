@@ -10,6 +10,9 @@ these may be wrong. The second finding of one source within ten minutes takes th
 
 If another worker computed the audit, either of the two may be wrong. The one with more findings is
 suspected; if both have as many, the one that computed the answer.
+
+A worker that has left or drains already is not taken out of use again; its findings still count if
+it joins again.
 """
 
 import logging
@@ -106,7 +109,7 @@ class SuspectedSources:
         if finding.suspect == SHARED:
             readers = {SHARED: list(self._step_loops)}
         for name, loops in readers.items():
-            if self._count(Suspect.STORE, name) < ENOUGH:
+            if self._count(Suspect.STORE, name) < ENOUGH or not loops:
                 continue
             for loop in loops:
                 loop.scheduler.state.connector.avoid_store()
@@ -114,7 +117,7 @@ class SuspectedSources:
             self._avoided(Suspect.STORE, name, "it is not read until `signalbox cache clear`")
 
     def _suspect_peer(self, worker: str) -> None:
-        if self._count(Suspect.PEER, worker) < ENOUGH:
+        if self._count(Suspect.PEER, worker) < ENOUGH or not self._loops_of(worker):
             return
         self._peers.avoid(worker)
         for loop in self._step_loops:
@@ -128,10 +131,13 @@ class SuspectedSources:
         self._worker_records.count(self._worker_records.loss_of(worker))
         if counts[worker] < ENOUGH:
             return
-        if all(loop.is_draining or loop.worker_name == worker for loop in self._step_loops):
+        loops = [loop for loop in self._loops_of(worker) if not loop.is_draining]
+        if not loops:
+            return
+        if all(loop.is_draining or loop in loops for loop in self._step_loops):
             _tell(Suspect.WORKER, worker, "it still serves, as the only worker: restart it")
             return
-        for loop in self._loops_of(worker):
+        for loop in loops:
             self._drain(loop)
         self._avoided(Suspect.WORKER, worker, "it drains")
 

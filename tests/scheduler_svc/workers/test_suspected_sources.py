@@ -138,6 +138,31 @@ def test_the_second_finding_drains_a_worker_and_puts_it_on_record(source: AuditS
     assert case.num_avoided == {"worker": 1}
 
 
+@pytest.mark.parametrize(
+    ("source", "store"),
+    [(AuditSource.WORKER, ""), (AuditSource.PEER, ""), (AuditSource.STORE, "disk")],
+)
+def test_a_worker_that_has_left_is_not_taken_out_of_use(source: AuditSource, store: str) -> None:
+    case = Suspected(3, store=store)
+    suspect = "disk" if store else "w0:1"
+    case.find(source, suspect)
+    case.cluster.leave(case.cluster.step_loops[0])
+    case.find(source, suspect)
+    assert case.draining == [False, False]
+    assert not case.num_avoided
+    case.join(0, store)
+    case.find(source, suspect)
+    assert sum(case.num_avoided.values()) == 1, "it has two findings before"
+
+
+def test_a_worker_is_drained_once() -> None:
+    case = Suspected()
+    for _ in range(5):
+        case.find(AuditSource.WORKER)
+    assert case.draining == [True, False]
+    assert case.num_avoided == {"worker": 1}
+
+
 def test_the_last_worker_goes_on() -> None:
     case = Suspected(1)
     for _ in range(3):
