@@ -248,7 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for group in self.groups:
             if group not in live:
                 self.audits.ended(group, self.now)
-        assert not self.audits.log.findings
+        assert not self.audits.log.num_different
 
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
@@ -408,7 +408,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         log = self.audits.log
         num_over = log.num_equal + sum(log.num_dropped.values())
         assert num_over <= log.num_chosen
-        assert not log.findings
+        assert not log.num_different
 
     def assert_output(self, group: SequenceGroup) -> None:
         assert group.failure is None

@@ -1,7 +1,7 @@
-"""Results of audits: counts, and the last differences between answers and their audits."""
+"""Results of audits: counts, and the differences between answers and their audits."""
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,8 +11,6 @@ from signalbox_rpc.metrics.sample import Sample, counter, counters
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 logger = logging.getLogger(__name__)
-
-MAX_FINDINGS = 64
 
 
 class AuditSource(StrEnum):
@@ -112,7 +110,7 @@ class AuditEnd(NamedTuple):
 
 @dataclass(slots=True)
 class AuditLog:
-    """Counts of the audits of all workers, since the scheduler started, and the last findings."""
+    """Counts of the audits of all workers, since the scheduler started."""
 
     num_chosen: int = 0
     """Requests that were chosen at their admission."""
@@ -124,8 +122,6 @@ class AuditLog:
     """Tokens that were compared."""
     seconds: float = 0.0
     """Time of the steps of audits."""
-    findings: deque[AuditFinding] = field(default_factory=lambda: deque(maxlen=MAX_FINDINGS))
-    """The newest ones. Each contains two tokens of a request."""
     listeners: list[Callable[[AuditFinding], None]] = field(default_factory=list)
     """Called with each finding."""
     end_listeners: list[Callable[[AuditEnd], None]] = field(default_factory=list)
@@ -165,7 +161,6 @@ class AuditLog:
     def _report(self, finding: AuditFinding) -> None:
         """Counts and logs a difference, without content, and tells listeners."""
         self.num_different[finding.source] += 1
-        self.findings.append(finding)
         logger.error(
             "an audit differs: request %(request_id)s, branch %(branch)d, output token"
             " %(position)d, %(what)s, logit %(answered)08x in the answer of %(answered_by)s and"

@@ -8,9 +8,7 @@ its drafts, so that a step compares many tokens.
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Values
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from signalbox_contract.step_result import StepResult
 from signalbox_scheduler.audits.finding import (
@@ -21,19 +19,19 @@ from signalbox_scheduler.audits.finding import (
     TokenBits,
 )
 from signalbox_scheduler.audits.pace import Allowance, Pace
-from signalbox_scheduler.audits.record import (
-    AuditedBranch,
-    AuditRecord,
-    float_bits,
-    make_sequence,
+from signalbox_scheduler.audits.record import AuditRecord, make_sequence
+from signalbox_scheduler.audits.running_audit import (
+    AuditTurn,
+    AuditUse,
+    RunningAudit,
+    keep_logits,
+    take_draws,
 )
 from signalbox_scheduler.kv.block_allocator import AllocStatus, HoldKind
 from signalbox_scheduler.kv.table_hold import TableHold
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.planning.scheduler_state import SchedulerState
 from signalbox_scheduler.planning.step_audits import StepAudits
-from signalbox_scheduler.requests.sequence_group import Sequence
-from signalbox_scheduler.results.drawn_tokens import DrawnTokens
 
 WITHOUT_DRAFTS = 10
 """One of so many audits draws token by token, without drafts."""
@@ -41,42 +39,6 @@ POLL_SLACK_S = 0.001
 """Added to the time at which an audit may begin, so that the driver does not poll too early."""
 MAX_WAITING = 16
 """Most waiting requests whose blocks are summed up; an audit is dropped if more of them wait."""
-
-
-@dataclass(slots=True)
-class AuditUse:
-    """Tokens that an audit has compared so far, and the time of its steps, over all branches."""
-
-    num_tokens: int = 0
-    seconds: float = 0.0
-
-
-class AuditTurn(NamedTuple):
-    """One branch of an answer. An audit computes them one after another."""
-
-    record: AuditRecord
-    place: int
-    """Index of the branch in the record."""
-    uses_drafts: bool
-    use: AuditUse
-
-    @property
-    def branch(self) -> AuditedBranch:
-        return self.record.branches[self.place]
-
-    @property
-    def is_last(self) -> bool:
-        return self.place + 1 == len(self.record.branches)
-
-
-@dataclass(slots=True)
-class RunningAudit:
-    """A branch that is being computed again."""
-
-    turn: AuditTurn
-    seq: Sequence
-    hold: TableHold
-    """Owns the blocks of the sequence."""
 
 
 class Records(Protocol):
@@ -239,90 +201,37 @@ class WorkerAudits(StepAudits):
     # Answers
 
     def record(self, plan: StepPlan, result: StepResult) -> None:
-        assert result.draw_logits is not None, "else there is nothing to keep"
-        drawn, logits = DrawnTokens(plan, result), result.draw_logits.tolist()
-        for i, seq in enumerate(plan.seqs):
-            group = seq.group
-            if group.logits is None or not plan.num_samples[i] or seq.seq_id in result.failures:
-                continue
-            if self.name not in group.logits.workers:
-                group.logits.workers.append(self.name)
-            if plan.num_samples[i] == 1:
-                _keep(seq, logits, drawn.run(i))
-                continue
-            for branch, row in zip(group.sequences, drawn.rows(i), strict=False):  # of a fork
-                _keep(branch, logits, range(row, row + 1))
+        keep_logits(plan, result, worker=self.name)
 
     def compare(self, plan: StepPlan, result: StepResult, now: float, *, seconds: float) -> None:
-        (seq,), (num_new_tokens,) = plan.seqs, plan.num_new_tokens
-        num_drafts, draws = plan.num_drafts.get(0, 0), plan.num_samples[0] > 0
+        num_rows = plan.num_new_tokens[0] + plan.num_drafts.get(0, 0)
         self._allowance.spend(seconds)
         self._log.seconds += seconds
-        self._pace.observe(num_new_tokens + num_drafts, seconds, now)
-        drawn = DrawnTokens(plan, result)
-        run = drawn.run(0) if draws else range(0)
-        num_accepted = max(0, len(run) - 1)
-        seq.apply_result(
-            num_new_tokens, draws=draws, num_drafts=num_drafts, num_accepted=num_accepted
-        )
-        audit, logits = self._audit, _logits_of(result, run)
-        if audit is None or audit.seq is not seq:
+        self._pace.observe(num_rows, seconds, now)
+        audit, draws = self._audit, take_draws(plan, result)
+        if audit is None or audit.seq is not plan.seqs[0]:
             self._release_dropped()
-        elif seq.seq_id in result.failures or len(logits) < len(run):
+        elif draws is None:
             self._drop(DropReason.FAILED)
         else:
             audit.turn.use.seconds += seconds
-            token_ids = drawn.token_ids(run)
-            seq.append(token_ids)
-            self._state.blocks.cache_blocks(seq)  # frees what is behind windows
-            self._compare(audit, list(map(TokenBits, token_ids, float_bits(logits))), now)
+            self._compare(audit, draws, now)
             if self._audit is audit and self._pace.is_too_slow(now):
                 self._drop(DropReason.SLOW)
 
     def _compare(self, audit: RunningAudit, draws: list[TokenBits], now: float) -> None:
         """Compares a run of draws with the answer; the first difference ends the audit."""
-        branch, num_known = audit.turn.branch, len(audit.seq.output_token_ids)
-        start = num_known - len(draws)
-        known = map(
-            TokenBits, branch.token_ids[start:num_known], branch.logit_bits[start:num_known]
-        )
-        for position, (audited, answered) in enumerate(zip(draws, known, strict=True), start):
-            self._log.num_tokens += 1
-            audit.turn.use.num_tokens += 1
-            if audited != answered:
-                self._end(audit, now, self._finding(audit, position, audited, answered, now))
-                return
-        if num_known < len(branch.token_ids):
-            return
-        if audit.turn.is_last:
-            self._end(audit, now)
-            return
-        self._audit = None
-        self._release(audit)
-        self._next = audit.turn._replace(place=audit.turn.place + 1)
-
-    def _finding(
-        self,
-        audit: RunningAudit,
-        position: int,
-        audited: TokenBits,
-        answered: TokenBits,
-        now: float,
-    ) -> AuditFinding:
-        record = audit.turn.record
-        return AuditFinding(
-            request_id=record.group.request_id,
-            branch=audit.turn.branch.branch,
-            position=position,
-            answered=answered,
-            audited=audited,
-            answered_by=record.workers,
-            audited_by=self.name,
-            source=record.origin.source,
-            suspect=record.origin.suspect,
-            history=record.origin.history,
-            at=now,
-        )
+        use = audit.turn.use
+        num_compared = use.num_tokens
+        finding = audit.compare(draws, now, worker=self.name)
+        self._log.num_tokens += use.num_tokens - num_compared
+        self._state.blocks.cache_blocks(audit.seq)  # frees what is behind windows
+        if finding is not None or (audit.is_complete and audit.turn.is_last):
+            self._end(audit, now, finding)
+        elif audit.is_complete:
+            self._audit = None
+            self._release(audit)
+            self._next = audit.turn.next
 
     # Ending
 
@@ -367,18 +276,3 @@ class WorkerAudits(StepAudits):
         for audit in filter(None, (self._audit, self._dropped)):
             assert not any(map(self._state.blocks.gpu.is_shared, audit.hold.blocks))
             assert not audit.seq.num_cached_blocks
-
-
-def _keep(seq: Sequence, logits: Values[float], run: range) -> None:
-    """Keeps the logits of the accepted tokens of a run."""
-    if seq.group.logits is not None:
-        num_known = len(seq.output_token_ids)
-        seq.group.logits.add(seq.branch, logits[run.start : run.stop], num_known=num_known)
-
-
-def _logits_of(result: StepResult, run: range) -> Values[float]:
-    """Returns the logits of a run; none if one of them is missing."""
-    if result.draw_logits is None:
-        return []
-    logits = result.draw_logits.tolist()[run.start : run.stop]
-    return [] if any(map(math.isnan, logits)) else logits

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -44,6 +44,8 @@ class FaultyPair:
     num_asked: int = 0
     is_asking: bool = False
     """True while no audit begins, so that none is dropped for the blocks of a request."""
+    found: list[AuditFinding] = field(default_factory=list)
+    """Findings that `findings` has not returned yet."""
 
     @property
     def serving(self) -> Scheduler:
@@ -71,8 +73,7 @@ class FaultyPair:
             lambda: log.num_chosen == log.num_equal + sum(one.total() for one in counts)
         )
         assert not +log.num_dropped, log.num_dropped
-        found = list(log.findings)
-        log.findings.clear()
+        found, self.found = self.found, []
         return found
 
     @property
@@ -160,5 +161,6 @@ async def faulty_pair(
                 return None if pair.is_asking else find(self, *asked)
 
             monkeypatch.setattr(SampledAudits, "find", find_later)
-            pair.log.listeners.clear()  # they would take the worker out of use
+            # Others would take the worker out of use.
+            pair.log.listeners[:] = [lambda finding: pair.found.append(finding)]
             yield pair

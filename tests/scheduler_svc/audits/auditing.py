@@ -6,7 +6,7 @@ import pytest
 
 from signalbox_contract.step import NewSequence
 from signalbox_scheduler.audits import choice
-from signalbox_scheduler.audits.finding import AuditLog
+from signalbox_scheduler.audits.finding import AuditFinding, AuditLog
 from signalbox_scheduler.planning.plan import StepPlan
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.workers.cluster import Cluster
@@ -34,6 +34,8 @@ class Auditing:
         """Plans that were sent, with the name of the worker."""
         self.new: list[NewSequence] = []
         """Sequences that audits have sent in full."""
+        self.findings: list[AuditFinding] = []
+        self.log.listeners.append(self.findings.append)
         self._monkeypatch = monkeypatch
         self._num_requests = 0
 
@@ -83,7 +85,7 @@ class Auditing:
         return list(dict.fromkeys(name for name, plan in self.plans if plan.is_audit))
 
     def assert_all_equal(self, number: int) -> None:
-        assert (self.log.num_equal, list(self.log.findings)) == (number, [])
+        assert (self.log.num_equal, self.findings) == (number, [])
         assert self.log.num_chosen == number
         self.assert_idle()
 

@@ -70,7 +70,7 @@ def test_audits_take_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) ->
     most_s = 12 * 0.01  # of one audit
     assert 0.01 * loop.now <= auditing.log.seconds <= 0.02 * loop.now + most_s
     assert auditing.log.num_equal > 5
-    assert not auditing.log.findings
+    assert not auditing.findings
 
 
 def test_a_driver_is_woken_when_an_audit_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ def is_found(auditing: Auditing, loop: Loop, worker: FaultyWorker, seed: int) ->
     rng, log = random.Random(f"faults {seed}"), auditing.log
     assert isinstance(auditing.cluster.audits, SampledAudits)
     auditing.cluster.audits._random.seed(seed)
-    log.findings.clear()
+    auditing.findings.clear()
     ends_at = log.num_chosen + NUM_AUDITS
-    while log.num_chosen < ends_at and not log.findings:
+    while log.num_chosen < ends_at and not auditing.findings:
         group = auditing.add([seed % VOCAB_SIZE], max_tokens=1)
         worker.is_faulty = rng.random() < SHARE_MET
         while not group.is_finished:
@@ -42,8 +42,8 @@ def is_found(auditing: Auditing, loop: Loop, worker: FaultyWorker, seed: int) ->
         has_met, worker.is_faulty = worker.is_faulty, False
         while turn(auditing.cluster, loop):
             pass
-        assert has_met or not log.findings
-    return bool(log.findings)
+        assert has_met or not auditing.findings
+    return bool(auditing.findings)
 
 
 @pytest.mark.slow
