@@ -44,6 +44,8 @@ class EndedSequence(NamedTuple):
     num_prompt: int
     owner: bytes
     """Name of the owner, as in `DraftAsk`."""
+    num_received: int
+    """Tokens that it came with: its prompt, and what was drawn before it was preempted or moved."""
 
 
 class Drafts(NamedTuple):

@@ -26,7 +26,7 @@ LEAST_MATCH = 4
 """Least number of newest tokens that must occur in a recent output, even if the settings say less:
 other answers mostly continue two or three equal tokens in another way."""
 CONTEXT = 16
-"""Prompt tokens that are kept before an output, so that its first tokens can be drafted."""
+"""Tokens that are kept before an output, or the rest of one, so that its first can be drafted."""
 _LEAST_TOKENS = 768
 """Room of an owner's first text; its index takes the least memory for three times a power of 2."""
 _END = -1
@@ -130,6 +130,6 @@ class RecentProposer(NoProposer):
         return Drafts(token_ids, DraftSource.RECENT, found.num_matched)
 
     def learn(self, ended: EndedSequence) -> None:
-        if ended.owner and len(ended.token_ids) > ended.num_prompt:
-            first = max(0, ended.num_prompt - CONTEXT)
+        if ended.owner and len(ended.token_ids) > ended.num_received:
+            first = max(0, ended.num_received - CONTEXT)
             self._outputs.add(ended.owner, ended.token_ids[first:])

@@ -104,11 +104,12 @@ class CheckpointModel(RunnerModel):
         def execute(batch: Batch) -> None:
             with_one_block(lambda: executor.execute_alone(batch))
 
+        max_draft_tokens = most_drafts(self.speculation, executor, config.parallel)
         footprint = replace(
             executor.footprint,
             graphs_bytes=with_one_block(executor.measure_graphs),
-            draft_model_bytes=self._draft_model_bytes,
-            max_draft_tokens=most_drafts(self.speculation, executor, config.parallel),
+            drafts_bytes=self._draft_model_bytes + self._recent_bytes(max_draft_tokens),
+            max_draft_tokens=max_draft_tokens,
         )
         capacity = measure_capacity(
             config.cache,
@@ -123,6 +124,11 @@ class CheckpointModel(RunnerModel):
             block_format=self.block_content().format_of(capacity),
             arithmetic=executor.arithmetic(max_num_tokens=capacity.max_num_batched_tokens),
         )
+
+    def _recent_bytes(self, max_draft_tokens: int) -> int:
+        """Returns the memory of recent outputs, which rank 0 keeps."""
+        is_kept = max_draft_tokens and self._config.parallel.rank == 0
+        return self.speculation.recent_bytes if is_kept else 0
 
     def block_content(self) -> BlockContent:
         """Returns what KV blocks depend on beside their tokens."""

@@ -33,10 +33,13 @@ def root_hash(*, tenant: str, cache_salt: str, adapter: str = "") -> BlockHash:
     return hashlib.blake2b(salted, digest_size=HASH_BYTES, person=b"root").digest()
 
 
-def owner_of(request: Request, *, epoch: int) -> bytes:
+def owner_of(request: Request, *, epoch: int, num_clears: int) -> bytes:
     """Returns the name that a lease has for the requests of one tenant, salt and adapter. It does
-    not tell what it stands for."""
-    key = epoch.to_bytes(8, "little")
+    not tell what it stands for.
+
+    Args: num_clears: of the caches, since nothing of before may be found behind a clear.
+    """
+    key = epoch.to_bytes(8, "little") + num_clears.to_bytes(8, "little")
     return hashlib.blake2b(
         _root_of(request), digest_size=HASH_BYTES, key=key, person=b"owner"
     ).digest()

@@ -50,6 +50,8 @@ class StepPlan:
     """Sequences of the decode batch that fill a block, or compute the last that they ever do."""
     new: list[int] = field(default_factory=list)
     """Indices of the sequences that are sent in full, ascending; the worker knows the others."""
+    num_clears: int = 0
+    """Clears of the caches before it, if it has new sequences; see `owner_of`."""
     decode_ids: Column = _NO_IDS
     """Ids of the first sequences, those of the decode batch, which many steps have in common."""
     patches: list[TablePatch] = field(default_factory=list)
@@ -195,7 +197,9 @@ class StepPlan:
                     adapter=group.request.adapter,
                     prediction=predictions.get(group, ()),
                     returns_logits=group.logits is not None,
-                    owner=owner_of(group.request, epoch=epoch) if shares_drafts else b"",
+                    owner=owner_of(group.request, epoch=epoch, num_clears=self.num_clears)
+                    if shares_drafts
+                    else b"",
                 )
             )
         return tuple(found)

@@ -22,6 +22,8 @@ class WorkerState:
         """New branches that are not sent yet, with their parents."""
         self.forget_seq_ids: list[int] = []
         """Sequences that the worker forgets with the next plan."""
+        self.num_clears = 0
+        """Clears of the caches; drafts come from no output of another request before the last."""
 
     def add(
         self, plan: StepPlan, seq: Sequence, num_new_tokens: int, *, num_drafts: int = 0
@@ -30,6 +32,7 @@ class WorkerState:
         draws = num_new_tokens == seq.num_remaining_tokens
         if not seq.is_on_worker:
             plan.new.append(len(plan.seqs))
+            plan.num_clears = self.num_clears
         if num_drafts:
             plan.num_drafts[len(plan.seqs)] = num_drafts
         plan.seqs.append(seq)

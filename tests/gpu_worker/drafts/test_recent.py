@@ -32,7 +32,7 @@ def array(token_ids: Sequence[int]) -> np.ndarray:
 
 
 def end(proposer: Proposer, output: Sequence[int], *, owner: bytes = b"a") -> None:
-    proposer.learn(EndedSequence(1, array([*PROMPT, *output]), len(PROMPT), owner))
+    proposer.learn(EndedSequence(1, array([*PROMPT, *output]), len(PROMPT), owner, len(PROMPT)))
     proposer.forget(1)
 
 
@@ -53,7 +53,7 @@ def test_what_followed_in_a_recent_output_is_expected_again() -> None:
 def test_an_output_is_expected_behind_the_end_of_its_prompt() -> None:
     proposer = make_recent()
     prompt = [*range(500, 500 + 2 * CONTEXT)]
-    proposer.learn(EndedSequence(1, array([*prompt, *OUTPUT]), len(prompt), b"a"))
+    proposer.learn(EndedSequence(1, array([*prompt, *OUTPUT]), len(prompt), b"a", len(prompt)))
     assert drafts(proposer, prompt) == OUTPUT[:8]
     assert drafts(proposer, prompt[:CONTEXT]) == []  # what lies further back is not kept
 
@@ -83,8 +83,20 @@ def test_what_has_no_owner_is_not_kept() -> None:
 
 def test_a_prompt_without_an_output_is_not_kept() -> None:
     proposer = make_recent()
-    proposer.learn(EndedSequence(1, array(OUTPUT), len(OUTPUT), b"a"))
+    proposer.learn(EndedSequence(1, array(OUTPUT), len(OUTPUT), b"a", len(OUTPUT)))
     assert drafts(proposer, OUTPUT[:8]) == []
+
+
+def test_a_sequence_that_comes_back_adds_only_what_it_drew_since() -> None:
+    proposer = make_recent()
+    tokens = array([*PROMPT, *OUTPUT])
+    num_before = len(PROMPT) + 25
+    proposer.learn(EndedSequence(1, tokens[:num_before], len(PROMPT), b"a", len(PROMPT)))
+    proposer.learn(EndedSequence(1, tokens, len(PROMPT), b"a", num_before))
+    assert drafts(proposer, [1, *OUTPUT[20:26]]) == OUTPUT[26:32]
+    assert drafts(proposer, [1, *OUTPUT[:6]]) == OUTPUT[6:12]
+    proposer.learn(EndedSequence(1, tokens, len(PROMPT), b"b", len(tokens)))
+    assert drafts(proposer, [1, *OUTPUT[:6]], owner=b"b") == []
 
 
 def test_the_owner_that_was_not_used_longest_goes_first() -> None:

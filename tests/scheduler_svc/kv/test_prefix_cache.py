@@ -106,12 +106,13 @@ def test_other_salts_and_tenants_find_nothing(other: dict[str, str]) -> None:
 def test_an_owner_is_a_tenant_a_salt_and_an_adapter_in_a_lease(other: dict[str, str]) -> None:
     own = {"tenant": "a", "cache_salt": "b", "adapter": "c"}
     request, again = make_request([1], **own).request, make_request([2, 3], **own).request
-    name = owner_of(request, epoch=7)
-    assert owner_of(again, epoch=7) == name
-    assert owner_of(make_request([1], **other).request, epoch=7) != name
-    assert owner_of(request, epoch=8) != name
+    name = owner_of(request, epoch=7, num_clears=0)
+    assert owner_of(again, epoch=7, num_clears=0) == name
+    assert owner_of(make_request([1], **other).request, epoch=7, num_clears=0) != name
+    assert owner_of(request, epoch=8, num_clears=0) != name
+    assert owner_of(request, epoch=7, num_clears=1) != name
     shifted = make_request([1], tenant="ab", cache_salt="", adapter="c").request
-    assert owner_of(shifted, epoch=7) != name
+    assert owner_of(shifted, epoch=7, num_clears=0) != name
 
 
 def test_payers_of_one_tenant_share_what_is_cached() -> None:

@@ -14,6 +14,7 @@ from signalbox_contract.updates import FinishReason
 from signalbox_rpc.metrics.sample import Sample
 from signalbox_scheduler.config import PreemptionMode
 from signalbox_scheduler.planning import plan as step_plan
+from signalbox_scheduler.planning.connector import nothing_waits
 from signalbox_scheduler.planning.mask_turns import USUAL_S
 from signalbox_scheduler.requests.sequence_group import Sequence, SequenceGroup
 from signalbox_scheduler.results.result_validation import find_fault
@@ -164,6 +165,13 @@ def test_a_step_names_the_owner_of_each_new_sequence_that_may_have_drafts() -> N
     assert len({same, salted, other, plain}) == 4
     assert not plain
     run(loop, groups)
+    loop.scheduler.clear_prefix_cache(None, nothing_waits)
+    group = submit(loop, [*PROMPT, 9], max_tokens=2, tenant="a")
+    loop.send()
+    (new,) = loop.scheduler.in_flight[-1].to_step(epoch=5).new
+    assert new.owner not in owners.values(), "else drafts came from outputs before the clear"
+    loop.answer()
+    run(loop, [group])
 
 
 def test_the_predictions_of_a_step_fit_its_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ class Footprint:
     """Bytes that graphs will take, which are not there yet."""
     adapters_bytes: int = 0
     """Bytes that are reserved for adapters, less those of adapters that are loaded."""
-    draft_model_bytes: int = 0
-    """Bytes that are reserved for the KV and the steps of a draft model."""
+    drafts_bytes: int = 0
+    """Bytes that are reserved for recent outputs, and for KV and steps of a draft model."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     """Groups of layers, each of which has blocks of `block_bytes`."""
     max_draft_tokens: int = 0
@@ -115,7 +115,7 @@ def measure_capacity(
     budget = _budget(
         cache_config,
         device,
-        activations + model.graphs_bytes + model.adapters_bytes + model.draft_model_bytes,
+        activations + model.graphs_bytes + model.adapters_bytes + model.drafts_bytes,
         share=share,
         others_bytes=model.others_bytes,
     )
@@ -252,7 +252,7 @@ def _budget(
     """Returns the bytes for this rank's KV cache; 0 if none are left.
 
     Args:
-        reserved: what steps, graphs, adapters and a draft model will take.
+        reserved: what steps, graphs, adapters and drafts will take.
     """
     if cache_config.kv_cache_bytes is not None:
         return int(cache_config.kv_cache_bytes * share.cache)
@@ -297,12 +297,12 @@ def _check(
     model: Footprint,
 ) -> None:
     beside, remedy = "", ""
-    reserved = model.adapters_bytes + model.draft_model_bytes
+    reserved = model.adapters_bytes + model.drafts_bytes
     if model.adapters_bytes:
         beside = f" beside {model.adapters_bytes >> 20} MiB for adapters"
         remedy = ", or lower max_cpu_loras or max_lora_rank"
-    if model.draft_model_bytes:
-        beside += f" beside {model.draft_model_bytes >> 20} MiB for the draft model"
+    if model.drafts_bytes:
+        beside += f" beside {model.drafts_bytes >> 20} MiB for drafts"
     if capacity.num_gpu_blocks < (least := model.least_blocks):
         setting = "kv_cache_memory" if device.type == "cpu" else "gpu_memory_utilization"
         what = "one KV block" if least == 1 else f"the {least} KV blocks of one sequence"

@@ -75,6 +75,7 @@ class Drafting:
             seq_id=seq_id,
             token_ids=rows.tokens[row, : rows.state["num_tokens"][row]],
             num_prompt=int(rows.state["num_prompt"][row]),
+            num_received=int(rows.state["num_received"][row]),
             owner=rows.owners[row],
         )
         self._call(partial(self._proposer.learn, ended))

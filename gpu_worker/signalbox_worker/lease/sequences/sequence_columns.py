@@ -29,6 +29,7 @@ _STATE = np.dtype(
         ("num_tokens", np.int64),
         ("num_computed", np.int64),
         ("num_prompt", np.int64),
+        ("num_received", np.int64),  # tokens that a sequence came with
         ("num_blocks", np.int64),
         ("num_samples", np.int64),
         ("branch", np.int64),
@@ -119,6 +120,7 @@ class SequenceRows:
             num_tokens,
             new.num_computed_tokens,
             new.num_prompt_tokens,
+            num_tokens,
             num_blocks,
             new.num_samples,
             new.branch,

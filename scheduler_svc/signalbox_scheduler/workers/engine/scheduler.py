@@ -177,13 +177,15 @@ class Scheduler:
         self.state.audits.drop()
         if not self.blocks.reset_prefix_cache():
             return False
+        self.state.worker_state.num_clears += 1
         self.state.connector.clear(None, nothing_waits)
         return True
 
     def clear_prefix_cache(
         self, tenant: str | None, on_cleared: OnCleared, mark: ClearMark | None = None
     ) -> None:
-        """Lets no cached prefix be found, also while requests run, and clears the store.
+        """Lets no cached prefix and no recent output be found, also while requests run, and clears
+        the store.
 
         What running requests compute from now on may be found again.
 
@@ -194,6 +196,7 @@ class Scheduler:
             mark: a store that has made this clear is left as it is.
         """
         self.forget_prefixes()
+        self.state.worker_state.num_clears += 1
         self.state.connector.clear(tenant, on_cleared, mark)
 
     def forget_prefixes(self) -> None:

@@ -133,6 +133,8 @@ def test_a_cache_that_does_not_fit_beside_the_adapters_of_all_ranks_is_refused(
     assert beside_none.num_gpu_blocks == beside_some.num_gpu_blocks  # what all sequences can use
     with pytest.raises(MemoryError, match=r"beside 50 MiB for adapters; .* lower max_cpu_loras"):
         measure(device, share=of_two, swap_space=0.0, adapters_bytes=50 * mib)
+    with pytest.raises(MemoryError, match=r"beside 50 MiB for drafts"):
+        measure(device, share=of_two, swap_space=0.0, drafts_bytes=50 * mib)
 
 
 def test_copies_are_as_fast_where_the_processor_is_often_another_process_s(

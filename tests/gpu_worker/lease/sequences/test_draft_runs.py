@@ -276,7 +276,10 @@ def test_what_leaves_is_learned_with_its_owner() -> None:
     table.append_tokens(draw(table.apply(make_step(2, finished=[1], new=[new])), 30))
     table.append_tokens(draw(table.apply(make_step(3, finished=[2]))))
     learned = [one._replace(token_ids=one.token_ids.tolist()) for one in proposals.learned]
-    assert learned == [(1, [*PROMPT, 20], len(PROMPT), b""), (2, [9, 9, 30], 2, b"x")]
+    assert learned == [
+        (1, [*PROMPT, 20], len(PROMPT), b"", len(PROMPT)),
+        (2, [9, 9, 30], 2, b"x", 2),
+    ]
 
 
 def test_a_sequence_that_had_no_drafts_is_offered_when_it_has_some() -> None:

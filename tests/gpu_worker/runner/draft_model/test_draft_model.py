@@ -121,6 +121,13 @@ def test_its_memory_is_bounded_reserved_and_reported(
     assert ours.weights - theirs.weights == draft.executor.weights_bytes > 0
 
 
+def test_recent_outputs_are_measured_too(native_tiny: Path) -> None:
+    most = SpeculationConfig(num_tokens=MOST, recent_bytes=1 << 50)
+    with pytest.raises(MemoryError, match="for drafts"):
+        load(native_tiny, speculation=most).profile()
+    load(native_tiny, speculation=replace(most, num_tokens=0)).profile()  # which keeps none
+
+
 def test_the_pool_is_no_larger_than_all_sequences_need(native_tiny: Path) -> None:
     runner = load(
         native_tiny, kv_cache_memory=1.0, max_num_seqs=2, speculation=drafted_by(native_tiny)
