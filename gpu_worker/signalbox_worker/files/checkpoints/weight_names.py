@@ -10,6 +10,8 @@ from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_worker.config import ModelError
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 
+FURTHER = "mtp."
+"""Beginning of the names of layers that predict further tokens, in Qwen's checkpoints."""
 _ROWS = 1024
 """Rows of tables that are compared at a time."""
 

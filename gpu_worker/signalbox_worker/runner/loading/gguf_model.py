@@ -106,12 +106,18 @@ class GGUFSource:
         return gguf_sizes(self._stored(), is_native=is_native)
 
     def stored(self) -> dict[str, StoredTensor]:
-        found = distinct_tensors(self._named())
+        return self._by_name(self._stored())
+
+    def further(self) -> dict[str, StoredTensor]:
+        return self._by_name(self._stored(is_further=True))
+
+    def _by_name(self, stored: Iterator[GGUFTensor]) -> dict[str, StoredTensor]:
+        found = distinct_tensors(self._named(stored))
         return with_todays_names(found, [self._config.family.architecture])
 
-    def _named(self) -> Iterator[tuple[str, str, StoredTensor]]:
+    def _named(self, chosen: Iterator[GGUFTensor]) -> Iterator[tuple[str, str, StoredTensor]]:
         """Yields the checkpoint's tensors, each with its name there and one in the file."""
-        family, tensors = self._config.family, {stored.name: stored for stored in self._stored()}
+        family, tensors = self._config.family, {stored.name: stored for stored in chosen}
         taken = set[str]()
         for name, join, names in family.joined(tensors):
             taken |= {*names}
@@ -129,9 +135,10 @@ class GGUFSource:
                 for renamed in family.renamed(stored.name, stored.shape, self._num_heads):
                     yield renamed.name, stored.name, _stored_tensor(stored, renamed)
 
-    def _stored(self) -> Iterator[GGUFTensor]:
+    def _stored(self, *, is_further: bool = False) -> Iterator[GGUFTensor]:
         tensors = with_factors(self._content.tensors, self._config.family.layer_names)
-        return (stored for stored in tensors if self._config.is_weight(stored.name))
+        is_taken = self._config.is_further if is_further else self._config.is_weight
+        return (stored for stored in tensors if is_taken(stored.name))
 
     def _num_heads(self, part: str) -> int:
         name = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"

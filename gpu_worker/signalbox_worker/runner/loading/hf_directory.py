@@ -15,7 +15,7 @@ from signalbox_worker.files.checkpoints.quantised_matrices import with_matrices
 from signalbox_worker.files.checkpoints.safetensors_file import stored_safetensors
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
 from signalbox_worker.files.checkpoints.text_part import MULTIMODAL, TextTensors, text_part
-from signalbox_worker.files.checkpoints.weight_names import distinct_tensors
+from signalbox_worker.files.checkpoints.weight_names import FURTHER, distinct_tensors
 from signalbox_worker.files.checkpoints.weight_sizes import WeightSizes, directory_sizes
 from signalbox_worker.files.hub.weight_file_names import (
     INDEX,
@@ -82,13 +82,21 @@ class DirectorySource:
         return [self._path / "config.json", *self.shards()]
 
     def stored(self) -> dict[str, StoredTensor]:
+        return self._of_text(self._of_all_parts())
+
+    def further(self) -> dict[str, StoredTensor]:
+        """Qwen's lie beside the text part, too."""
+        found = self._of_all_parts()
+        return {name: tensor for name, tensor in found.items() if name.startswith(FURTHER)}
+
+    def _of_all_parts(self) -> dict[str, StoredTensor]:
         found = distinct_tensors(
             (_renamed(name), f"{name} of {shard.name}", tensor)
             for shard in self.shards()
             for name, tensor in _stored_in(shard)
         )
         found = with_todays_names(found, self.config.get("architectures") or ())
-        return self._of_text(with_matrices(found, quantised_checkpoint(self.config)))
+        return with_matrices(found, quantised_checkpoint(self.config))
 
     def _of_text(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns the tensors of the text part, by their names in a model of text alone."""

@@ -63,6 +63,10 @@ class ModelSource(Protocol):
         """Returns every tensor by its Hugging Face name, read when it is asked for."""
         ...
 
+    def further(self) -> dict[str, StoredTensor]:
+        """Returns the tensors of layers that predict further tokens, if `stored` lacks them."""
+        ...
+
     def tokenizer_files(self) -> dict[str, bytes]:
         """Returns tokenizer.json and tokenizer_config.json."""
         ...

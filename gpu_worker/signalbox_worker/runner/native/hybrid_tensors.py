@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 
 from signalbox_kernels.floats import AnyArray, to_float32
 from signalbox_worker.files.checkpoints.stored_tensor import StoredTensor
-from signalbox_worker.files.checkpoints.weight_names import check_shape, distinct_tensors
+from signalbox_worker.files.checkpoints.weight_names import (
+    FURTHER,
+    check_shape,
+    distinct_tensors,
+)
 from signalbox_worker.models.decoder_config import DecoderConfig
 from signalbox_worker.models.mixture_config import MoeConfig
 from signalbox_worker.models.recurrence import DeltaRule
@@ -88,7 +92,7 @@ def with_native_names(
 
     def renamed() -> Iterator[tuple[str, str, StoredTensor]]:
         for theirs, tensor in stored.items():
-            if theirs.startswith("mtp."):  # layers that predict further tokens
+            if theirs.startswith(FURTHER):
                 continue
             name = theirs
             for pattern, own in rules.items():

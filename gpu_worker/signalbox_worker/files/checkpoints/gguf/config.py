@@ -64,9 +64,12 @@ class GGUFConfig:
     def is_weight(self, tensor: str) -> bool:
         """Says whether a tensor belongs to the model: neither to the configuration, nor to layers
         that predict further tokens."""
+        return tensor not in _PARTS_OF_CONFIG and not self.is_further(tensor)
+
+    def is_further(self, tensor: str) -> bool:
+        """Says whether a tensor belongs to a layer that predicts further tokens."""
         layer = _LAYER.match(tensor)
-        is_further = layer is not None and int(layer[1]) >= self._num_layers()
-        return tensor not in _PARTS_OF_CONFIG and not is_further
+        return layer is not None and int(layer[1]) >= self._num_layers()
 
     def config(self) -> Mapping[str, Any]:
         """Raises ModelError for a field that is not served, or not known."""
