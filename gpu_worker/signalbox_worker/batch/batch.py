@@ -42,6 +42,8 @@ class Batch:
     """[B, max_blocks * G], rows of a block of each group, padded with 0 past each sequence's
     blocks."""
     rows: SampleRows
+    seq_ids: Int64Array | None = None
+    """[B], id of each sequence; None on another rank, and in batches that are no step's."""
     prompt_rows: PromptRows | None = None
     """None if no request asks for log probabilities of the prompt tokens computed here."""
     fed_from: Int64Array | None = None

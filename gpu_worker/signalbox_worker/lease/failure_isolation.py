@@ -171,6 +171,7 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
         context_lens=positions[query_start[1:] - 1] + 1,
         block_tables=batch.block_tables[first:last],
         rows=rows,
+        seq_ids=None if batch.seq_ids is None else batch.seq_ids[first:last],
         prompt_rows=_prompt_part(batch, start, stop, first_seq=first),
         adapters=None if batch.adapters is None else batch.adapters[start:stop],
         token_types=None if batch.token_types is None else batch.token_types[start:stop],

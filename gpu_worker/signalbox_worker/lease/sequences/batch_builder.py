@@ -205,6 +205,7 @@ def build(planned: PlannedBatch, rows: SequenceRows, *, limits: Limits) -> Batch
         context_lens=context_lens,
         block_tables=rows.block_tables[planned.rows, :width],
         rows=draws,
+        seq_ids=planned.seq_ids,
         prompt_rows=prompt_rows,
         fed_from=fed_from,
         complete_rows=add_rules,

@@ -4,7 +4,8 @@ The description is the one that PyTorch's model is built of; the weights come by
 Hugging Face's checkpoints.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from signalbox_kernels.group import Group
 from signalbox_kernels.native import best_isa
 from signalbox_kernels.program import Program
 from signalbox_kernels.program_builder import ProgramBuilder
-from signalbox_kernels.storage import Matrix
+from signalbox_kernels.storage import Matrix, StoredMatrix, stored
 from signalbox_kernels.structs import Row
 from signalbox_worker.files.checkpoints.kv_scales import KVScales
 from signalbox_worker.models.gemma4_config import Gemma4Config
@@ -49,6 +50,23 @@ class KVForm:
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
 
 
+class Head(NamedTuple):
+    """A packed head, and its form, whose blocks are not read again."""
+
+    packed: Packed
+    form: StoredMatrix
+
+
+class Tables(NamedTuple):
+    """Packed matrices of a program with a row for each token; None of those that it lacks."""
+
+    embedding: Packed | None = None
+    head: Head | None = None
+
+
+NO_TABLES = Tables()
+
+
 def compile_decoder(
     weights: Weights,
     kv: KVForm,
@@ -59,8 +77,9 @@ def compile_decoder(
     factors: Row,
     max_lora_rank: int,
     group: Group | None,
-) -> Program:
-    """Makes a program of a decoder's weights, which are read and packed one by one.
+) -> tuple[Program, Tables]:
+    """Makes a program of a decoder's weights, which are read and packed one by one; returns the
+    tables, too, which live as long as the program.
 
     Without instructions for bfloat16, a program of that dtype stores its weights so and computes in
     float32.
@@ -71,35 +90,72 @@ def compile_decoder(
         max_lora_rank: largest r of an adapter that will be set; 0 takes none.
         group: tensor-parallel ranks, of one of which the weights are; None is one rank.
     """
-    isa, config = best_isa(), weights.share.config
+    hidden, places = begin_decoder(
+        weights,
+        kv,
+        arena=arena,
+        factors=factors,
+        max_lora_rank=max_lora_rank,
+        is_divided=group is not None,
+    )
+    compiler = DecoderCompiler(hidden, places, kv_scales=kv.scales, max_model_len=max_model_len)
+    tables = compiler.add()
+    program = finish_decoder(
+        hidden, max_model_len=max_model_len, num_threads=num_threads, group=group
+    )
+    return program, tables
+
+
+def begin_decoder(
+    weights: Weights,
+    kv: KVForm,
+    *,
+    arena: Arena,
+    factors: Row,
+    max_lora_rank: int = 0,
+    is_divided: bool = False,
+) -> tuple[HiddenStates, KVPlaces]:
+    """Returns the hidden states that ops are added to, and the places of K and V."""
+    config = weights.share.config
     places = kv_places(config, weights.stage, kv.groups)
     shape = program_shape(
         config,
         weights.dtype,
-        isa=isa,
+        isa=best_isa(),
         block_size=kv.block_size,
         places=places,
         kv_dtype=kv.dtype,
     )
-    builder, is_divided = ProgramBuilder(shape, arena), group is not None
     hidden = HiddenStates(
-        builder, weights, factors=factors, max_lora_rank=max_lora_rank, is_divided=is_divided
+        ProgramBuilder(shape, arena),
+        weights,
+        factors=factors,
+        max_lora_rank=max_lora_rank,
+        is_divided=is_divided,
     )
-    _Compiler(hidden, places, kv_scales=kv.scales, max_model_len=max_model_len).add()
+    return hidden, places
+
+
+def finish_decoder(
+    hidden: HiddenStates, *, max_model_len: int, num_threads: int, group: Group | None = None
+) -> Program:
+    """Makes the program of all ops that were added."""
+    config = hidden.config
     rotates = len(config.unrotated_layers) < config.num_layers  # else no position is read
     rotary = rotary_table(config.rope, config.rope_head_size, max_model_len if rotates else 1)
-    return builder.build(rotary, num_threads=num_threads, isa=isa, group=group)
+    return hidden.builder.build(rotary, num_threads=num_threads, isa=best_isa(), group=group)
 
 
-class _Compiler:
+class DecoderCompiler:
     """Appends a decoder's ops."""
 
     def __init__(
         self, hidden: HiddenStates, places: KVPlaces, *, kv_scales: KVScales, max_model_len: int
     ) -> None:
         config = hidden.config
-        self._hidden, self._config, self._builder = hidden, config, hidden.builder
-        self._weights, self._stage = hidden.weights, hidden.weights.stage
+        self.hidden, self.config, self.builder = hidden, config, hidden.builder
+        self.weights = hidden.weights
+        self._stage = hidden.weights.stage
         self._first_token = hidden.weights.share.tokens.start
         self._attention = (
             AttentionCompiler(hidden, places, kv_scales=kv_scales, max_model_len=max_model_len)
@@ -114,20 +170,26 @@ class _Compiler:
             self._inputs = LayerInputs(hidden, config)
         self._feed_forward = FeedForwardCompiler(hidden, ends_layer=self._inputs is None)
 
-    def add(self) -> None:
-        head, hidden = self._add_ends(), self._hidden
+    @property
+    def last_norm(self) -> str:
+        """Name of the norm before the head."""
+        return NORM
+
+    def add(self) -> Tables:
+        """Adds all ops; returns the tables."""
+        tables, hidden = self.add_ends(), self.hidden
         for index in self._stage.indices:
             self._add_layer(index)
-        if head is not None:
-            packed, matrix = head
-            norm = hidden.norm(NORM, divisor=self._config.logit_divisor)
-            [(source, rounding)] = hidden.normed.begin([matrix])
-            self._builder.norm(RESIDUAL, source, norm, of_rows=True, rounding=rounding)
-            cap = self._config.logit_soft_cap
-            self._builder.head(source, packed, first_token=self._first_token, cap=cap)
+        if (head := tables.head) is not None:
+            norm = hidden.norm(self.last_norm, divisor=self.config.logit_divisor)
+            [(source, rounding)] = hidden.normed.begin([head.form])
+            self.builder.norm(RESIDUAL, source, norm, of_rows=True, rounding=rounding)
+            cap = self.config.logit_soft_cap
+            self.builder.head(source, head.packed, first_token=self._first_token, cap=cap)
+        return tables
 
     def _add_layer(self, index: int) -> None:
-        config = self._config
+        config = self.config
         beside = self._feed_forward.first_matrices(index) if config.is_parallel else None
         if index not in config.feed_forward_layers:
             self._add_mixer(index, beside)
@@ -142,39 +204,47 @@ class _Compiler:
         Args:
             beside: first matrices of the feed-forward, if they read the same rows.
         """
-        if self._recurrent is not None and index in self._config.recurrent_layers:
+        if self._recurrent is not None and index in self.config.recurrent_layers:
             rows, name = self._recurrent.add(index), f"{RECURRENT}.out_proj"
         else:
             rows = self._attention.add(index, [] if beside is None else beside.matrices)
             name = "self_attn.o_proj"
         name = f"{layer_prefix(index)}{name}"
-        self._hidden.add_down(rows, name, self._config.inner_norms[0], index)
+        self.hidden.add_down(rows, name, self.config.inner_norms[0], index)
 
-    def _add_ends(self) -> tuple[Packed, Matrix] | None:
-        """Adds the embedding, if the stage has it; returns the head, packed and as it is stored, if
-        it has that.
+    def add_ends(self) -> Tables:
+        """Adds the embedding, if the stage has it; returns the packed tables, with the head if the
+        stage has that.
 
         A tied model uses one matrix for both.
         """
-        build, is_tied, packed = self._builder, self._config.tie_embeddings, None
+        build, is_tied, packed = self.builder, self.config.tie_embeddings, None
         if self._stage.is_first:
-            table = self._weights.matrix(EMBEDDING)
+            table = self.weights.matrix(EMBEDDING)
             packed = build.arena.pack(table)
-            scale, first = self._embedding_scale, self._first_token
-            build.embed(self._hidden.part, packed, first_token=first, scale=scale)
-            self._hidden.add_sum(adds=False)
+            self.add_embedding(self.hidden.part, packed)
+            self.hidden.add_sum(adds=False)
             if self._inputs is not None:
                 self._inputs.add()
-        if not self._stage.is_last or not self._config.has_head:
-            return None
+        if not self._stage.is_last or not self.config.has_head:
+            return Tables(packed)
         if is_tied and packed is not None:
-            return packed, table
-        head = self._weights.matrix(EMBEDDING if is_tied else HEAD)
-        return build.arena.pack(head), head
+            return Tables(packed, Head(packed, _form_of(table)))
+        head = self.weights.matrix(EMBEDDING if is_tied else HEAD)
+        return Tables(packed, Head(build.arena.pack(head), _form_of(head)))
 
-    @property
-    def _embedding_scale(self) -> float:
-        scale = np.array([self._config.embedding_scale], dtype=np.float32)
-        if self._config.rounds_embedding_scale:
-            scale = to_float32(to_dtype(scale, self._weights.dtype))
-        return float(scale[0])
+    def add_embedding(self, dst: int, table: Packed) -> None:
+        """Adds the rows of tokens, times the model's factor."""
+        scale = np.array([self.config.embedding_scale], dtype=np.float32)
+        if self.config.rounds_embedding_scale:
+            scale = to_float32(to_dtype(scale, self.weights.dtype))
+        self.builder.embed(dst, table, first_token=self._first_token, scale=float(scale[0]))
+
+
+def _form_of(matrix: Matrix) -> StoredMatrix:
+    """Returns a matrix without what reads it, which would keep a file or an array."""
+
+    def read() -> NoReturn:
+        raise AssertionError("a packed matrix is not read again")
+
+    return replace(stored(matrix), read=read, read_rows=None)

@@ -4,7 +4,7 @@ Rows that sample, or that report logprobs, get their logits from the call and go
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -36,6 +36,8 @@ from signalbox_worker.runner.native.program_parts import RESIDUAL
 from signalbox_worker.runner.native.recording import NativeRecording
 from signalbox_worker.sampling.sampler import NOT_FINITE, Sampler
 
+TakeHidden = Callable[[Batch, FloatArray], None]
+"""Takes a batch, and [num_tokens, hidden_size] that the next run overwrites."""
 _STEP_DIVISOR = 8
 """Part of the largest step that a start runs; its attention is by blocks, so that all buffers grow
 with tokens and rows."""
@@ -61,6 +63,10 @@ class NativeExecutor(Executor):
         """
         self.model, self.adapters = loaded.info, loaded.adapters
         self.program: Program = loaded.program
+        self.tables = loaded.tables
+        self.take_hidden: TakeHidden | None = None
+        """Takes the hidden states behind the layers, before the last norm, of each batch; None
+        if nothing reads them."""
         self.sampler: Sampler[FloatArray] = loaded.sampler
         self.layers, self.device = layers, HostDevice()
         self.weights_bytes = self.program.weights_bytes
@@ -133,6 +139,8 @@ class NativeExecutor(Executor):
         arrays = self._arrays(batch, tokens, wanted, runs)
         with span("forward"):
             self._run(arrays, batch.hidden)
+        if self.take_hidden is not None:
+            self.take_hidden(batch, self.last_hidden(len(batch.token_ids)))
         forwarded = time.perf_counter_ns()
         if not self._draws:
             return self._give_prompt_logits(batch, forwarded - start)
@@ -203,18 +211,18 @@ class NativeExecutor(Executor):
         the next run overwrites."""
         none = np.empty(0, dtype=np.int64)
         self._run(self._arrays(batch, none, none, _suppressed(None, none, 0)), batch.hidden)
-        return self._hidden(len(batch.token_ids))
+        return self.last_hidden(len(batch.token_ids))
 
     def _run(self, arrays: StepArrays, hidden: NDArray[np.uint8] | None = None) -> None:
         """Args: hidden: what the stage before has computed; None on the first."""
         if hidden is not None:
-            self._hidden(len(hidden))[:] = hidden.view(np.float32)
+            self.last_hidden(len(hidden))[:] = hidden.view(np.float32)
         try:
             self.program.run(arrays)
         except CalledOff as error:
             raise DeviceLost(str(error)) from None
 
-    def _hidden(self, num_tokens: int) -> FloatArray:
+    def last_hidden(self, num_tokens: int) -> FloatArray:
         """Returns the program's hidden states, [num_tokens, hidden_size], until the next run."""
         width = self.program.shape.hidden_size
         dtype = np.dtype(np.float32)

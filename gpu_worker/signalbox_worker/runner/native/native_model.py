@@ -40,7 +40,12 @@ from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.loading.opened_model import OpenedModel, model_info
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.native.adapter_modules import module_rows, module_shapes
-from signalbox_worker.runner.native.decoder_compiler import KVForm, compile_decoder
+from signalbox_worker.runner.native.decoder_compiler import (
+    NO_TABLES,
+    KVForm,
+    Tables,
+    compile_decoder,
+)
 from signalbox_worker.runner.native.hybrid_tensors import with_native_names
 from signalbox_worker.runner.native.known_tensors import KnownTensors
 from signalbox_worker.runner.native.layer_groups import groups_of, with_states
@@ -107,6 +112,8 @@ class NativeModel:
     pooling: NativePooling | None
     """None of a model that generates."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
+    tables: Tables = NO_TABLES
+    """Tables that a further program may read, too."""
 
 
 def load_natively(
@@ -127,18 +134,19 @@ def load_natively(
     assert isinstance(config, DecoderConfig), "of a family that is Llama's"
     dtype = dtype_name(model_config.dtype, is_half=opened.source.is_half)
     info = model_info(model_config, opened, dtype)
-    form = _weight_form(opened, model_config, dtype)
+    form = weight_form(opened.source, model_config, dtype)
+    _log_form(opened.source, form, dtype)
     stored = stored_tensors(opened.source, config, progress)
     kv = _kv_form(opened, settings, stored, max_model_len=info.max_model_len)
     share = tensor_share(config, settings.parallel, stored)
     opener = AdapterOpener(model_config, info.name, module_shapes(config))
     given = opener.open_given()
-    shard = _Shard(opened, settings, info, share, layers, form)
+    shard = Shard(opened, settings, info, share, layers, form)
     compiled = partial(
         shard.compile, stored, kv, progress, max_lora_rank=opener.max_rank(given), group=group
     )
     packed, on_disk_bytes = shard.packed_weights()
-    program, pooling = packed.load(compiled, on_disk_bytes=on_disk_bytes)
+    program, tables, pooling = packed.load(compiled, on_disk_bytes=on_disk_bytes)
     sampler = CpuSampler(program=program, num_threads=shard.num_threads)
     describe_steps(program)
     logger.info("%s is loaded on cpu in %s", info.name, info.dtype)
@@ -152,10 +160,11 @@ def load_natively(
         adapters=adapters,
         pooling=pooling,
         groups=with_states(kv.groups, share, stages_of(opened, settings.parallel), program.shape),
+        tables=tables,
     )
 
 
-class _Shard(NamedTuple):
+class Shard(NamedTuple):
     """The part of a model that a process computes, and the form of its weights."""
 
     opened: OpenedModel
@@ -179,20 +188,20 @@ class _Shard(NamedTuple):
         *,
         max_lora_rank: int,
         group: Group | None,
-    ) -> tuple[Program, NativePooling | None]:
+    ) -> tuple[Program, Tables, NativePooling | None]:
         taken, form = partial(report_taken, progress), self.form
         weights = Weights(stored, self.share, self.layers, form, known=known, on_taken=taken)
-        program = compile_decoder(
+        program, tables = compile_decoder(
             weights,
             kv,
             arena=arena,
             max_model_len=self.info.max_model_len,
             num_threads=self.num_threads,
-            factors=_factors(self.settings.model.dtype, form.quantization),
+            factors=row_factors(self.settings.model.dtype, form.quantization),
             max_lora_rank=max_lora_rank,
             group=group,
         )
-        return program, _pooling(self.opened, weights)
+        return program, tables, _pooling(self.opened, weights)
 
     def packed_weights(self) -> tuple[PackedWeights, int]:
         """Returns where the packed weights are kept, and the bytes of weights that memory cannot
@@ -211,12 +220,16 @@ class _Shard(NamedTuple):
         return packed, check_memory(source.sizes, form, share, layers, cache, keeps_packed=keeps)
 
 
-def _weight_form(opened: OpenedModel, model_config: ModelConfig, dtype: str) -> WeightForm:
-    """Chooses the form of the weights, and logs it."""
-    quantization = choose_quantization(model_config, opened.source, None)
-    rounds, sizes = model_config.quantization != "none", opened.source.sizes
-    logger.info("%s", describe_form(sizes, dtype, quantization, None, rounds_activations=rounds))
-    return WeightForm(DTYPES[dtype], quantization, rounds)
+def weight_form(source: ModelSource, model_config: ModelConfig, dtype: str) -> WeightForm:
+    """Chooses the form of the weights."""
+    quantization = choose_quantization(model_config, source, None)
+    return WeightForm(DTYPES[dtype], quantization, model_config.quantization != "none")
+
+
+def _log_form(source: ModelSource, form: WeightForm, dtype: str) -> None:
+    rounds = form.rounds_activations
+    text = describe_form(source.sizes, dtype, form.quantization, None, rounds_activations=rounds)
+    logger.info("%s", text)
 
 
 def _activations(source: ModelSource, form: WeightForm) -> str:
@@ -290,6 +303,14 @@ def stored_tensors(
     stored = source.stored()
     if left_out := sum(is_behind(name, config) for name in stored):
         logger.info("%d tensors of layers that predict further tokens are left out", left_out)
+    return separated(stored, config)
+
+
+def separated(
+    stored: Mapping[str, StoredTensor], config: DecoderConfig
+) -> Mapping[str, StoredTensor]:
+    """Returns the tensors of a checkpoint by the names that programs have for them, each matrix by
+    itself."""
     if config.recurrence is not None:
         stored = with_native_names(stored, config)
     separate = without_fused(without_transposed_stacks(stored, config), config)
@@ -319,7 +340,7 @@ def report_taken(progress: ReportProgress, num_taken: int, num_total: int) -> No
     progress(StartupProgress(StartupPhase.LOAD, num_taken, num_total))
 
 
-def _factors(dtype: str, quantization: Quantization | None) -> Row:
+def row_factors(dtype: str, quantization: Quantization | None) -> Row:
     """Returns the rows that blocks and whole numbers are multiplied with."""
     if dtype == "float32" or quantization is None:
         return Row.ELEMENTS
