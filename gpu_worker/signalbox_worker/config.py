@@ -344,6 +344,8 @@ class SpeculationConfig:
     """Model that drafts: a directory, a .gguf file or a hub id; empty is none."""
     revision: str | None = None
     """Branch, tag or commit of it, if it is a hub id."""
+    mtp: bool = False
+    """Lets the MTP layer of the served model draft."""
     recent_bytes: int = 0
     """Memory of recent outputs and their indices, of the source RECENT; a token takes some 25
     bytes."""

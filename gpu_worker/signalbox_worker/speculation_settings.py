@@ -19,6 +19,14 @@ PROPOSERS = "signalbox.draft_proposers"
 USUAL_DRAFT_TOKENS = 8
 """Default of the most drafts of a sequence in a step."""
 _NGRAM, _SUFFIX, _DRAFT_MODEL = "ngram", "suffix", "draft_model"
+_MTP = "mtp"
+_MTP_NAMES = (
+    *("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp"),
+    *("qwen3_5_mtp", "qwen3_next_mtp"),
+)
+"""Names that vLLM also has for it, of the families whose MTP layers draft here."""
+_MTP_DRAFT_TOKENS = 1
+"""vLLM's default: as many as a checkpoint of these families has MTP layers."""
 _NONE = "none"
 """Method without drafts; llama.cpp's."""
 _USUAL_LOOKUP = 5
@@ -41,13 +49,14 @@ _FIELDS = (*_TEXTS, *_MOST)
 """Fields of vLLM's SpeculativeConfig that are read."""
 _FOLLOWS = "the number of drafts follows how many were kept"
 _METHODS = (
-    f"method may be {_NGRAM} or {_SUFFIX}, which draft from a sequence's own text, or"
-    f" {_DRAFT_MODEL}, which takes a model"
+    f"method may be {_NGRAM} or {_SUFFIX}, which draft from a sequence's own text,"
+    f" {_DRAFT_MODEL}, which takes a model, or {_MTP}, for a model with an MTP layer"
 )
 _OF_METHOD = {
     _NGRAM: ("prompt_lookup_max", "prompt_lookup_min"),
     _SUFFIX: ("suffix_decoding_max_tree_depth",),
     _DRAFT_MODEL: ("revision",),
+    _MTP: (),
 }
 """Fields of one method alone."""
 _WITHOUT_EFFECT = {
@@ -79,13 +88,16 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationConfig:
         return SpeculationConfig()
     if method not in _OF_METHOD:
         raise ValueError(
-            f"method {method!r} is not served: further layers of a model do not draft (MTP, EAGLE,"
-            f" Medusa), and no installed package brings it; {_METHODS}"
+            f"method {method!r} is not served: layers that are trained for a model apart (EAGLE,"
+            f" Medusa) do not draft, and no installed package brings it; {_METHODS}"
         )
     if method == _DRAFT_MODEL:
         return _draft_model(fields)
     if (model := fields.get("model", method)) != method:
         raise ValueError(f"model {model!r} is not used by the method {method}; leave it out")
+    if method == _MTP:
+        num_tokens = fields.get("num_speculative_tokens", _MTP_DRAFT_TOKENS)
+        return SpeculationConfig(num_tokens=num_tokens, min_match=_MATCH_BESIDE_MODEL, mtp=True)
     return _ngram(fields) if method == _NGRAM else _suffix(fields)
 
 
@@ -98,7 +110,7 @@ def _method(fields: Mapping[str, Any]) -> Any:
     method, model = fields.get("method"), fields.get("model")
     if method is None and model is not None:
         return model if model in (_NGRAM, _SUFFIX) else _DRAFT_MODEL
-    return method
+    return _MTP if method in _MTP_NAMES else method
 
 
 def _draft_model(fields: Mapping[str, Any]) -> SpeculationConfig:
@@ -195,7 +207,7 @@ class SpeculationSettings(SettingsGroup):
     speculative_config: SpeculativeConfig | None = Field(
         None,
         description="JSON object as vLLM's: method is ngram, suffix,"
-        " draft_model, or one that an installed package brings;"
+        " draft_model, mtp (the MTP layer of the model), or one that an installed package brings;"
         " num_speculative_tokens is the most drafts of a sequence in a step, up to"
         f" {MAX_DRAFT_TOKENS}; prompt_lookup_min and prompt_lookup_max, or"
         " suffix_decoding_max_tree_depth, bound how many of its newest tokens are looked up in"

@@ -260,10 +260,11 @@ LLAMA_CPP_FLAGS: Mapping[str, ForeignFlag] = {
         is_text=True,
         values={
             "draft-simple": "draft_model",
+            "draft-mtp": "mtp",
             **dict.fromkeys(_TEXT_DRAFTS, "ngram"),
         },
-        meaning="its `method`: `draft_model` for `draft-simple`, `ngram` for "
-        + ", ".join(f"`{one}`" for one in _TEXT_DRAFTS),
+        meaning="its `method`: `draft_model` for `draft-simple`, `mtp` for `draft-mtp`,"
+        " `ngram` for " + ", ".join(f"`{one}`" for one in _TEXT_DRAFTS),
     ),
     "spec_draft_n_max": Alias(
         setting="speculative_config",

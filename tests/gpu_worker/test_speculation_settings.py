@@ -1,6 +1,7 @@
 """What vLLM's SpeculativeConfig and the switch make of a worker's drafts."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ def test_ngrams_are_looked_up_as_in_vllm(lookup: dict[str, int], least: int, mos
     assert config == SpeculationConfig(num_tokens=3, min_match=least, max_match=most)
 
 
+def test_mtp_has_vllms_names_and_default() -> None:
+    asked = made(speculative_config={"method": "mtp"})
+    assert (asked.num_tokens, asked.mtp, asked.model) == (1, True, "")
+    for method in ("glm4_moe_mtp", "qwen3_5_mtp"):
+        fields = {"method": method, "num_speculative_tokens": 3}
+        assert made(speculative_config=fields) == replace(asked, num_tokens=3)
+
+
 def test_suffixes_have_vllms_depth() -> None:
     assert made(speculative_config={"model": "suffix"}).max_match == 24
     deep = made(speculative_config={"method": "suffix", "suffix_decoding_max_tree_depth": 500})
@@ -53,7 +62,8 @@ def test_suffixes_have_vllms_depth() -> None:
     [
         ({"method": "draft_model"}, "it has no model, which the method draft_model takes"),
         ({"method": "ngram", "model": "org/small"}, "model 'org/small' is not used by the method"),
-        ({"method": "mtp", "num_speculative_tokens": 1}, "method 'mtp' is not served"),
+        ({"method": "mtp", "model": "org/small"}, "is not used by the method mtp"),
+        ({"method": "eagle", "num_speculative_tokens": 1}, "method 'eagle' is not served"),
         ({"method": ["ngram"]}, r"method is \['ngram'\]; it must be text"),
         ({"model": ""}, "model is ''; it must be text"),
         ({"num_speculative_tokens": 3}, "it has no method; method may be ngram or suffix"),

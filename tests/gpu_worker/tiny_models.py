@@ -4,10 +4,12 @@ PyTorch is imported where it is needed; not all tests need it.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from signalbox_worker.models.decoder_config import llama_config
@@ -404,6 +406,30 @@ def make_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
+def random_values(
+    shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator
+) -> dict[str, NDArray[np.float32]]:
+    """Returns random tensors, whose vectors are around 1."""
+    return {
+        name: (
+            rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(0, 0.2, shape)
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    """Writes a file of safetensors, without PyTorch."""
+    header, data = {}, bytearray()
+    for name, values in tensors.items():
+        start = len(data)
+        data += np.ascontiguousarray(values, dtype=np.float32).tobytes()
+        offsets = [start, len(data)]
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
 def make_llama(path: Path, **fields: Any) -> None:
     """Saves a random Llama that the native kernels run, without transformers.
 
@@ -421,15 +447,8 @@ def make_llama(path: Path, **fields: Any) -> None:
         **fields,
     }
     (path / "config.json").write_text(json.dumps(config))
-    header, data = {}, bytearray()
-    for name, shape in weight_shapes(llama_config(config)).items():
-        is_norm = len(shape) == 1
-        values = rng.uniform(0.5, 1.5, shape) if is_norm else rng.normal(0, 0.2, shape)
-        start = len(data)
-        data += values.astype(np.float32).tobytes()
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, len(data)]}
-    text = json.dumps(header).encode()
-    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    shapes = weight_shapes(llama_config(config))
+    write_tensors(path / "model.safetensors", random_values(shapes, rng))
     make_tokenizer(path)
 
 

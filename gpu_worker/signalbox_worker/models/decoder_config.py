@@ -151,6 +151,9 @@ class DecoderConfig:
     """Factors of rotated queries; None is 1."""
     may_have_more_layers: bool = False
     """True if checkpoints may have layers behind the last one, which predict further tokens."""
+    mtp_layer: int | None = None
+    """Layer that joins hidden states of those before it with the tokens that follow, to predict
+    further ones; None of a model without."""
     has_head: bool = True
     """False of a model whose hidden states are pooled, and make no logits."""
     is_bidirectional: bool = False

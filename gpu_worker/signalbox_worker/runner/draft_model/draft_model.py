@@ -13,6 +13,7 @@ from signalbox_worker.batch.batch import Batch
 from signalbox_worker.config import GIB, CacheConfig, ModelConfig, ModelError, SpeculationConfig
 from signalbox_worker.device.parallel_config import ParallelConfig
 from signalbox_worker.device.ram import available_ram
+from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.kv.cache.capacity import cpu_cache_bytes, measure_capacity
 from signalbox_worker.kv.store_config import DiskConfig, SharedConfig
 from signalbox_worker.runner.draft_model.model_proposer import ModelProposer
@@ -47,7 +48,7 @@ class DraftModel:
         """Bytes that KV and steps will take, in addition to the weights."""
         return self.kv_bytes + self.capacity.activations_bytes
 
-    def make_proposer(self) -> ModelProposer:
+    def make_proposer(self) -> Proposer:
         return ModelProposer(self.executor, self.capacity)
 
 
@@ -92,7 +93,7 @@ def load_draft_model(
     try:
         with naming(model.model):
             executor = load(opened, own)
-        capacity = _measure(executor, config.cache)
+        capacity = measure_drafts(executor, config.cache)
         found = DraftModel(executor, capacity)
     except MemoryError as error:
         raise MemoryError(f"the draft model {model.model}: {error}") from None
@@ -147,7 +148,7 @@ def _described(token_id: int | None) -> str:
     return "no token" if token_id is None else f"token {token_id}"
 
 
-def _measure(executor: Executor, cache: CacheConfig) -> WorkerCapacity:
+def measure_drafts(executor: Executor, cache: CacheConfig) -> WorkerCapacity:
     """Runs the largest step; returns the capacity. Raises MemoryError if no block fits."""
 
     def execute(batch: Batch) -> None:

@@ -55,6 +55,10 @@ ROUTER_SCALE, EXPERT_SCALES = "scale", "per_expert_scale"
 """Weight of the norm of a router of its own, and factors of the experts' shares."""
 TO_LATENT, FROM_LATENT = "fc1_latent_proj.weight", "fc2_latent_proj.weight"
 """Matrices around experts that read and write a latent of hidden states."""
+OF_TOKENS, OF_STATES = "eh_proj.tokens.weight", "eh_proj.states.weight"
+"""Halves of the matrix by which an MTP layer joins embeddings of tokens with hidden states."""
+TOKEN_NORM, STATE_NORM, MTP_NORM = "enorm", "hnorm", "shared_head.norm"
+"""Norms of both, and of what an MTP layer makes of them."""
 LAYER_SCALE = "layer_scalar"
 """Factor of the hidden states behind a layer."""
 TABLES = (EMBEDDING, HEAD, INPUT_TABLE)
@@ -76,6 +80,9 @@ def weight_shapes(config: DecoderConfig) -> Mapping[str, Shape]:
         if config.has_feed_forward(index):
             of_layer |= mixture if has_experts(config, index) else _feed_forward(config, index)
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in of_layer.items()}
+    if config.mtp_layer is not None:
+        prefix = layer_prefix(config.mtp_layer)
+        shapes |= {f"{prefix}{name}": shape for name, shape in _of_mtp(config).items()}
     return MappingProxyType(shapes)
 
 
@@ -150,6 +157,13 @@ def _is_of_shared_keys(name: str, config: DecoderConfig) -> bool:
     if rest[:6] not in ("k_proj", "v_proj", "k_norm", "v_norm") or not index.isdecimal():
         return False
     return int(index) < config.num_layers and config.kv_layer(int(index)) != int(index)
+
+
+def _of_mtp(config: DecoderConfig) -> dict[str, Shape]:
+    """Returns the tensors that an MTP layer has beside those of any layer."""
+    square = (config.hidden_size, config.hidden_size)
+    norms = _norm(config, TOKEN_NORM, STATE_NORM, MTP_NORM)
+    return {OF_TOKENS: square, OF_STATES: square} | norms
 
 
 def _input_shapes(config: Gemma4Config) -> dict[str, Shape]:

@@ -21,7 +21,11 @@ from signalbox_worker.kv.store.late_store import LateStore
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads, no_store
 from signalbox_worker.models.decoder_config import DecoderConfig
-from signalbox_worker.runner.draft_model.draft_model import load_draft_model, open_draft_model
+from signalbox_worker.runner.draft_model.draft_model import (
+    DraftModel,
+    load_draft_model,
+    open_draft_model,
+)
 from signalbox_worker.runner.executors.executor import Executor
 from signalbox_worker.runner.loading.block_content import BlockContent
 from signalbox_worker.runner.loading.layer_partition import stage_layers
@@ -33,6 +37,7 @@ from signalbox_worker.runner.loading.opened_model import (
 )
 from signalbox_worker.runner.loading.runner_config import RunnerConfig
 from signalbox_worker.runner.local_runner import LocalRunner
+from signalbox_worker.runner.mtp.mtp_layer import check_mtp, load_mtp
 from signalbox_worker.runner.native.eligibility import native_unsupported_reason
 from signalbox_worker.runner.native.executor_factory import load_native_executor
 from signalbox_worker.runner.native.rank_memory import meet, slot_bytes_of
@@ -56,10 +61,11 @@ def load_shard(
     config = replace(config, device=_shared(config.device, config.parallel))
     with naming(config.model.model):
         opened = open_with_config(config.model, progress)
+        check_mtp(config, opened)
     small = open_draft_model(config, opened, progress)
     with naming(config.model.model):
         executor = _load_executor(opened, config, keys, progress)
-    draft_model = None
+    draft_model: DraftModel | None = None
     if small is not None and why_no_drafts(executor, config.parallel) is None:
         draft_model = load_draft_model(
             config,
@@ -67,6 +73,9 @@ def load_shard(
             max_model_len=executor.model.max_model_len,
             load=lambda opened, config: _load_executor(opened, config, None, progress),
         )
+    elif config.speculation.mtp:
+        with naming(config.model.model):
+            draft_model = load_mtp(config, opened, executor)
     served = CheckpointModel(
         executor,
         opened,

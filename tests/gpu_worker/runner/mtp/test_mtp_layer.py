@@ -1,0 +1,182 @@
+"""The MTP layer beside transformers' module for it, its tensors in each kind of file, and where it
+is refused."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.modeling_layers import MtpLayer
+
+from signalbox_kernels.floats import to_float32
+from signalbox_worker.config import ModelError, SpeculationConfig
+from signalbox_worker.models import model_spec
+from signalbox_worker.runner.draft_model.draft_batch import DraftRun, draft_batch
+from signalbox_worker.runner.draft_model.draft_cache import DraftCache
+from signalbox_worker.runner.mtp.mtp_tensors import mtp_tensors
+from tests.gpu_worker.model_runners import make_runner
+from tests.gpu_worker.mtp_models import make_glm
+from tests.gpu_worker.runner.loading.gguf_files import make_gguf, open_path
+from tests.gpu_worker.tiny_models import VOCAB, architecture_of, make_llama, make_model
+from tests.native_kernels import skip_without_native_kernels
+
+skip_without_native_kernels()
+
+MTP = SpeculationConfig(num_tokens=2, mtp=True)
+FAMILIES = ("glm4-moe", "glm4-moe-lite", "qwen3-next", "qwen3.5", "qwen3.5-moe")
+LATENT_SIZES = {
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+}
+_BESIDE = {
+    "mtp_block.": "layers.0.",
+    "eh_proj.": "fc.",
+    "enorm.": "pre_fc_norm_embedding.",
+    "hnorm.": "pre_fc_norm_hidden.",
+    "post_norm.": "norm.",
+}
+_BEHIND = {"mtp_block.": "", "post_norm.": "shared_head.norm."}
+
+
+def make_reference(path: Path, family: str) -> tuple[Any, MtpLayer]:
+    """Saves a random model with an MTP layer; returns both as transformers has them."""
+    fields = LATENT_SIZES if family == "glm4-moe-lite" else {}
+    model = make_model(path, family, **fields)
+    num_layers = model.config.num_hidden_layers
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * num_layers
+    index = max(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    block = model.model.layers[index]
+    norm = type(block.input_layernorm)
+    torch.manual_seed(1)
+    layer = MtpLayer(model.config, type(block), norm, index).eval()
+    with torch.no_grad():
+        for name, parameter in [*layer.named_parameters(), *layer.named_buffers()]:
+            is_norm = "norm" in name
+            parameter.uniform_(0.5, 1.5) if is_norm else parameter.normal_(0, 0.2)
+    _save(path, family, layer.state_dict(), num_layers)
+    return model, layer
+
+
+def _behind(tensors: dict[str, Any], num_layers: int) -> dict[str, Any]:
+    return _renamed(tensors, _BEHIND, f"model.layers.{num_layers}.")
+
+
+def _renamed(tensors: dict[str, Any], names: dict[str, str], prefix: str) -> dict[str, Any]:
+    found = {}
+    for name, tensor in tensors.items():
+        start = next((one for one in names if name.startswith(one)), "")
+        found[f"{prefix}{names.get(start, '')}{name.removeprefix(start)}"] = tensor.contiguous()
+    return found
+
+
+def _save(path: Path, family: str, tensors: dict[str, Any], num_layers: int) -> None:
+    is_beside = family.startswith("qwen")
+    found = _renamed(tensors, _BESIDE, "mtp.") if is_beside else _behind(tensors, num_layers)
+    save_file(found, path / "further.safetensors")
+    index = path / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    listed["weight_map"] |= dict.fromkeys(found, "further.safetensors")
+    index.write_text(json.dumps(listed))
+
+
+def expected_results(model: Any, layer: MtpLayer, token_ids: list[int]) -> tuple[Any, Any]:
+    """Returns the model's normed hidden states, and the layer's results and likeliest tokens behind
+    all tokens but the last."""
+    ids = torch.tensor([token_ids])
+    with torch.no_grad():
+        states = model.model(ids).last_hidden_state
+        embedded, positions = model.model.embed_tokens(ids[:, 1:]), torch.arange(1, ids.shape[1])
+        turns = model.model.rotary_emb(embedded, position_ids=positions[None])
+        mask = torch.full((1, 1, ids.shape[1] - 1, ids.shape[1] - 1), -torch.inf).triu(1)
+        results = layer(
+            embedded,
+            states[:, :-1],
+            position_embeddings=turns,
+            attention_mask=mask,
+            position_ids=positions[None],
+            past_key_values=None,
+        )
+        drawn = model.lm_head(results).argmax(-1)
+    return states[0, :-1].numpy(), (results[0], drawn[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_results_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model, layer = make_reference(tmp_path, family)
+    token_ids = np.random.default_rng(2).integers(3, VOCAB, 60).tolist()
+    states, (results, drawn) = expected_results(model, layer, token_ids)
+    runner = make_runner(tmp_path, speculation=MTP)
+    drafts = runner._draft_model
+    executor, size = drafts.executor, drafts.capacity.block_size
+    cache = DraftCache(num_rows=drafts.capacity.num_gpu_blocks, block_size=size)
+    kept, start = cache.get(0), 0
+    cache.reserve(0, least=len(states), most=len(states))
+    for end in (1, 30, 31, len(states)):
+        run = DraftRun(kept, token_ids[start + 1 : end + 1], draws=True)
+        batch = draft_batch([run], num_groups=1, block_size=size)
+        output, found = executor.predict(batch, states[start:end])
+        torch.testing.assert_close(
+            torch.from_numpy(found[0]), results[end - 1], rtol=1e-3, atol=1e-3
+        )
+        assert output.token_ids.tolist() == [int(drawn[end - 1])]
+        kept.num_known, start = end, end
+
+
+def test_its_memory_is_counted(tmp_path: Path) -> None:
+    make_glm(tmp_path)
+    with_layer, without = make_runner(tmp_path, speculation=MTP), make_runner(tmp_path)
+    more = with_layer.memory().weights - without.memory().weights
+    # Without a table and a head of its own.
+    assert 0 < more < without.memory().weights / 2
+    assert with_layer.memory().kv > without.memory().kv
+    assert with_layer._draft_model.reserved_bytes > with_layer._draft_model.kv_bytes
+    assert without.executor.take_hidden is None
+
+
+def test_files_of_llama_cpp_have_the_same_tensors(tmp_path: Path) -> None:
+    model, layer = make_reference(tmp_path / "hf", "glm4-moe")
+    source = open_path(tmp_path / "hf")
+    config = model_spec({"architectures": [architecture_of("glm4-moe")]}).read_config(source.config)
+    num_layers = config.num_layers
+    tensors = model.state_dict() | _behind(layer.state_dict(), num_layers)
+    with_ends = {
+        name.replace("correction_bias", "correction.bias"): one for name, one in tensors.items()
+    }
+    fields = vars(model.config) | {"num_hidden_layers": num_layers + 1}
+    fields |= {"rope_parameters": model.config.rope_parameters, "tie_word_embeddings": False}
+    whole = SimpleNamespace(config=SimpleNamespace(**fields), state_dict=lambda: with_ends)
+    extra = {"nextn_predict_layers": 1, "expert_count": 6}
+    file = make_gguf(tmp_path / "x.gguf", whole, "glm4moe", extra=extra)
+    expected, found = mtp_tensors(source, config), mtp_tensors(open_path(file), config)
+    names = {name for name in expected if name.startswith(f"model.layers.{num_layers}.")}
+    assert names == {name for name in found if name.startswith(f"model.layers.{num_layers}.")}
+    for name in names:
+        one, other = (to_float32(each[name].read()) for each in (expected, found))
+        np.testing.assert_array_equal(one.squeeze(), other.squeeze(), err_msg=name)
+
+
+def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
+    make_llama(tmp_path)
+    with pytest.raises(ModelError, match=r"the method mtp .* have no MTP layer; use"):
+        make_runner(tmp_path, speculation=MTP)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpu_backend": "torch"}, "computed natively alone, but"),
+        ({"load_format": "dummy"}, "Glm4MoeForCausalLM has no MTP layer"),
+    ],
+)
+def test_a_worker_that_cannot_run_it_refuses_it(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_glm(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        make_runner(tmp_path, speculation=MTP, **options)
