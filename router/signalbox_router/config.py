@@ -14,6 +14,7 @@ from signalbox_rpc.settings.service_settings import (
     FilePath,
     HostSettings,
     NameSettings,
+    Settings,
     SettingsGroup,
     TelemetrySettings,
     TlsSettings,
@@ -269,7 +270,21 @@ class ConsoleSettings(ApiSettings, HostSettings, TlsSettings):
         return self
 
 
-class RouterSettings(AddressSettings, ConsoleSettings, TelemetrySettings):
+class ModelStartSettings(Settings):
+    """Setting of requests for models that are loaded for them, and of their launcher."""
+
+    GROUP: ClassVar[str] = "several models"
+
+    model_start_timeout: float = Field(
+        120.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds that a request waits for a model that is loaded for it, and that a"
+        " start may take",
+    )
+
+
+class RouterSettings(AddressSettings, ConsoleSettings, TelemetrySettings, ModelStartSettings):
     """`signalbox router`."""
 
     GROUP: ClassVar[str] = "addresses"
@@ -283,12 +298,6 @@ class RouterSettings(AddressSettings, ConsoleSettings, TelemetrySettings):
         None,
         description="HOST:PORT of the launcher of this machine's models, as `serve A B C` starts"
         " it: requests for a model that is not loaded wait until it is (default: none)",
-    )
-    model_start_timeout: float = Field(
-        120.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds that a request waits for a model that is loaded for it",
     )
     metrics_sources: str | None = Field(
         None,

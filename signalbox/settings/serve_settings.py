@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from signalbox_router.config import AddressSettings, ConsoleSettings
+from signalbox_router.config import AddressSettings, ConsoleSettings, ModelStartSettings
 from signalbox_rpc.settings.addresses import Host, Port
 from signalbox_rpc.settings.quantities import Texts
 from signalbox_rpc.settings.service_settings import (
@@ -161,7 +161,7 @@ def _each(value: Any) -> Any:
     )
 
 
-class SeveralModelsSettings(Settings):
+class SeveralModelsSettings(ModelStartSettings):
     """Models that share the memory of a machine."""
 
     GROUP: ClassVar[str] = "several models"
@@ -190,13 +190,6 @@ class SeveralModelsSettings(Settings):
     )
     keep_warm: Texts = Field(
         (), description="names of models that are loaded at the start, and never ended for others"
-    )
-    model_start_timeout: float = Field(
-        120.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds that a request waits for a model that is not loaded, and that a start"
-        " may take",
     )
     idle_timeout: float | None = Field(
         None,
