@@ -14,6 +14,8 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
+from signalbox_scheduler.kv.eviction_policy import LEAST_RECENT
+
 BlockHash = bytes
 
 
@@ -94,7 +96,7 @@ def _drop(_blocks: list[int], _block_hash: BlockHash) -> None:
 class BlockAllocator:
     """Block numbers [0, num_blocks) of one device.
 
-    Free blocks are handed out before cached ones; of those the least recently used goes first.
+    Free blocks are handed out before cached ones; of those `eviction` chooses.
 
     Args:
         num_reserved: free blocks that are left to running groups when another comes in.
@@ -111,6 +113,8 @@ class BlockAllocator:
     ) -> None:
         self.num_blocks = num_blocks
         self.num_reserved = num_reserved
+        self.eviction = LEAST_RECENT
+        """Chooses the cached blocks that are evicted."""
         self._on_evict = on_evict
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_owners = [0] * num_blocks
@@ -185,8 +189,10 @@ class BlockAllocator:
 
     def allocate(self) -> int:
         """Takes a block. Raises IndexError if there is none: ask `num_free` first."""
-        if not self._free and self._cached:
-            self._evict(next(iter(self._cached)))
+        if not self._free and (cached := self._cached):
+            # Those that are to go first are at the front.
+            policy = LEAST_RECENT if self._first else self.eviction
+            self._evict(policy.choose(cached, self._block_of))
         block = self._free.pop()
         self._num_owners[block] = 1
         return block

@@ -267,6 +267,7 @@ class BlockSpaceManager:
         if self.records_events and seq.is_finished:
             self._events.append(SequenceFreed(seq, seq.num_cached_blocks))
         pool = self.cpu if seq.status is SequenceStatus.SWAPPED else self.gpu
+        pool.eviction.note_freed(seq)
         if self.states.num_blocks:
             self.states.free(seq, pool)
         else:
