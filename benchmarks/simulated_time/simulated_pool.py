@@ -1,6 +1,7 @@
 """A pool of workers under the real scheduler, and clients that read tokens, in simulated time."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ class Clients:
     def __init__(self, clock: EventClock) -> None:
         self._clock = clock
         self.answers: list[Answer] = []
+        self.when_ended: dict[int, Callable[[], None]] = {}
+        """Called at the end of a request, by its handle."""
 
     def send(self, updates: RequestUpdates) -> None:
         for handle, _, token_ids, _ in updates.runs():
@@ -37,6 +40,8 @@ class Clients:
             self.answers[end.handle - 1].num_cached = end.usage.cached_tokens
             if end.failure is not None:
                 self.answers[end.handle - 1].failure = end.failure.message
+            if (call := self.when_ended.pop(end.handle, None)) is not None:
+                call()
 
 
 class SimulatedPool:
@@ -117,8 +122,16 @@ class SimulatedPool:
         """Has a client send a request at a time."""
         self.clock.call_at(when, partial(self.ask, asked))
 
-    def ask(self, asked: Asked, **fields: Any) -> None:
-        """Has a client send a request of random tokens now, or one with these fields."""
+    def ask(
+        self, asked: Asked, *, when_ended: Callable[[], None] | None = None, **fields: Any
+    ) -> int:
+        """Has a client send a request of random tokens now, or one with these fields.
+
+        Returns its handle, which is the number of its answer.
+
+        Args:
+            when_ended: called with its last tokens.
+        """
         self.clients.answers.append(Answer(asked, self.clock.now))
         handle = len(self.clients.answers)
         if not fields:
@@ -132,7 +145,10 @@ class SimulatedPool:
             **fields,
         )
         group = new_group(request, reply_to=self.clients, now=self.clock.now)
+        if when_ended is not None:
+            self.clients.when_ended[handle] = when_ended
         self.cluster.requests.add(group)
+        return handle
 
     def drain(self, worker: SimulatedWorker, *, within_s: float) -> None:
         """Has a worker leave once it has ended what it had, or `within_s` from now."""
