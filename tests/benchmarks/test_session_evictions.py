@@ -19,7 +19,6 @@ from benchmarks.simulated_time.event_clock import EventClock
 from benchmarks.simulated_time.simulated_pool import BLOCK_SIZE
 from benchmarks.simulated_time.step_costs import PROFILES
 from signalbox_contract.cache_groups import FULL_GROUP
-from signalbox_scheduler.requests.sequence_group import Sequence
 from tests.scheduler_svc.kv.test_cache_groups import compute, make_blocks
 from tests.scheduler_svc.make import make_request
 
@@ -65,8 +64,8 @@ def test_the_session_that_returns_last_is_evicted_from_its_end_up_to_what_anothe
     blocks = make_blocks((FULL_GROUP,), num_gpu_blocks=8)
     blocks.gpu.eviction = ChainEviction(worth_to_oracle, states, clock=clock)
 
-    def run(kinds: list[int], *, next_use: float) -> list[int]:
-        """Computes a block of each kind; returns those blocks."""
+    def run(kinds: list[int], *, next_use: float) -> list[bytes]:
+        """Computes a block of each kind; returns the names of those blocks."""
         group = make_request([kind for kind in kinds for _ in range(BLOCK_SIZE)] + [9])
         (seq,) = group.sequences
         states[group.request_id] = SessionState(Pauses(1.0), 0.0, next_use)
@@ -74,23 +73,19 @@ def test_the_session_that_returns_last_is_evicted_from_its_end_up_to_what_anothe
         seq.num_computed_tokens = blocks.num_tokens(len(prefix))
         blocks.start(seq, prefix)
         compute(blocks, seq, seq.num_tokens - seq.num_computed_tokens)
-        table = list(seq.block_table)
-        end(seq)
-        return table[: len(kinds)]
-
-    def end(seq: Sequence) -> None:
+        names = blocks.prefix_hashes(seq, 0, len(kinds))
         blocks.free(seq)
         blocks.check([])
+        return names
 
     late = run([1, 2, 3], next_use=9.0)
     soon = run([1, 4], next_use=5.0)
     assert soon[0] == late[0]
     run([5, 6, 7, 8], next_use=1.0)  # 8 blocks; the others had 4
-    cached = blocks.gpu.is_cached
-    assert [cached(block) for block in late] == [True, True, False]
+    assert [blocks.gpu.find(name) is not None for name in late] == [True, True, False]
     run([5, 6, 7, 8, 9], next_use=1.0)
-    assert [cached(block) for block in late] == [True, False, False]
-    assert cached(soon[1])
+    assert [blocks.gpu.find(name) is not None for name in late] == [True, False, False]
+    assert blocks.gpu.find(soon[1]) is not None
 
 
 def test_all_policies_get_the_same_requests_and_the_oracle_finds_most() -> None:
