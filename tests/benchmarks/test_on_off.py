@@ -1,4 +1,4 @@
-"""The benchmark of a feature: its collector takes what is exported, its ratios are those of pairs."""
+"""The benchmark of a feature: its collector takes what is exported, its ratios are of pairs."""
 
 import subprocess
 import sys
