@@ -176,6 +176,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.added: list[pb.Request] = []
         self.aborted: list[int] = []
         self.stopped: list[tuple[int, int, int]] = []
+        self.paused: list[pb.SessionPause] = []
         self.request_of_a_stop_ends = True
         self.num_tokenizer_calls = 0
         self.num_model_calls = 0
@@ -249,6 +250,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self.stopped.append((stop.handle, stop.index, stop.keep_tokens))
                 if self.request_of_a_stop_ends:
                     self.send(step(requests=[request_finished(stop.handle)]))
+            case "session_pause":
+                self.paused.append(request.session_pause)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         self.num_model_calls += 1

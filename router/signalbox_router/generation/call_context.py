@@ -1,6 +1,6 @@
 """The context of a call, which its transport gives to the router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from opentelemetry.context import Context
@@ -44,3 +44,5 @@ class CallContext:
     """Payer of the request's work, in the router and at the scheduler."""
     begun: Begun | None = None
     """Set while the call, or the first request of it, has waited for its model."""
+    session_name: str = field(default="", repr=False)
+    """Client's name for the session, if a header has it; see `ApiRequest.session_name`."""

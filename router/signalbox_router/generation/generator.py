@@ -80,6 +80,7 @@ class _UpdatePath:
     """None if the client gets each update as it is."""
     make_receipt: MakeReceipt | None
     """None if the client wants no receipt."""
+    admission: Admission
 
     def push(self, update: Update) -> Update | None:
         """Returns the update to send now, or None."""
@@ -95,6 +96,9 @@ class _UpdatePath:
                 end = end._replace(receipt=self.make_receipt(update.request, end))
             update = update._replace(end=end)
             self.observed.ended(update.request, end)
+            if update.request.session:
+                called_tool = any(reader.num_calls for reader in self.readers)
+                self.admission.pause(update.request, called_tool=called_tool)
         if self.account is not None:
             self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
         return update if self.buffer is None else self.buffer.push(update)
@@ -307,7 +311,7 @@ class Generator:
             buffer = _make_buffer(api_request, prompt)
             make_receipt = partial(self._receipts.of, model, kept_token_ids=kept_token_ids)
             receipt = make_receipt if api_request.wants_receipt else None
-            path = _UpdatePath(readers, span, observed, account, buffer, receipt)
+            path = _UpdatePath(readers, span, observed, account, buffer, receipt, self.admission)
             try:
                 is_last = False
                 while not is_last:

@@ -57,6 +57,7 @@ from signalbox_router.requests.api_request import (
     timeout_ns,
 )
 from signalbox_router.requests.request_output import Echo
+from signalbox_router.requests.session_key import session_key
 from signalbox_router.schedulers.scheduler_pool import Schedulers
 
 
@@ -256,9 +257,15 @@ class Admission:
             kept_token_ids=kept_token_ids,
             echo=prompt.echo,
             snapshot_positions=prompt.snapshot_positions,
+            session=_session_of(api_request, call_context),
+            keep_ns=api_request.keep_ns,
         )
         self._schedulers.submit(request, model)
         return request
+
+    def pause(self, request: ActiveRequest, *, called_tool: bool) -> None:
+        """Tells the scheduler that an answer of a session has been read to its end."""
+        self._schedulers.pause(request, called_tool=called_tool)
 
     def _params(
         self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt
@@ -367,6 +374,14 @@ class Admission:
                 raise
             allowed = f"at most {self.max_text_bytes} bytes"
             raise ContextOverflow(error.field, error.value, allowed, window=window) from None
+
+
+def _session_of(api_request: ApiRequest, call_context: CallContext) -> bytes:
+    """Returns the session of a request. A pooled one has none: no later one goes on from it."""
+    if api_request.pooled is not None:
+        return b""
+    name = api_request.session_name or call_context.session_name
+    return session_key(name, tenant=call_context.tenant, key=call_context.key)
 
 
 def _check_sampling(fields: Mapping[str, Any], model: ServedModel) -> None:

@@ -148,6 +148,8 @@ class ReasoningReader:
         """Tokens that the text must show, and mark, for the markers to be found."""
         self.num_reasoning_tokens = 0
         """Tokens of the reasoning so far, in all sequences, without its markers."""
+        self.num_calls = 0
+        """Reasoning has no calls."""
         self._make_parser = make_parser
         self._opening_token_id = opening_token_id
         self._is_last = is_last

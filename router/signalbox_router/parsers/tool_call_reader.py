@@ -81,6 +81,11 @@ class ToolCallReader:
         self._parsers: dict[int, Parser] = {}
         self._counters: dict[int, ReasoningCounter] = {}
 
+    @property
+    def num_calls(self) -> int:
+        """Calls found so far, in all sequences."""
+        return sum(parser.num_calls for parser in self._parsers.values())
+
     def read(self, update: Update) -> None:
         for delta in update.deltas:
             parser = self._parsers.get(delta.index)

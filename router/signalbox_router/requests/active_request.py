@@ -75,6 +75,10 @@ class ActiveRequest:
     """SHA-256 of the adapter that computes the request; empty is the base model."""
     snapshot_positions: tuple[int, ...] = ()
     """Positions of the prompt from which later requests are likely to go on."""
+    session: bytes = b""
+    """Hash of the session that the client names; empty if it names none."""
+    keep_ns: int = 0
+    """Time for which the client asks that the prompt's prefix be kept; 0 if it asks for none."""
     trace_context: tuple[str, str] = ("", "")
     """W3C traceparent and tracestate."""
     model_wait_ns: int = 0

@@ -67,6 +67,10 @@ class ApiRequest:
     """Name of the model; empty is the served one."""
     priority: int = 0
     cache_salt: str = ""
+    session_name: str = field(default="", repr=False)
+    """Client's name for the session; empty if the body names none."""
+    keep_ns: int = 0
+    """Time for which the client asks that the prompt's prefix be kept; 0 if it asks for none."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """The fields that are set, by proto name."""
     max_default_tokens: int | None = None

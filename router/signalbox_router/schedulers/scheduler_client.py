@@ -15,6 +15,7 @@ import grpc
 
 from signalbox_contract import updates
 from signalbox_contract.errors import RpcError
+from signalbox_contract.request import SessionPause, encode_pause
 from signalbox_contract.request import encode as encode_request
 from signalbox_contract.updates import RequestUpdates
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
@@ -140,6 +141,11 @@ class SchedulerConnection:
             self._expected.clear()
             if self.served is not None:
                 self._serve(None)
+
+    def pause(self, pause: SessionPause) -> None:
+        """Tells the scheduler how an answer of a session has ended."""
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(pb.ConnectRequest(session_pause=encode_pause(pause)))
 
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled."""

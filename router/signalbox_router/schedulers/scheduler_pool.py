@@ -2,6 +2,9 @@
 
 Schedulers may serve different models; a request goes to those of its own.
 
+A request of a session goes to the scheduler that had the session (`session_routes.py`), any other
+to the least loaded one.
+
 A request that loses its scheduler is sent again, with all its tokens so far, to the same scheduler
 once it is back or to another: the scheduler recomputes them as it does when a worker is lost. The
 tokens of a sequence depend on its seed and position alone, so the stream continues unchanged.
@@ -16,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from signalbox_contract.errors import NotFound, RpcError, Unavailable
+from signalbox_contract.request import SessionPause
 from signalbox_contract.wording import counted
 from signalbox_router.insight.request_span import route_span
 from signalbox_router.prompt.served_model import ServedModel
@@ -26,6 +30,7 @@ from signalbox_router.schedulers.launcher.model_starts import ModelStarts, Model
 from signalbox_router.schedulers.model_client import ModelClient
 from signalbox_router.schedulers.scheduler_client import SchedulerConnection
 from signalbox_router.schedulers.served_models import RETRY_AFTER_S, ServedModels
+from signalbox_router.schedulers.session_routes import ModelSession, SessionRoutes
 from signalbox_rpc.transport.tls import CLEAR, TlsConfig
 
 logger = logging.getLogger(__name__)
@@ -110,6 +115,7 @@ class Schedulers:
         self._is_serving = False
         self._handles = itertools.count(1)
         self._placements: dict[int, _Placement] = {}
+        self._routes = SessionRoutes()
 
     @property
     def num_live(self) -> int:
@@ -149,8 +155,8 @@ class Schedulers:
     # Called by requests
 
     def submit(self, request: ActiveRequest, model: ServedModel) -> None:
-        """Sends a request to the scheduler of its model with the fewest of ours. Raises
-        Unavailable."""
+        """Sends a request to a scheduler of its model: the one that had its session, or the one
+        with the fewest of our requests. Raises Unavailable."""
         placement = _Placement(request, model)
         is_served = model in self.models.served
         if not is_served or not self._place(placement):
@@ -180,6 +186,13 @@ class Schedulers:
             placement.connection.stop_sequence(handle, index=index, keep_tokens=keep_tokens)
         elif placement.request.is_complete:
             self._end_complete(placement)
+
+    def pause(self, request: ActiveRequest, *, called_tool: bool) -> None:
+        """Tells the scheduler how the answer of a request with a session has ended; call it before
+        `abort`."""
+        placement = self._placements.get(request.handle)
+        if placement is not None and placement.connection is not None:
+            placement.connection.pause(SessionPause(request.session, called_tool))
 
     # Called by connections
 
@@ -255,7 +268,7 @@ class Schedulers:
             others or request.attempt or self.starts.is_away(placement.model.name)
         ):
             if self._begin_again(placement) and others:
-                self._send(placement, _least_loaded(others))
+                self._send(placement, self._choose(placement, others))
         else:
             self._fail(placement, error)
 
@@ -347,7 +360,7 @@ class Schedulers:
                     self._fail(one, Unavailable("the model is no longer served", RETRY_AFTER_S))
 
     def _place(self, placement: _Placement) -> bool:
-        """Sends a request to the least loaded scheduler; returns False if there is none."""
+        """Sends a request to a scheduler; returns False if there is none."""
         serving = self._serving(placement.model)
         num_needed = placement.request.num_needed_tokens
         # What was loaded, or the window, may have grown since the last query.
@@ -356,8 +369,16 @@ class Schedulers:
         roomy = [one for one in serving if one.served and one.served.window >= num_needed]
         serving = roomy or serving
         if serving:
-            self._send(placement, _least_loaded(serving))
+            self._send(placement, self._choose(placement, serving))
         return bool(serving)
+
+    def _choose(
+        self, placement: _Placement, among: list[SchedulerConnection]
+    ) -> SchedulerConnection:
+        session = placement.request.session
+        if not session or len(self._connections) == 1:
+            return min(among, key=lambda connection: connection.num_live)
+        return self._routes.choose(ModelSession(placement.model.name, session), among)
 
     def _send(self, placement: _Placement, connection: SchedulerConnection) -> None:
         request, placement.connection = placement.request, connection
@@ -405,7 +426,3 @@ def _named(served: ServedModel, launched: LaunchedModel | None) -> ServedModel:
         return served
     texts = dict.fromkeys((*served.started_as, *launched.names_of("")))
     return replace(served, started_as=tuple(texts))
-
-
-def _least_loaded(connections: list[SchedulerConnection]) -> SchedulerConnection:
-    return min(connections, key=lambda connection: connection.num_live)

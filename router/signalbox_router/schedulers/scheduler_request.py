@@ -41,6 +41,8 @@ def request_of(active: ActiveRequest) -> Request:
         no_speculation=not params.speculation,
         prediction=params.prediction,
         model_wait_ns=active.model_wait_ns,
+        session=active.session,
+        keep_ns=active.keep_ns,
     )
 
 

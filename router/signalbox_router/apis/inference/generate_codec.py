@@ -10,6 +10,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from signalbox_contract.errors import InvalidArgument
 from signalbox_contract.logprobs import TokenLogprobs
+from signalbox_contract.request import MAX_AGE_S
 from signalbox_contract.structured_output import constraint_codec
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.inference import chat_codec
@@ -84,6 +85,8 @@ def _asked(
         prompt=prompt,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        session_name=request.session,
+        keep_ns=_keep_ns(request),
         sampling=sampling,
         truncate_prompt_tokens=(
             request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
@@ -91,6 +94,15 @@ def _asked(
         delivery=_delivery(request),
         wants_receipt=request.receipt,
     )
+
+
+def _keep_ns(request: pb.GenerateRequest | pb.ChatRequest) -> int:
+    if not request.HasField("prefix_ttl"):
+        return 0
+    ttl = request.prefix_ttl
+    if ttl.seconds < 0 or ttl.nanos < 0:
+        raise InvalidArgument("prefix_ttl", ttl.ToJsonString(), "at least 0")
+    return min(ttl.ToNanoseconds(), MAX_AGE_S * 10**9)
 
 
 def _delivery(request: pb.GenerateRequest | pb.ChatRequest) -> Delivery:
