@@ -30,20 +30,21 @@ def session_key(name: str, *, tenant: str, key: ApiKey | None) -> bytes:
     if not name:
         return b""
     owner = tenant.encode()
-    hashed = blake2b(
-        len(owner).to_bytes(4) + owner,
+    return blake2b(
+        len(owner).to_bytes(4) + owner + name.encode(),
         digest_size=KEY_BYTES,
         key=b"" if key is None else key.sha256,
         person=b"session",
-    )
-    hashed.update(name.encode())
-    return hashed.digest()
+    ).digest()
 
 
 def name_in_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Returns the session that headers name; empty if they name none."""
-    found = sorted((_HEADERS[name], value) for name, value in headers if name in _HEADERS)
-    return next((value.decode("latin-1") for _, value in found if value), "")
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _HEADERS and value:
+            found.setdefault(name, value)
+    return found[min(found, key=_HEADERS.__getitem__)].decode("latin-1") if found else ""
 
 
 def name_in_user_id(user_id: str) -> str:

@@ -9,6 +9,7 @@ talking, and if a scheduler is lost, the sessions of the others stay where they 
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple, Protocol, TypeVar
 
 MAX_REMEMBERED = 16_384
@@ -51,17 +52,25 @@ class SessionRoutes:
         as many, and SPARE_REQUESTS. That bound is on the least load and not on the mean, which of
         two schedulers says too little.
         """
-        most = LOAD_RATIO * min(one.num_live for one in schedulers) + SPARE_REQUESTS
-        roomy = [one for one in schedulers if one.num_live <= most]
-        last = self._last.get(session)
-        chosen = next((one for one in roomy if one.address == last), None)
-        if chosen is None:
-            chosen = max(roomy, key=lambda one: _weight(session.session, one.address))
-        self._last[session] = chosen.address
+        last, least, known = self._last.get(session), inf, None
+        for one in schedulers:
+            least = min(least, one.num_live)
+            if one.address == last:
+                known = one
+        most = LOAD_RATIO * least + SPARE_REQUESTS
+        if known is not None and known.num_live <= most:
+            self._last.move_to_end(session)
+            return known
+        roomy = (one for one in schedulers if one.num_live <= most)
+        chosen = max(roomy, key=lambda one: _weight(session.session, one.address))
+        self._remember(session, chosen.address)
+        return chosen
+
+    def _remember(self, session: ModelSession, address: str) -> None:
+        self._last[session] = address
         self._last.move_to_end(session)
         if len(self._last) > self._max_remembered:
             self._last.popitem(last=False)
-        return chosen
 
     def __len__(self) -> int:
         return len(self._last)

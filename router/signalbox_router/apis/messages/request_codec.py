@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from signalbox_protos.inference.v1 import inference_pb2 as pb
 from signalbox_router.apis.agents import ReadConversation
@@ -13,18 +14,48 @@ from signalbox_router.apis.openai.requests.field_setters import (
     extend_field,
     set_field,
 )
+from signalbox_router.apis.openai.requests.prompt_cache_codec import seconds_of
 from signalbox_router.params.token_validation import check_counts
 from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.requests.session_key import name_in_user_id
 
 _SAME_NAME = ("temperature", "top_p", "top_k")
+_DEFAULT_TTL = "5m"
+"""Time of a mark without one, by the API."""
 
 
-def api_request(body: MessagesBody, read: ReadConversation, *, request_id: str) -> ApiRequest:
+def prefix_ttl_s(body: MessagesBody) -> int:
+    """Returns the longest time of the marks for the prompt cache, in seconds; 0 without any.
+
+    Clients mark the ends of what later requests repeat, which are the last tool, the system prompt
+    and the last message. Marks elsewhere are not looked for, as a conversation may have thousands
+    of blocks.
+    """
+    parts: list[Any] = [body, *(body.tools or ())[-1:]]
+    for content in (body.system, *(message.content for message in body.messages[-1:])):
+        if isinstance(content, list):
+            parts += content
+    marks = [getattr(part, "cache_control", None) for part in parts]
+    times = [seconds_of(mark.ttl or _DEFAULT_TTL) for mark in marks if mark is not None]
+    return max(times, default=0)
+
+
+def api_request(
+    body: MessagesBody, read: ReadConversation, *, request_id: str, ttl_s: int = 0
+) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises BadRequest or
-    InvalidArgument."""
+    InvalidArgument.
+
+    Args:
+        ttl_s: what `prefix_ttl_s` has returned before the conversation was read.
+    """
     request = pb.ChatRequest(request_id=request_id, model=body.model or "")
     if not body.stream:
         request.output_kind = pb.OUTPUT_KIND_FINAL_ONLY
+    if body.metadata is not None and body.metadata.user_id:
+        request.session = name_in_user_id(body.metadata.user_id)
+    if ttl_s:
+        request.prefix_ttl.seconds = ttl_s
     params = request.sampling_params
     for name in _SAME_NAME:
         set_field(params, name, getattr(body, name))

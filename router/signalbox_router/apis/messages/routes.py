@@ -8,7 +8,7 @@ from starlette.responses import Response
 from signalbox_router.apis.agents import AgentsApi, answer_headers
 from signalbox_router.apis.messages.conversation_codec import read_conversation
 from signalbox_router.apis.messages.errors import ID_HEADER, MessagesErrors, id_of
-from signalbox_router.apis.messages.request_codec import api_request
+from signalbox_router.apis.messages.request_codec import api_request, prefix_ttl_s
 from signalbox_router.apis.messages.response import MessageAnswer
 from signalbox_router.apis.messages.types import CountTokensBody, MessagesBody
 from signalbox_router.apis.openai.bodies.body_reader import Ids
@@ -53,6 +53,7 @@ class MessagesApi(AgentsApi):
     def _generation(self, request: Request, body: MessagesBody) -> Generation:
         ids = Ids("msg", request, None, separator="_")
         model = self._generator.model_of(body.model or "", GENERATING)
+        ttl_s = prefix_ttl_s(body)
         read = read_conversation(body)
         answer = MessageAnswer(
             body,
@@ -61,6 +62,6 @@ class MessagesApi(AgentsApi):
             model=model.answers_as(body.model or ""),
             betas=request.headers.get("anthropic-beta", ""),
         )
-        asked = api_request(body, read, request_id=ids.of(0, 1))
+        asked = api_request(body, read, request_id=ids.of(0, 1), ttl_s=ttl_s)
         headers = {ID_HEADER: id_of(request.scope), **answer_headers(request, read)}
         return Generation([asked], answer, headers)

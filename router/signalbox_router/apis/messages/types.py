@@ -46,19 +46,20 @@ def _tool_tag(value: Any) -> str:
 
 
 class CacheControl(Body):
-    """A mark for the prompt cache; no effect: every prefix is cached."""
+    """A mark for the prompt cache. Every prefix is cached, marked or not."""
 
     type: Literal["ephemeral"]
     """Only `ephemeral`."""
     ttl: Literal["5m", "1h"] | None = None
-    """No effect: prefixes stay for as long as there is room."""
+    """For how long. The scheduler is told the longest of the last tool, the system prompt, the last
+    message and the body, and shows it; prefixes stay for as long as there is room. Default 5m."""
 
 
 class Block(Body):
     """A part of a message's content."""
 
     cache_control: CacheControl | None = None
-    """No effect: every prefix is cached."""
+    """A mark for the prompt cache; every prefix is cached anyway."""
 
 
 class TextBlock(Block):
@@ -160,7 +161,7 @@ class _OwnTool(Body):
     allowed_callers: Items[str] | None = None
     """A tool that only hosted code may call, not `direct`, is left out."""
     cache_control: CacheControl | None = None
-    """No effect: every prefix is cached."""
+    """A mark for the prompt cache; every prefix is cached anyway."""
 
 
 class CustomTool(_OwnTool):
@@ -250,7 +251,8 @@ class Metadata(Body):
     """Labels of a request."""
 
     user_id: str | None = None
-    """A label; no effect."""
+    """A label; no effect, unless it names a session, as Claude Code's does: with several schedulers
+    the request goes to the one that had the session's last request."""
 
 
 class MessagesPromptBody(BodyWithTools):
@@ -277,7 +279,7 @@ class MessagesPromptBody(BodyWithTools):
     context_management: Json | None = None
     """No edit is applied, and the answer says so: its applied_edits are empty."""
     cache_control: CacheControl | None = None
-    """No effect: every prefix is cached."""
+    """A mark for the prompt cache; every prefix is cached anyway."""
 
     @property
     def forces_call(self) -> bool:

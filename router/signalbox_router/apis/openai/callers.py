@@ -8,6 +8,7 @@ from signalbox_router.apis.openai.requests.errors import http_status
 from signalbox_router.generation.call_context import CallContext
 from signalbox_router.insight.request_span import Transport, http_transport
 from signalbox_router.limits.tenants import Caller, Tenants
+from signalbox_router.requests.session_key import name_in_headers
 from signalbox_rpc.telemetry import tracing
 
 
@@ -33,6 +34,7 @@ class Callers:
             tenant=caller.tenant,
             key=caller.key,
             payer=caller.payer,
+            session_name=name_in_headers(headers.raw),
         )
 
 

@@ -59,8 +59,10 @@ def repeated(response: StoredResponse) -> StoredResponsesBody:
 
 
 def turn_again(body: StoredResponsesBody, response: StoredResponse, model: ServedModel) -> Turn:
-    """Returns the turn of a response that runs again; its request has the response's id."""
-    return _turn(body, response, request_id=response.id, model=model)
+    """Returns the turn of a response that runs again; its request has the response's id. It belongs
+    to no session, since the API key that a session belongs to is not kept."""
+    turn = _turn(body, response, request_id=response.id, model=model)
+    return turn._replace(request=replace(turn.request, session_name=""))
 
 
 def check_goes_on(previous: StoredResponse) -> None:

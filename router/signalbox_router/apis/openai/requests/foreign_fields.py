@@ -205,7 +205,7 @@ GENERATION: Table = {
     **refused(OPENROUTER, "reasoning"),
     "thinking": Foreign(DEEPSEEK),
     **refused(QWEN, "thinking_budget", enable_search=False, enable_thinking=False),
-    **ignored(OPENAI, "prompt_cache_options", "prompt_cache_retention", "prediction"),
+    **ignored(OPENAI, "prediction"),
 }  # fmt: skip
 
 COMPLETION: Table = {
@@ -255,6 +255,10 @@ CHAT: Table = {
     **refused(OPENAI, "prompt", "suffix"),
 }  # fmt: skip
 
+PROMPT_CACHE_OPTIONS: Table = {
+    **refused(OPENAI, prewarm=False),
+    **ignored(OPENAI, "comparison_response_id"),
+}
 ADAPTER: Table = refused(VLLM, is_3d_lora_weight=False)
 STRUCTURED_OUTPUTS: Table = refused(
     VLLM, "whitespace_pattern", "structural_tag", "_backend", disable_any_whitespace=False,

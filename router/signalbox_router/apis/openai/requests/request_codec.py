@@ -22,6 +22,7 @@ from signalbox_router.apis.openai.requests.conversation_codec import (
 )
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.apis.openai.requests.field_setters import extend_field, set_field
+from signalbox_router.apis.openai.requests.prompt_cache_codec import set_session
 from signalbox_router.apis.openai.requests.request_totals import check_lengths, check_products
 from signalbox_router.apis.openai.requests.structured_output_codec import set_structured_output
 from signalbox_router.apis.openai.requests.types import CompletionBody, GenerationBody
@@ -142,6 +143,7 @@ def set_common(
     check_num_allowed(body.allowed_token_ids or (), model)
     request.model = body.model or ""
     set_field(request, "cache_salt", body.cache_salt)
+    set_session(request, body)
     set_field(request, "priority", body.priority or None)
     set_field(request, "stream_interval", body.stream_interval)
     request.receipt = bool(body.receipt)

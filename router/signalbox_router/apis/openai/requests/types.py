@@ -149,6 +149,17 @@ class Labels(Body):
     """A label; no effect. See cache_salt."""
 
 
+class PromptCacheOptions(Body):
+    """Options of the prompt cache. Every prefix is cached, for as long as there is room."""
+
+    FOREIGN = foreign_fields.PROMPT_CACHE_OPTIONS
+
+    mode: Literal["implicit", "explicit"] | None = None
+    """No effect: every prefix is cached."""
+    ttl: Literal["30m", "12h"] | None = None
+    """How long the client needs its prefix. The scheduler is told, and shows it."""
+
+
 class StreamableBody(Body):
     """A body whose answer is generated."""
 
@@ -183,6 +194,16 @@ class GenerationBody(Labels, StreamableBody):
     """Bias in [-100, 100] added to a token's logit, by token id as a string; at most 1,024."""
     response_format: ResponseFormat | None = None
     """Structure of the text: JSON of a schema, any JSON object, or none. Default: none."""
+    metadata: dict[str, str] | None = None
+    """Labels; no effect, but that of `session_id`: see prompt_cache_key."""
+    prompt_cache_key: str | None = None
+    """Name of the session that the request belongs to, such as an agent's conversation: of several
+    schedulers, the one that had the last request takes the next, because it has the prefix.
+    Default: metadata.session_id, else what a header says."""
+    prompt_cache_options: PromptCacheOptions | None = None
+    """Options of the prompt cache."""
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    """Older form of prompt_cache_options.ttl, which precedes it; in_memory says nothing."""
     # vLLM's.
     top_k: int | None = None
     """Number of most likely tokens to keep; 0 or -1 keeps all. Default: the model's, else 0."""
