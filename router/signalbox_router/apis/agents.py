@@ -69,6 +69,9 @@ class ReadConversation:
     """Names or types of the tools that the model is not told of."""
     input_transformations: Sequence[Mapping[str, str]]
     """Entries of the answer's field: reasoning that this server cannot read."""
+    places: Sequence[int] = ()
+    """Index of each message of the conversation in the body, -1 of a system prompt that is no
+    message there."""
     drops_turns: bool = False
     """True if the oldest turns are left out of a conversation that does not fit the window."""
 

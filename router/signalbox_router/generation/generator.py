@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from signalbox_contract.errors import Code, NotFound, RpcError
+from signalbox_router.generation import prefix_watcher
 from signalbox_router.generation.call_context import Begun, CallContext
 from signalbox_router.generation.request_admission import Admission, Arrival, EncodedPrompt
 from signalbox_router.insight.request_observer import Observed, Observer
@@ -99,6 +100,8 @@ class _UpdatePath:
             if update.request.session:
                 called_tool = any(reader.num_calls for reader in self.readers)
                 self.admission.pause(update.request, called_tool=called_tool)
+            if (watch := update.request.watch) is not None:
+                watch.ended(num_cached_tokens=end.usage.cached_tokens)
         if self.account is not None:
             self.account.spend(sum(len(delta.token_ids) for delta in update.deltas))
         return update if self.buffer is None else self.buffer.push(update)
@@ -321,6 +324,9 @@ class Generator:
                         yield due
             finally:
                 request.release()
+                if request.watch is not None:
+                    readers = self._readers(api_request, model, prompt)
+                    prefix_watcher.keep(request, readers, kept_token_ids)
 
     async def _model_with_adapter(self, name: str, model: ServedModel) -> ServedModel:
         """Returns the model once it has the adapter that a request names. Raises NotFound if there

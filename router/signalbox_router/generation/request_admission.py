@@ -21,7 +21,9 @@ from signalbox_router.generation.pooling.prompt_encoder import (
     encode_prompt,
     texts_of,
 )
+from signalbox_router.generation.prefix_watcher import PrefixWatcher, SentPrompt
 from signalbox_router.generation.turn_truncation import encode_latest_turns
+from signalbox_router.limits.api_keys import ApiKey
 from signalbox_router.limits.payers import Payer
 from signalbox_router.params import params_validation
 from signalbox_router.params.generation_params import (
@@ -56,6 +58,7 @@ from signalbox_router.requests.api_request import (
     PromptTokens,
     timeout_ns,
 )
+from signalbox_router.requests.prefix_watch import PrefixWatch
 from signalbox_router.requests.request_output import Echo
 from signalbox_router.requests.session_key import session_key
 from signalbox_router.schedulers.scheduler_pool import Schedulers
@@ -111,6 +114,7 @@ class Admission:
             max_memory_bytes=config.max_grammar_memory << 20,
         )
         self._seeds = None if config.seed is None else RequestSeeds(config.seed)
+        self._prefixes = PrefixWatcher()
 
     def check(self, api_request: ApiRequest, model: ServedModel) -> None:
         """Checks the fields that need no tokens."""
@@ -260,12 +264,27 @@ class Admission:
             session=_session_of(api_request, call_context),
             keep_ns=api_request.keep_ns,
         )
+        if request.session or api_request.prefix_query.is_asked:
+            request.watch = self._watch(request, api_request, model, prompt, call_context.key)
         self._schedulers.submit(request, model)
         return request
 
     def pause(self, request: ActiveRequest, *, called_tool: bool) -> None:
         """Tells the scheduler that an answer of a session has been read to its end."""
         self._schedulers.pause(request, called_tool=called_tool)
+
+    def _watch(
+        self,
+        request: ActiveRequest,
+        api_request: ApiRequest,
+        model: ServedModel,
+        prompt: EncodedPrompt,
+        key: ApiKey | None,
+    ) -> PrefixWatch:
+        """Compares the prompt with an earlier one of the tenant and the key."""
+        shared = (model.name, model.fingerprint, request.adapter, request.cache_salt)
+        sent = SentPrompt(prompt.token_ids, prompt.opening, shared, request.session)
+        return self._prefixes.watch(api_request, sent, tenant=request.tenant, key=key)
 
     def _params(
         self, api_request: ApiRequest, model: ServedModel, prompt: EncodedPrompt

@@ -22,6 +22,7 @@ from signalbox_router.params.generation_params import GenerationParams
 from signalbox_router.prompt.tokenization.tokenizer import Tokenizer
 from signalbox_router.requests.best_of import BestOf
 from signalbox_router.requests.output_sequence import OutputSequence, make_branches
+from signalbox_router.requests.prefix_watch import PrefixWatch
 from signalbox_router.requests.request_output import (
     Delta,
     Echo,
@@ -95,6 +96,8 @@ class ActiveRequest:
     """Number of schedulers that the request was sent to and that were lost."""
     nonce: int = field(default_factory=lambda: secrets.randbits(64), init=False)
     """Random id, the same in every attempt."""
+    watch: PrefixWatch | None = field(default=None, init=False)
+    """Comparison with an earlier prompt; None if the request has no session and asks for none."""
     vector: Vector | None = field(default=None, init=False)
     """Vector of a prompt that was pooled, before the model's last function."""
     num_prompt_logprobs: int = field(default=0, init=False)

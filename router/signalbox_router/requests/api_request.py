@@ -1,7 +1,7 @@
 """A request as decoded by one of the APIs, before it is checked or tokenised."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,6 +56,32 @@ class PoolingRequest(NamedTuple):
     because a key's tokens are used up."""
 
 
+class PrefixQuery(NamedTuple):
+    """What a client wants to know of its prompt's prefix, and how its API names places."""
+
+    answer_id: str = ""
+    """Id of the answer, by which later requests name this one; empty if they cannot."""
+    is_asked: bool = False
+    """True if the answer is to say what broke the prefix."""
+    compared_id: str | None = None
+    """Id of the answer whose request the prompt is compared with; None is the session's last."""
+    item: str = "messages[{}]"
+    """Path of one of the client's messages by its index."""
+    system: str = "system"
+    """Path of a system prompt that is none of the messages."""
+    places: Sequence[int] = ()
+    """Index of each of the conversation's messages among the client's, -1 of the system prompt.
+    Empty if they are the same."""
+
+    def path_of(self, message: int) -> str:
+        """Returns the path of a message of the conversation."""
+        place = self.places[message] if self.places else message
+        return self.system if place < 0 else self.item.format(place)
+
+
+NO_QUERY = PrefixQuery()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRequest:
     """A request as the client sent it."""
@@ -84,6 +110,7 @@ class ApiRequest:
     """True if truncation keeps the first tokens of a prompt that is continued."""
     drops_turns: bool = False
     """True if the oldest turns of a conversation are left out that does not fit the window."""
+    prefix_query: PrefixQuery = NO_QUERY
     kept_tokens: KeptTokens = NO_TOKENS
     """Tokens of the turn that a conversation goes on from."""
     delivery: Delivery = field(default_factory=Delivery)

@@ -384,6 +384,8 @@ class Schedulers:
         request, placement.connection = placement.request, connection
         _end_wait(placement)
         placement.num_tokens = request.num_generated_tokens
+        if request.watch is not None:
+            request.watch.send_to(connection.address)
         with route_span(request, scheduler=connection.address, since_ns=placement.lost_at_ns):
             connection.submit(request)
 

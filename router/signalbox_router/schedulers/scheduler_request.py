@@ -43,6 +43,7 @@ def request_of(active: ActiveRequest) -> Request:
         model_wait_ns=active.model_wait_ns,
         session=active.session,
         keep_ns=active.keep_ns,
+        prefix=None if active.watch is None else active.watch.comparison,
     )
 
 

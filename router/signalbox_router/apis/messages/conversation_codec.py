@@ -42,6 +42,8 @@ HOSTED = (
     "advisor", "computer", "computer_toolset", "browser_toolset",
 )  # fmt: skip
 """Types of tools that the API's own servers execute, or whose results are images, without dates."""
+BILLING_LINE = "x-anthropic-billing-header:"
+"""Beginning of the line that is left out of a system prompt, at the start of one of its texts."""
 _MCP = "mcp_toolset"
 _MODES = {
     "auto": ToolMode.AUTO,
@@ -59,7 +61,8 @@ def read_conversation(body: MessagesPromptBody) -> ReadConversation:
     check_counts(num_messages=len(body.messages), num_tools=len(body.tools or ()))
     asked_format(body)
     dropped: list[dict[str, str]] = []
-    messages = _joined(_messages(body, dropped))
+    places: list[int] = []
+    messages = _joined(_messages(body, dropped, places), places)
     tools, omitted = _tools(body)
     continues = bool(body.messages) and body.messages[-1].role == "assistant"
     if continues and messages[-1].tool_calls:
@@ -77,7 +80,10 @@ def read_conversation(body: MessagesPromptBody) -> ReadConversation:
         thinking=_thinking(body),
     )
     return ReadConversation(
-        conversation=conversation, omitted=omitted, input_transformations=dropped
+        conversation=conversation,
+        omitted=omitted,
+        input_transformations=dropped,
+        places=places,
     )
 
 
@@ -89,14 +95,19 @@ def asked_format(body: MessagesPromptBody) -> OutputFormat | None:
     return asked or body.output_format
 
 
-def _messages(body: MessagesPromptBody, dropped: list[dict[str, str]]) -> Iterator[Message]:
-    if body.system:
-        yield Message("system", _texts(body.system))
+def _messages(
+    body: MessagesPromptBody, dropped: list[dict[str, str]], places: list[int]
+) -> Iterator[Message]:
+    """Yields the messages, after it has added the place of each: -1 is the system prompt."""
+    if texts := _system(body.system):
+        places.append(-1)
+        yield Message("system", texts)
     last_user = max((i for i, one in enumerate(body.messages) if one.role == "user"), default=-1)
     for i, message in enumerate(body.messages):
         if isinstance(message.content, list):
             check_num_parts(len(message.content), field=f"messages[{i}].content")
         elif message.clear_at is None:
+            places.append(i)
             yield Message(message.role, (message.content,))
             continue
         if message.clear_at is not None and message.role != "system":
@@ -104,7 +115,22 @@ def _messages(body: MessagesPromptBody, dropped: list[dict[str, str]]) -> Iterat
                 f"messages[{i}].clear_at: a message of the {message.role} stays", "messages"
             )
         if message.clear_at != "next_user_message" or last_user < i:
-            yield from _of_blocks(i, message, dropped)
+            for one in _of_blocks(i, message, dropped):
+                places.append(i)
+                yield one
+
+
+def _system(content: str | list[TextBlock] | None) -> tuple[str, ...]:
+    """Returns the texts of a system prompt.
+
+    Claude Code writes a line there for the API's own servers that differs in each request, so that
+    no prefix could be found behind it. It is left out.
+    """
+    texts = _texts(content or ())
+    if not any(text.startswith(BILLING_LINE) for text in texts):
+        return texts
+    kept = (text.partition("\n")[2] if text.startswith(BILLING_LINE) else text for text in texts)
+    return tuple(text for text in kept if text)
 
 
 def _of_blocks(i: int, message: MessageParam, dropped: list[dict[str, str]]) -> Iterator[Message]:
@@ -159,12 +185,14 @@ def _texts(content: str | Iterable[TextBlock]) -> tuple[str, ...]:
     return (content,) if isinstance(content, str) else tuple(block.text for block in content)
 
 
-def _joined(messages: Iterable[Message]) -> list[Message]:
-    """Returns the messages with neighbours of one author as one turn, as the API has it."""
+def _joined(messages: Iterable[Message], places: list[int]) -> list[Message]:
+    """Returns the messages with neighbours of one author as one turn, as the API has it; its place
+    is that of the first."""
     turns: list[list[Message]] = []
     for message in messages:
         if turns and message.role == turns[-1][0].role and message.role in ("user", "assistant"):
             turns[-1].append(message)
+            places.pop()
         else:
             turns.append([message])
     return [_turn(one) for one in turns]

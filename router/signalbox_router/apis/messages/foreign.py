@@ -11,7 +11,7 @@ MESSAGES: Table = {
         ANTHROPIC, "container", "mcp_servers", "thread", "compaction", "fallbacks",
         "fallback_credit_token", "billing_policy", "inference_geo",
     ),
-    **ignored(ANTHROPIC, "diagnostics", "user_profile_id", "workspace_id", speed="standard"),
+    **ignored(ANTHROPIC, "user_profile_id", "workspace_id", speed="standard"),
 }  # fmt: skip
 MESSAGE: Table = refused(ANTHROPIC, "output_config")
 TEXT: Table = ignored(ANTHROPIC, "citations")

@@ -16,7 +16,7 @@ from signalbox_router.apis.openai.requests.field_setters import (
 )
 from signalbox_router.apis.openai.requests.prompt_cache_codec import seconds_of
 from signalbox_router.params.token_validation import check_counts
-from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.requests.api_request import ApiRequest, PrefixQuery
 from signalbox_router.requests.session_key import name_in_user_id
 
 _SAME_NAME = ("temperature", "top_p", "top_k")
@@ -41,7 +41,12 @@ def prefix_ttl_s(body: MessagesBody) -> int:
 
 
 def api_request(
-    body: MessagesBody, read: ReadConversation, *, request_id: str, ttl_s: int = 0
+    body: MessagesBody,
+    read: ReadConversation,
+    *,
+    request_id: str,
+    answer_id: str = "",
+    ttl_s: int = 0,
 ) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises BadRequest or
     InvalidArgument.
@@ -68,4 +73,11 @@ def api_request(
         params.structured_output.json_schema = json.dumps(asked.schema_)
     converted = generate_codec.conversation_api_request(request, read.conversation)
     delivery = replace(converted.delivery, keeps_order=True)
-    return replace(converted, cuts_max_tokens=True, delivery=delivery)
+    query = PrefixQuery(
+        answer_id,
+        body.diagnostics is not None,
+        body.diagnostics.previous_message_id if body.diagnostics else None,
+        "messages.{}",
+        places=read.places,
+    )
+    return replace(converted, cuts_max_tokens=True, delivery=delivery, prefix_query=query)

@@ -15,6 +15,7 @@ from signalbox_router.apis.messages.errors import error_of
 from signalbox_router.apis.messages.types import MessagesBody
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.openai.response_fields import TextEvent, to_event
+from signalbox_router.apis.prefix_diagnostics import of_message
 from signalbox_router.limits.json_text import partly_parsed
 from signalbox_router.requests.active_request import Update
 from signalbox_router.requests.request_output import Delta, Finish, FinishReason, ToolCallDelta
@@ -180,6 +181,9 @@ class MessageAnswer:
         self._edits: dict[str, Any] = {}
         if body.context_management is not None:
             self._edits["context_management"] = {"applied_edits": []}
+        self._asked = body.diagnostics
+        self._said: dict[str, Any] = {}
+        """Diagnostics in the first event."""
         self._finish: Finish | None = None
         self._last: Update | None = None
         self._has_begun = False
@@ -193,7 +197,7 @@ class MessageAnswer:
         content = added_up(events)
         return {
             **self._head, "content": content, **self._end(), "container": None, **self._edits,
-            **self._notes, "usage": self._usage(),
+            **self._notes, **self._diagnostics(), "usage": self._usage(),
         }  # fmt: skip
 
     def events(self, update: Update) -> bytes:
@@ -208,6 +212,8 @@ class MessageAnswer:
 
     async def last_event(self) -> bytes:
         end = {"type": "message_delta", "delta": self._end(), "usage": self._usage(), **self._edits}
+        if (news := self._diagnostics()) != self._said:
+            end |= news
         return named_event(end) + named_event({"type": "message_stop"})
 
     def waiting(self) -> bytes:
@@ -234,8 +240,20 @@ class MessageAnswer:
 
     def _start(self) -> bytes:
         no_end = dict.fromkeys(("stop_reason", "stop_sequence", "stop_details", "container"))
-        message = {**self._head, "content": [], **no_end, **self._notes, "usage": self._usage()}
+        self._said = self._diagnostics()
+        message = {
+            **self._head, "content": [], **no_end, **self._notes, **self._said,
+            "usage": self._usage(),
+        }  # fmt: skip
         return named_event({"type": "message_start", "message": message})
+
+    def _diagnostics(self) -> dict[str, Any]:
+        """Returns the field that says what broke the prefix, if the client asks; whether the
+        scheduler has found the prefix is known at the end."""
+        if self._asked is None:
+            return {}
+        watch = self._last.request.watch if self._last and self._asked.compares else None
+        return {"diagnostics": of_message(watch.comparison if watch is not None else None)}
 
     def _end(self) -> dict[str, Any]:
         """Returns why the message ended."""

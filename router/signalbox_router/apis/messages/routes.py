@@ -62,6 +62,8 @@ class MessagesApi(AgentsApi):
             model=model.answers_as(body.model or ""),
             betas=request.headers.get("anthropic-beta", ""),
         )
-        asked = api_request(body, read, request_id=ids.of(0, 1), ttl_s=ttl_s)
+        asked = api_request(
+            body, read, request_id=ids.of(0, 1), answer_id=ids.response_id, ttl_s=ttl_s
+        )
         headers = {ID_HEADER: id_of(request.scope), **answer_headers(request, read)}
         return Generation([asked], answer, headers)

@@ -255,6 +255,21 @@ class Metadata(Body):
     the request goes to the one that had the session's last request."""
 
 
+class MessageDiagnostics(Body):
+    """Asks the answer to say in its diagnostics what broke the prefix of the prompt."""
+
+    previous_message_id: str | None = None
+    """Id of the message whose request the prompt is compared with: one of the same tenant and API
+    key that had a session or diagnostics. Null compares nothing. Default: the last request of the
+    session."""
+
+    @property
+    def compares(self) -> bool:
+        """False if the client says that there is no earlier message."""
+        is_set = "previous_message_id" in self.model_fields_set
+        return self.previous_message_id is not None or not is_set
+
+
 class MessagesPromptBody(BodyWithTools):
     """Fields that are rendered into a prompt."""
 
@@ -319,6 +334,8 @@ class MessagesBody(MessagesPromptBody, StreamableBody):
     """Strings that end the answer: at most 64, of 1 to 1,024 bytes each."""
     metadata: Metadata | None = None
     """Labels of the request."""
+    diagnostics: MessageDiagnostics | None = None
+    """What the answer says of the prefix of its prompt."""
     service_tier: Literal["auto", "standard_only"] | None = None
     """No effect: there is one tier."""
 

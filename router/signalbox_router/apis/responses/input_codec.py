@@ -3,7 +3,7 @@
 What an answer had as several items, reasoning, text and calls, is one message of the assistant.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from signalbox_router.apis.agents import ReadConversation, decode_reasoning
@@ -52,12 +52,14 @@ def read_input(body: PromptBody) -> ReadInput:
     _check_format(body)
     offered = offered_tools(body)
     removed: list[dict[str, str]] = []
+    places: list[int] = [-1] if body.instructions else []
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
+        places.append(0)
         messages.append(Message("user", body.input))
     else:
         check_counts(num_messages=len(body.input or ()), num_tools=0)
-        messages += _messages(body.input or (), removed)
+        messages += _messages(body.input or (), removed, places)
         if body.input:
             body.input = []
     effort = body.reasoning.effort if body.reasoning else None
@@ -73,6 +75,7 @@ def read_input(body: PromptBody) -> ReadInput:
         omitted=offered.omitted,
         input_transformations=removed,
         drops_turns=body.truncation == "auto",
+        places=places,
         origins=offered.origins,
     )
 
@@ -91,10 +94,16 @@ class _Turn:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
+    place: int = 0
+    """Index of the first of them."""
 
-    def message(self) -> Iterator[Message]:
-        """Yields the items as a message, if there are any, and forgets them."""
+    def message(self, places: list[int], *, next_place: int) -> Iterator[Message]:
+        """Yields the items as a message, if there are any, after it has added its place.
+
+        The items are forgotten; those that follow begin at `next_place`.
+        """
         if self.texts or self.reasoning or self.calls:
+            places.append(self.place)
             yield Message(
                 "assistant",
                 tuple(self.texts),
@@ -102,20 +111,24 @@ class _Turn:
                 reasoning="\n".join(self.reasoning),
             )
         self.texts, self.reasoning, self.calls = [], [], []
+        self.place = next_place
 
 
-def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iterator[Message]:
+def _messages(
+    items: Sequence[InputItem], removed: list[dict[str, str]], places: list[int]
+) -> Iterator[Message]:
+    """Yields the messages, after it has added the index of the first item of each."""
     turn, names = _Turn(), dict[str, str]()
     for i, item in enumerate(items):
         place = f"input[{i}]"
         match item:
             case InputMessage(role="assistant"):
                 if turn.texts and not turn.calls:  # results follow the message of their calls
-                    yield from turn.message()
+                    yield from turn.message(places, next_place=i)
                 turn.texts += _texts(item.content, f"{place}.content")
             case ReasoningInput():
                 if turn.texts and not turn.calls:
-                    yield from turn.message()
+                    yield from turn.message(places, next_place=i)
                 turn.reasoning += _reasoning(item, removed)
             case FunctionCall() | CustomCall():
                 call = _call(item, place)
@@ -123,14 +136,17 @@ def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iter
                 turn.calls.append(call)
                 check_num_parts(len(turn.calls), field=place)
             case InputMessage():
-                yield from turn.message()
+                yield from turn.message(places, next_place=i + 1)
                 texts = _texts(item.content, f"{place}.content")
                 if not texts:
                     raise BadRequest(f"{place}.content: it is empty", f"{place}.content")
+                places.append(i)
                 yield Message("system" if item.role in _SYSTEM else item.role, texts)
             case ToolOutput():
-                yield from turn.message()
-                yield _output(item, place, names)
+                yield from turn.message(places, next_place=i + 1)
+                output = _output(item, place, names)
+                places.append(i)
+                yield output
             case OtherItem(type="item_reference"):
                 raise NotServed(
                     f"{place}: single items are not referred to; send them, with store: false",
@@ -138,7 +154,7 @@ def _messages(items: Iterable[InputItem], removed: list[dict[str, str]]) -> Iter
                 )
             case OtherItem():
                 raise NotServed(f"{place}: items of type {item.type[:100]} are not served", place)
-    yield from turn.message()
+    yield from turn.message(places, next_place=len(items))
 
 
 def _reasoning(item: ReasoningInput, removed: list[dict[str, str]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from signalbox_router.apis.openai.requests.request_codec import set_common, set_
 from signalbox_router.apis.responses.input_codec import ReadInput
 from signalbox_router.apis.responses.types import ENCRYPTED, LOGPROBS, ResponsesBody
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.requests.api_request import ApiRequest
+from signalbox_router.requests.api_request import ApiRequest, PrefixQuery
 from signalbox_router.requests.output_buffer import Delivery
 
 INCLUDABLE = (
@@ -23,7 +23,7 @@ INCLUDABLE = (
 
 
 def api_request(
-    body: ResponsesBody, read: ReadInput, *, request_id: str, model: ServedModel
+    body: ResponsesBody, read: ReadInput, *, request_id: str, answer_id: str, model: ServedModel
 ) -> ApiRequest:
     """Returns the request for a body whose conversation was read. Raises InvalidArgument."""
     check_include(body.include or ())
@@ -40,7 +40,15 @@ def api_request(
         delivery = Delivery(stream_interval=delivery.stream_interval)
     asked = replace(asked, delivery=delivery)
     cuts_end = body.truncation_side == "right"
-    return replace(asked, truncate_end=cuts_end, drops_turns=read.drops_turns)
+    query = PrefixQuery(
+        answer_id,
+        body.is_compared,
+        body.compared_id,
+        "input" if isinstance(body.input, str) else "input[{}]",
+        "instructions",
+        read.places,
+    )
+    return replace(asked, truncate_end=cuts_end, drops_turns=read.drops_turns, prefix_query=query)
 
 
 def check_include(names: Sequence[str]) -> None:

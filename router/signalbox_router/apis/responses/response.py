@@ -12,6 +12,7 @@ from signalbox_router.apis.openai.logprobs import Tokens, chat_logprobs
 from signalbox_router.apis.openai.requests.errors import BadRequest, error_body
 from signalbox_router.apis.openai.requests.types import Body
 from signalbox_router.apis.openai.response_fields import encode
+from signalbox_router.apis.prefix_diagnostics import of_response
 from signalbox_router.apis.responses.input_codec import ReadInput
 from signalbox_router.apis.responses.output_items import Item, OutputItems
 from signalbox_router.apis.responses.tool_types import Custom, Function, Namespace, OtherTool
@@ -65,6 +66,7 @@ class ResponsesAnswer:
         tokens = Tokens(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._logprobs = _TextLogprobs(tokens) if body.shows_logprobs else None
         self._has_begun = self._is_queued = False
+        self._is_compared = body.is_compared
         self._finish: Finish | None = None
         self._last: Update | None = None
 
@@ -139,7 +141,16 @@ class ResponsesAnswer:
             "usage": _usage(end) if end else None,
             **({"completed_at": int(time.time())} if status == "completed" else {}),
             **({"receipt": end.receipt} if end and end.receipt else {}),
+            **self._diagnostics(),
         }
+
+    def _diagnostics(self) -> Json:
+        """Returns the field that says what broke the prefix, if the client asks."""
+        if not self._is_compared or self._last is None:
+            return {}
+        watch = self._last.request.watch
+        found = of_response(watch.comparison if watch is not None else None)
+        return {"prompt_cache_diagnostics": found}
 
     def _whole(self, state: Mapping[str, Any]) -> Json:
         return {**self._fields, "store": self.is_stored, **state}

@@ -40,5 +40,7 @@ class ResponsesApi(AgentsApi):
         model = self._generator.model_of(body.model or "", GENERATING)
         read = read_input(body)
         answer = ResponsesAnswer(body, read, response_id=ids.response_id, model=model)
-        asked = api_request(body, read, request_id=ids.of(0, 1), model=model)
+        asked = api_request(
+            body, read, request_id=ids.of(0, 1), answer_id=ids.response_id, model=model
+        )
         return Generation([asked], answer, answer_headers(request, read))

@@ -30,6 +30,8 @@ from signalbox_router.apis.responses.tool_types import OfferedTool, ToolChoiceOb
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _LIMIT = "max_output_tokens"
+_OWN = (_LIMIT, "text", "verbosity", "prompt_cache_options")
+"""Rows of chats for fields that this API has itself."""
 _OF_STATE: Table = refused(
     OPENAI, "background", "background_options", "previous_response_id", "conversation", "prompt",
     "context_management",
@@ -61,7 +63,7 @@ def _row(row: Foreign) -> Foreign:
 
 
 RESPONSES: Table = {
-    **{name: _row(row) for name, row in CHAT.items() if name not in (_LIMIT, "text", "verbosity")},
+    **{name: _row(row) for name, row in CHAT.items() if name not in _OWN},
     **_OTHERS,
     **_OF_STATE,
 }
@@ -115,6 +117,19 @@ class ResponsesStreamOptions(Body):
 
     include_obfuscation: Literal[False] | None = None
     """Must be false: events are not padded."""
+
+
+class ComparingCacheOptions(Body):
+    """Options of the prompt cache, and of what the answer says of it."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    """No effect: every prefix is cached."""
+    ttl: Literal["30m", "12h"] | None = None
+    """No effect: prefixes stay for as long as there is room."""
+    comparison_response_id: str | None = None
+    """Id of the response whose request the prompt is compared with: one of the same tenant and API
+    key that had a session or this field. The answer's prompt_cache_diagnostics then say what broke
+    the prefix. Null is the response that is continued, else the session's last."""
 
 
 class PromptBody(BodyWithTools):
@@ -173,6 +188,8 @@ class ResponsesBody(PromptBody, GenerationBody):
     """No effect: it counts calls of hosted tools, and there are none."""
     store: Literal[False] | None = None
     """Must be false, which is the default here: answers are not stored."""
+    prompt_cache_options: ComparingCacheOptions | None = None
+    """Options of the prompt cache."""
     client_metadata: Json | None = None
     """Labels; no effect."""
     metadata: dict[str, str] | None = None
@@ -216,6 +233,19 @@ class ResponsesBody(PromptBody, GenerationBody):
         """True if the answer's reasoning has the form of a summary."""
         reasoning = self.reasoning
         return reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
+
+    @property
+    def is_compared(self) -> bool:
+        """True if the answer is to say what broke the prefix."""
+        options = self.prompt_cache_options
+        return options is not None and "comparison_response_id" in options.model_fields_set
+
+    @property
+    def compared_id(self) -> str | None:
+        """Id of the response whose request the prompt is compared with; None is the session's
+        last."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
 
     def client_name(self, field: str) -> str | None:
         if field.startswith("structured_output") and not self.forces_call:

@@ -77,7 +77,7 @@ def _turn(
     body: StoredResponsesBody, draft: StoredResponse, *, request_id: str, model: ServedModel
 ) -> Turn:
     read = read_input(body)
-    request = api_request(body, read, request_id=request_id, model=model)
+    request = api_request(body, read, request_id=request_id, answer_id=draft.id, model=model)
     if body.background:  # a client may read its events at any time
         request = replace(request, delivery=replace(request.delivery, kind=OutputKind.DELTA))
     return Turn(body, read, replace(request, kept_tokens=draft.kept), draft, model)

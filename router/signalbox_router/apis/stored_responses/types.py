@@ -39,6 +39,10 @@ class StoredResponsesBody(ResponsesBody):
     """True generates the response in the background: the answer has its id at once. Needs
     store."""
 
+    @property
+    def compared_id(self) -> str | None:
+        return super().compared_id or self.previous_response_id
+
 
 class StoredInputTokensBody(InputTokensBody):
     """Body of POST /v1/responses/input_tokens."""
