@@ -238,6 +238,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._changed.notify_all()
 
     def _apply(self, request: pb.ConnectRequest) -> None:
+        self.paused += request.session_pauses
         match request.WhichOneof("message"):
             case "add_request":
                 self.added.append(request.add_request)
@@ -250,8 +251,6 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self.stopped.append((stop.handle, stop.index, stop.keep_tokens))
                 if self.request_of_a_stop_ends:
                     self.send(step(requests=[request_finished(stop.handle)]))
-            case "session_pause":
-                self.paused.append(request.session_pause)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
         self.num_model_calls += 1

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RECONNECT_AFTER_S = 0.5
+PAUSE_S = 1.0
+"""Longest time until a scheduler is told how an answer of a session has ended."""
 MISSED_HEARTBEATS = 5.5
 """Intervals of heartbeats without any message after which the scheduler counts as lost."""
 SERVED_POLLS = 10
@@ -88,6 +90,8 @@ class SchedulerConnection:
         self._models = models
         self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
+        self._pauses: list[pb.SessionPause] = []
+        """What the scheduler is told of sessions with the next message."""
         self._model_changed = asyncio.Event()
         self._expected = asyncio.Event()
         """Set unless the launcher has not loaded the model; no scheduler is looked for then."""
@@ -115,19 +119,19 @@ class SchedulerConnection:
         assert self._outgoing is not None, "no stream"
         message = pb.ConnectRequest(add_request=encode_request(request_of(request)))
         self._requests[request.handle] = request
-        self._outgoing.put_nowait(message)
+        self._send(message)
 
     def abort(self, handle: int) -> None:
         """Ends a request; does nothing if it has ended."""
         if self._requests.pop(handle, None) is not None and self._outgoing is not None:
             abort = pb.AbortRequest(handle=handle)
-            self._outgoing.put_nowait(pb.ConnectRequest(abort_request=abort))
+            self._send(pb.ConnectRequest(abort_request=abort))
 
     def stop_sequence(self, handle: int, *, index: int, keep_tokens: int) -> None:
         """Ends one sequence; does nothing if the request has ended."""
         if handle in self._requests and self._outgoing is not None:
             stop = pb.StopSequence(handle=handle, index=index, keep_tokens=keep_tokens)
-            self._outgoing.put_nowait(pb.ConnectRequest(stop_sequence=stop))
+            self._send(pb.ConnectRequest(stop_sequence=stop))
 
     def expect(self, is_expected: bool) -> None:
         """Looks for a scheduler, or sends it no new requests and looks for none when it has
@@ -143,9 +147,23 @@ class SchedulerConnection:
                 self._serve(None)
 
     def pause(self, pause: SessionPause) -> None:
-        """Tells the scheduler how an answer of a session has ended."""
+        """Tells the scheduler how an answer of a session has ended: with the next message, or alone
+        if none comes, since a message costs twenty times what else a session does."""
         if self._outgoing is not None:
-            self._outgoing.put_nowait(pb.ConnectRequest(session_pause=encode_pause(pause)))
+            if not self._pauses:
+                asyncio.get_running_loop().call_later(PAUSE_S, self._send_pauses)
+            self._pauses.append(encode_pause(pause))
+
+    def _send_pauses(self) -> None:
+        if self._pauses and self._outgoing is not None:
+            self._send(pb.ConnectRequest())
+
+    def _send(self, message: pb.ConnectRequest) -> None:
+        assert self._outgoing is not None, "no stream"
+        if self._pauses:
+            message.session_pauses.extend(self._pauses)
+            self._pauses.clear()
+        self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
         """Connects, and reconnects, until it is cancelled."""
@@ -256,6 +274,7 @@ class SchedulerConnection:
 
     def _lose(self, *, is_faulty: bool) -> None:
         self._outgoing = None
+        self._pauses.clear()
         self._waiting_for = self.absence = ""
         lost, self._requests = self._requests, RequestTable[ActiveRequest]()
         self._serve(None)

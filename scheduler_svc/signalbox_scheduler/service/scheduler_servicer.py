@@ -252,6 +252,8 @@ def _encode(message: Message, heartbeat_interval_s: float) -> pb.ConnectResponse
 
 def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> None:
     """Tells the cluster what a router said. Raises InvalidArgument for what none of ours says."""
+    for pause in request.session_pauses:
+        session.pause(decode_pause(pause))
     match request.WhichOneof("message"):
         case "add_request":
             session.add(decode_request(request.add_request), now=now)
@@ -260,7 +262,7 @@ def apply_message(request: pb.ConnectRequest, session: Session, now: float) -> N
         case "stop_sequence":
             stop = request.stop_sequence
             session.stop_sequence(stop.handle, index=stop.index, keep_tokens=stop.keep_tokens)
-        case "session_pause":
-            session.pause(decode_pause(request.session_pause))
+        case None if request.session_pauses:
+            return
         case _:
             raise InvalidArgument("message", "none", "add_request, abort_request, ...")

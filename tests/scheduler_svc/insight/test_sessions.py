@@ -68,7 +68,7 @@ def test_a_router_says_how_a_turn_has_ended() -> None:
         assert not sessions_of(cluster)[0].HasField("called_tool"), "that was of the turn before"
         for session in (A, B):  # another is unknown
             pause = pb.SessionPause(session=session, called_tool=called_tool)
-            apply_message(pb.ConnectRequest(session_pause=pause), router, 0.0)
+            apply_message(pb.ConnectRequest(session_pauses=[pause]), router, 0.0)
         assert sessions_of(cluster)[0].called_tool is called_tool
     assert len(sessions_of(cluster)) == 1
 
@@ -78,7 +78,7 @@ def test_a_pause_of_what_is_no_session_ends_the_stream(session: bytes) -> None:
     router = Session(make_cluster().requests, max_messages=8)
     pause = pb.SessionPause(session=session)
     with pytest.raises(InvalidArgument, match="session"):
-        apply_message(pb.ConnectRequest(session_pause=pause), router, 0.0)
+        apply_message(pb.ConnectRequest(session_pauses=[pause]), router, 0.0)
 
 
 def test_a_request_that_fails_is_no_turn() -> None:

@@ -52,16 +52,16 @@ STARTUP_PHASE_LOAD: StartupPhase
 STARTUP_PHASE_PROFILE: StartupPhase
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("add_request", "abort_request", "stop_sequence", "session_pause")
+    __slots__ = ("add_request", "abort_request", "stop_sequence", "session_pauses")
     ADD_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    SESSION_PAUSE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_PAUSES_FIELD_NUMBER: _ClassVar[int]
     add_request: Request
     abort_request: AbortRequest
     stop_sequence: StopSequence
-    session_pause: SessionPause
-    def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ..., session_pause: _Optional[_Union[SessionPause, _Mapping]] = ...) -> None: ...
+    session_pauses: _containers.RepeatedCompositeFieldContainer[SessionPause]
+    def __init__(self, add_request: _Optional[_Union[Request, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., stop_sequence: _Optional[_Union[StopSequence, _Mapping]] = ..., session_pauses: _Optional[_Iterable[_Union[SessionPause, _Mapping]]] = ...) -> None: ...
 
 class ConnectResponse(_message.Message):
     __slots__ = ("updates", "model_changed", "heartbeat_interval_ns")
