@@ -19,6 +19,7 @@ from signalbox_contract.wording import counted
 from signalbox_router.apis.openai.requests.errors import NoSuchResponse
 from signalbox_router.apis.stored_responses.stored_response import (
     DamagedResponse,
+    OtherFormat,
     StoredResponse,
     StoredRow,
 )
@@ -64,6 +65,7 @@ class ResponseStore(ABC):
         self.bounds = bounds
         self.num_dropped = Counter(dict.fromkeys(REASONS, 0))
         """Responses that were dropped, by the reason."""
+        self._has_told_of_formats = False
 
     async def open(self) -> None:  # noqa: B027 (a store may need neither)
         """Prepares the store. Raises ValueError if it can never be used."""
@@ -73,8 +75,8 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def put(self, row: StoredRow) -> None:
-        """Adds a response; drops the oldest ones if it needs room. Raises StoreFailed or
-        StoreFull."""
+        """Adds a response. If it needs room, drops the oldest ones of the tenant that uses most,
+        one after the other. Raises StoreFailed or StoreFull."""
 
     @abstractmethod
     async def replace(self, row: StoredRow) -> bool:
@@ -120,11 +122,23 @@ class ResponseStore(ABC):
                 param,
             )
         try:
-            return await _off_loop(partial(StoredResponse.of, row), row.num_bytes)
+            return await _off_loop(partial(StoredResponse.of, row), row.num_bytes_alone)
+        except OtherFormat as error:
+            self.tell_of_format(row.id)
+            raise NoSuchResponse(f"{self.place} cannot read {shown}: {error}", param) from None
         except DamagedResponse as error:
             await self.remove(response_id, tenant=tenant)
             self.dropped(1, "damage")
             raise NoSuchResponse(f"{self.place} has dropped a response: {error}", param) from None
+
+    def tell_of_format(self, response_id: str) -> None:
+        """Logs, once, that there are responses of another version; they are kept as any other."""
+        if not self._has_told_of_formats:
+            self._has_told_of_formats = True
+            logger.warning(
+                "%s has responses that another version of the router wrote; this version cannot"
+                " read them and leaves them there, such as %s", self.place, response_id,
+            )  # fmt: skip
 
     def failed(self, error: Exception) -> None:
         """Counts and logs a response that could not be kept."""
@@ -161,9 +175,9 @@ class ResponseStore(ABC):
 
     def check_size(self, row: StoredRow) -> None:
         """Raises StoreFull for a response that is larger than the whole store."""
-        if row.num_bytes > self.bounds.max_bytes:
+        if row.num_bytes_alone > self.bounds.max_bytes:
             raise StoreFull(
-                f"a response of {row.num_bytes} bytes is more than {self.place} holds; raise"
+                f"a response of {row.num_bytes_alone} bytes is more than {self.place} holds; raise"
                 " --response-store-size"
             )
 

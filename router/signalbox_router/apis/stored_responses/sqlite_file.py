@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
+from signalbox_router.apis.stored_responses.shared_pieces import Piece
 from signalbox_router.apis.stored_responses.stored_response import (
     DamagedResponse,
+    OtherFormat,
     StoredResponse,
     StoredRow,
 )
@@ -31,23 +33,96 @@ DAMAGE = re.compile("malformed|not a database|disk I/O error")
 COLUMNS = ("id", "tenant", "created_at", "is_running", "owner", "num_runs", "num_bytes", "content")
 _SUFFIXES = ("-wal", "-shm")
 _SCHEMA = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS responses (
-    id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, created_at REAL NOT NULL,
-    is_running INTEGER NOT NULL, owner TEXT NOT NULL, num_runs INTEGER NOT NULL,
-    num_bytes INTEGER NOT NULL, content BLOB NOT NULL
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,
+    created_at REAL NOT NULL, is_running INTEGER NOT NULL, owner TEXT NOT NULL,
+    num_runs INTEGER NOT NULL, num_bytes INTEGER NOT NULL, content BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_age ON responses (is_running, created_at, num_bytes, id, owner);
+CREATE INDEX IF NOT EXISTS by_tenant ON responses (tenant, is_running, created_at);
+CREATE TABLE IF NOT EXISTS pieces (
+    number INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL,
+    content BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS uses (
+    response INTEGER NOT NULL, place INTEGER NOT NULL, piece INTEGER NOT NULL,
+    PRIMARY KEY (response, place)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_piece ON uses (piece);
+CREATE TABLE IF NOT EXISTS tenants (
+    tenant TEXT PRIMARY KEY, num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_bytes ON tenants (num_bytes, num_responses);
+INSERT OR IGNORE INTO tenants
+    SELECT tenant, count(*), sum(num_bytes) FROM responses GROUP BY tenant;
+CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
+    INSERT OR IGNORE INTO tenants VALUES (NEW.tenant, 0, 0);
+    UPDATE tenants SET num_responses = num_responses + 1, num_bytes = num_bytes + NEW.num_bytes
+        WHERE tenant = NEW.tenant;
+END;
+CREATE TRIGGER IF NOT EXISTS response_changed AFTER UPDATE OF num_bytes ON responses BEGIN
+    UPDATE tenants SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes
+        WHERE tenant = NEW.tenant;
+END;
+CREATE TRIGGER IF NOT EXISTS response_deleted AFTER DELETE ON responses BEGIN
+    DELETE FROM uses WHERE response = OLD.rowid;
+    UPDATE tenants SET num_responses = num_responses - 1, num_bytes = num_bytes - OLD.num_bytes
+        WHERE tenant = OLD.tenant;
+    DELETE FROM tenants WHERE tenant = OLD.tenant AND num_responses = 0;
+END;
+CREATE TRIGGER IF NOT EXISTS use_deleted AFTER DELETE ON uses
+    WHEN NOT EXISTS (SELECT 1 FROM uses WHERE piece = OLD.piece)
+BEGIN
+    DELETE FROM pieces WHERE number = OLD.piece;
+END;
+CREATE TRIGGER IF NOT EXISTS piece_added AFTER INSERT ON pieces BEGIN
+    UPDATE tenants SET num_bytes = num_bytes + length(NEW.content) WHERE tenant = NEW.tenant;
+END;
+CREATE TRIGGER IF NOT EXISTS piece_deleted AFTER DELETE ON pieces BEGIN
+    UPDATE tenants SET num_bytes = num_bytes - length(OLD.content) WHERE tenant = OLD.tenant;
+END;
+COMMIT;
 """
+"""Triggers keep the sums of each tenant and remove pieces that no response uses."""
 
 
-def values_of(row: StoredRow) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in COLUMNS)
+def add(database: sqlite3.Connection, row: StoredRow) -> None:
+    """Adds a row with its pieces."""
+    marks = ", ".join("?" for _ in COLUMNS)
+    sql = f"INSERT INTO responses ({', '.join(COLUMNS)}) VALUES ({marks})"
+    database.execute(sql, tuple(getattr(row, name) for name in COLUMNS))
+    add_pieces(database, row)
 
 
-def row_of(values: tuple[Any, ...]) -> StoredRow:
-    fields = dict(zip(COLUMNS, values, strict=True))
+def add_pieces(database: sqlite3.Connection, row: StoredRow) -> None:
+    """Adds the pieces of a row that is there."""
+    database.executemany(
+        "INSERT OR IGNORE INTO pieces (name, tenant, content) VALUES (?, ?, ?)",
+        [(piece.name, row.tenant, piece.content) for piece in row.pieces],
+    )
+    database.executemany(
+        "INSERT INTO uses SELECT responses.rowid, ?, pieces.number FROM responses, pieces"
+        " WHERE responses.id = ? AND pieces.name = ?",
+        [(place, row.id, piece.name) for place, piece in enumerate(row.pieces)],
+    )
+
+
+def rows(database: sqlite3.Connection, condition: str, *values: object) -> list[StoredRow]:
+    """Returns the rows that meet a condition, with their pieces."""
+    sql = f"SELECT rowid, {', '.join(COLUMNS)} FROM responses WHERE {condition}"
+    found = database.execute(sql, values).fetchall()
+    return [_row(database, number, dict(zip(COLUMNS, one, strict=True))) for number, *one in found]
+
+
+def _row(database: sqlite3.Connection, number: int, fields: dict[str, Any]) -> StoredRow:
+    sql = (
+        "SELECT name, content FROM uses JOIN pieces ON number = piece"
+        " WHERE response = ? ORDER BY place"
+    )
+    pieces = tuple(Piece(*one) for one in database.execute(sql, (number,)))
     del fields["num_bytes"]
-    return StoredRow(**fields | {"is_running": bool(fields["is_running"])})
+    return StoredRow(**fields | {"is_running": bool(fields["is_running"]), "pieces": pieces})
 
 
 def opened(path: Path, *, is_shared: bool) -> tuple[sqlite3.Connection, int]:
@@ -115,14 +190,15 @@ def _repaired(path: Path) -> tuple[sqlite3.Connection, int]:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
     connection, num_read, num_lost = connect(path), 0, 0
-    marks = ", ".join("?" for _ in COLUMNS)
-    for row in _rows_of(aside):
-        if row is None:
-            num_lost += 1
-            continue
-        num_read += 1
-        sql = f"INSERT OR IGNORE INTO responses ({', '.join(COLUMNS)}) VALUES ({marks})"
-        connection.execute(sql, values_of(row))
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for row in _rows_of(aside):
+            if row is None:
+                num_lost += 1
+                continue
+            num_read += 1
+            with contextlib.suppress(sqlite3.IntegrityError):  # it was found twice
+                add(connection, row)
     logger.error(
         "%s was damaged: %d responses were read back and at least %d are lost; the damaged file is"
         " %s", path, num_read, num_lost, aside,
@@ -138,11 +214,11 @@ def _rows_of(path: Path) -> Iterator[StoredRow | None]:
             database.execute("PRAGMA writable_schema = ON")  # else a cut file is not read at all
         for number in _numbers(database):
             try:
-                sql = f"SELECT {', '.join(COLUMNS)} FROM responses WHERE rowid = ?"
-                row = row_of(database.execute(sql, (number,)).fetchone())
-                StoredResponse.of(row)
+                (row,) = rows(database, "rowid = ?", number)
+                with contextlib.suppress(OtherFormat):
+                    StoredResponse.of(row)
                 yield row
-            except (sqlite3.Error, DamagedResponse, TypeError):
+            except (sqlite3.Error, DamagedResponse, TypeError, ValueError):
                 yield None
 
 

@@ -22,11 +22,11 @@ from signalbox_router.apis.stored_responses.response_store import (
     StoreFailed,
 )
 from signalbox_router.apis.stored_responses.sqlite_file import (
-    COLUMNS,
     DAMAGE,
+    add,
+    add_pieces,
     opened,
-    row_of,
-    values_of,
+    rows,
 )
 from signalbox_router.apis.stored_responses.stored_response import StoredRow
 
@@ -48,6 +48,8 @@ class SqliteStore(ResponseStore):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="response store")
         self._connection: sqlite3.Connection | None = None
         self._usage = (0, 0)
+        self._unreadable = set[str]()
+        """Ids of running responses of another version, which its routers run."""
 
     async def open(self) -> None:
         await self._call(self._open)
@@ -124,35 +126,35 @@ class SqliteStore(ResponseStore):
     def _put(self, row: StoredRow) -> None:
         row = replace(row, owner=self.owner if row.is_running else "")
         with self._transaction() as database:
-            self._make_room(database, row.num_bytes)
-            marks = ", ".join("?" for _ in COLUMNS)
-            sql = f"INSERT INTO responses ({', '.join(COLUMNS)}) VALUES ({marks})"
-            database.execute(sql, values_of(row))
+            self._drop_old(database)
+            add(database, row)
+            self._make_room(database, row.id)
         self._count()
 
     def _replace(self, row: StoredRow) -> bool:
         with self._transaction() as database:
             found = database.execute(
-                f"SELECT num_bytes FROM responses WHERE {_IS_MINE}",
+                f"SELECT rowid FROM responses WHERE {_IS_MINE}",
                 (row.id, row.owner or self.owner, row.owner),
             ).fetchone()
             if found is None:
                 return False
-            self._make_room(database, row.num_bytes - found[0])
+            self._drop_old(database)
             database.execute(
-                "UPDATE responses SET content = ?, num_bytes = ?, is_running = ? WHERE id = ?",
-                (row.content, row.num_bytes, row.is_running, row.id),
+                "UPDATE responses SET content = ?, num_bytes = ?, is_running = ? WHERE rowid = ?",
+                (row.content, row.num_bytes, row.is_running, *found),
             )
+            database.execute("DELETE FROM uses WHERE response = ?", found)
+            add_pieces(database, row)
+            self._make_room(database, row.id)
         self._count()
         return True
 
     def _get(self, response_id: str, tenant: str) -> StoredRow | None:
-        sql = (
-            f"SELECT {', '.join(COLUMNS)} FROM responses WHERE id = ? AND tenant = ?"
-            " AND (created_at >= ? OR is_running)"
-        )
-        rows = self._read(sql, response_id, tenant, self.oldest_created_at())
-        return next(map(row_of, rows), None)
+        condition = "id = ? AND tenant = ? AND (created_at >= ? OR is_running)"
+        with self._transaction("DEFERRED") as database:
+            found = rows(database, condition, response_id, tenant, self.oldest_created_at())
+        return next(iter(found), None)
 
     def _remove(self, response_id: str, tenant: str) -> bool:
         sql = "DELETE FROM responses WHERE id = ? AND tenant = ?"
@@ -161,23 +163,31 @@ class SqliteStore(ResponseStore):
         return is_removed
 
     def _adopt(self) -> list[StoredRow]:
-        owners = self._read(
-            "SELECT DISTINCT owner FROM responses WHERE is_running AND owner <> ?", self.owner
-        )
-        gone = [str(one) for (one,) in owners if not is_held(self._lock_of(str(one)))]
-        if not gone:
+        sql = "SELECT id, owner FROM responses WHERE is_running AND owner <> ?"
+        found = [(str(one), str(owner)) for one, owner in self._read(sql, self.owner)]
+        gone = {owner for owner in {one for _, one in found} if not is_held(self._lock_of(owner))}
+        left = [pair for pair in found if pair[1] in gone and pair[0] not in self._unreadable]
+        if not left:
             return []
         with self._transaction() as database:  # one that is ours and not returned never ends
-            database.executemany(
-                "UPDATE responses SET owner = ?, num_runs = num_runs + (owner <> '')"
-                " WHERE is_running AND owner = ?",
-                [(self.owner, owner) for owner in gone],
-            )
-            sql = f"SELECT {', '.join(COLUMNS)} FROM responses WHERE is_running AND owner = ?"
-            rows = [row_of(one) for one in database.execute(sql, (self.owner,))]
+            for one, owner in left:
+                self._take_over(database, one, owner)
+            adopted = rows(database, "is_running AND owner = ?", self.owner)
         for owner in gone:
             self._lock_of(owner).unlink(missing_ok=True)
-        return rows
+        return adopted
+
+    def _take_over(self, database: sqlite3.Connection, response_id: str, owner: str) -> None:
+        for row in rows(database, "is_running AND id = ? AND owner = ?", response_id, owner):
+            if row.has_other_format:
+                self._unreadable.add(row.id)
+                self.tell_of_format(row.id)
+                return
+        database.execute(
+            "UPDATE responses SET owner = ?, num_runs = num_runs + (owner <> '')"
+            " WHERE is_running AND id = ? AND owner = ?",
+            (self.owner, response_id, owner),
+        )
 
     def _release(self) -> None:
         """Gives up the running responses, so that another router runs them; closes the file."""
@@ -191,33 +201,45 @@ class SqliteStore(ResponseStore):
             self._connection = None
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         with self._database() as database:
-            database.execute("BEGIN IMMEDIATE")
+            database.execute(f"BEGIN {kind}")
             yield database
 
-    def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> None:
-        ended = "FROM responses WHERE NOT is_running"
-        old = database.execute(f"DELETE {ended} AND created_at < ?", (self.oldest_created_at(),))
-        (used,) = database.execute("SELECT total(num_bytes) FROM responses").fetchone()
-        excess, found = used + num_bytes - self.bounds.max_bytes, []
-        if excess > 0:
-            for row_id, size in database.execute(
-                f"SELECT id, num_bytes {ended} ORDER BY created_at"
-            ):
-                if excess <= 0:
-                    break
-                found.append((row_id,))
-                excess -= size
-        if excess > 0:
-            raise self.full()
-        database.executemany("DELETE FROM responses WHERE id = ?", found)
-        self.dropped(old.rowcount, "age")
-        self.dropped(len(found), "room")
+    def _drop_old(self, database: sqlite3.Connection) -> None:
+        sql = "DELETE FROM responses WHERE NOT is_running AND created_at < ?"
+        self.dropped(database.execute(sql, (self.oldest_created_at(),)).rowcount, "age")
+
+    def _make_room(self, database: sqlite3.Connection, newest: str) -> None:
+        """Drops responses of the tenants that use most, other than the newest one."""
+        num_dropped = 0
+        while self._totals()[1] > self.bounds.max_bytes:
+            number = self._next_to_drop(database, newest)
+            if number is None:
+                raise self.full()
+            database.execute("DELETE FROM responses WHERE rowid = ?", (number,))
+            num_dropped += 1
+        self.dropped(num_dropped, "room")
+
+    def _next_to_drop(self, database: sqlite3.Connection, newest: str) -> int | None:
+        for (tenant,) in database.execute("SELECT tenant FROM tenants ORDER BY num_bytes DESC"):
+            found: tuple[int] | None = database.execute(
+                "SELECT rowid FROM responses WHERE tenant = ? AND is_running = 0 AND id <> ?"
+                " ORDER BY created_at LIMIT 1",
+                (tenant, newest),
+            ).fetchone()
+            if found is not None:
+                return found[0]
+        return None
 
     def _count(self) -> None:
-        ((number, total),) = self._read("SELECT count(*), total(num_bytes) FROM responses")
-        self._usage = (int(number), int(total))  # type: ignore[call-overload]
+        self._usage = self._totals()
+
+    def _totals(self) -> tuple[int, int]:
+        """Returns the numbers of responses and of bytes."""
+        sql = "SELECT total(num_responses), total(num_bytes) FROM tenants"
+        ((number, total),) = self._read(sql)
+        return int(number), int(total)  # type: ignore[call-overload]
 
     def _lock_of(self, owner: str) -> Path:
         return self._path.with_name(f"{self._path.name}-router-{owner}")

@@ -4,25 +4,33 @@ It has the items of its whole context, so that earlier responses may be deleted.
 tokens of its prompt and its answer: the prompt of the next turn begins with exactly these.
 """
 
+import contextlib
 import json
 import struct
 import zlib
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from signalbox_router.apis.openai.response_fields import to_json
+from signalbox_router.apis.stored_responses.shared_pieces import USE_BYTES, Piece, compress, cut
 from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptTokens
 
 Json = dict[str, Any]
 RUNNING = ("queued", "in_progress")
 """Statuses of a response that is not complete."""
-_HEAD = struct.Struct("<BIIII")
-_FORMAT = 1
+_HEAD = struct.Struct("<B6I")
+"""Format; numbers of pieces of the items and of the tokens; lengths of all parts but the last."""
+_FORMAT = 2
 
 
 class DamagedResponse(ValueError):
     """The bytes of a stored response are not what was written."""
+
+
+class OtherFormat(ValueError):
+    """Another version of the router has written a stored response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,8 @@ class StoredRow:
     created_at: float
     """Time in seconds since the epoch."""
     content: bytes
+    pieces: Sequence[Piece] = ()
+    """Beginnings of its items and of its tokens, which other responses may have, too."""
     is_running: bool = False
     owner: str = ""
     """Name of the router that runs the response; empty if none does."""
@@ -41,7 +51,21 @@ class StoredRow:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.content) + len(self.id) + len(self.tenant)
+        """Bytes of the row, without its pieces."""
+        own = len(self.content) + len(self.id) + len(self.tenant)
+        return own + USE_BYTES * len(self.pieces)
+
+    @property
+    def num_bytes_alone(self) -> int:
+        """Bytes of the row if no other response has its pieces."""
+        return self.num_bytes + sum(len(piece.content) for piece in self.pieces)
+
+    @property
+    def has_other_format(self) -> bool:
+        """True if another version of the router wrote it; False if it is damaged."""
+        with contextlib.suppress(zlib.error):
+            return zlib.decompressobj().decompress(self.content, 1) not in (b"", bytes([_FORMAT]))
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +111,17 @@ class StoredResponse:
         """Returns what a store holds."""
         answers = array("i", [one for pair in self.kept.answers for one in pair])
         tokens = array("i", self.kept.token_ids)
-        parts = (self.body, self.items, self.request, answers.tobytes(), tokens.tobytes())
-        head = _HEAD.pack(_FORMAT, *(len(part) for part in parts[:-1]))
+        of_items, items = cut(self.items, tenant=self.tenant)
+        of_tokens, rest = cut(tokens.tobytes(), tenant=self.tenant)
+        parts = (self.body, items, self.request, answers.tobytes(), rest)
+        lengths = (len(part) for part in parts[:-1])
+        head = _HEAD.pack(_FORMAT, len(of_items), len(of_tokens), *lengths)
         return StoredRow(
             id=self.id,
             tenant=self.tenant,
             created_at=self.created_at,
-            content=zlib.compress(b"".join((head, *parts)), level=1),
+            content=compress(b"".join((head, *parts))),
+            pieces=(*of_items, *of_tokens),
             is_running=self.is_running,
             owner=self.owner,
             num_runs=self.num_runs,
@@ -101,19 +129,24 @@ class StoredResponse:
 
     @classmethod
     def of(cls, row: StoredRow) -> Self:
-        """Returns the response of a row. Raises DamagedResponse."""
+        """Returns the response of a row. Raises DamagedResponse or OtherFormat."""
+        if row.has_other_format:
+            raise OtherFormat("another version of the router wrote it")
         try:
             content = zlib.decompress(row.content)  # checks its checksum
-            version, *lengths = _HEAD.unpack_from(content)
+            pieces = [zlib.decompress(piece.content) for piece in row.pieces]
+            _, num_of_items, num_of_tokens, *lengths = _HEAD.unpack_from(content)
         except (zlib.error, struct.error) as error:
             raise DamagedResponse(f"{row.id} is damaged ({error})") from None
-        if version != _FORMAT:
-            raise DamagedResponse(f"{row.id} was written by another version")
+        if len(pieces) != num_of_items + num_of_tokens:
+            raise DamagedResponse(f"{row.id} is damaged (it lacks pieces)")
         parts, start = [], _HEAD.size
         for length in lengths:
             parts.append(content[start : start + length])
             start += length
         body, items, request, numbers = parts
+        items = b"".join((*pieces[:num_of_items], items))
+        tokens = b"".join((*pieces[num_of_items:], content[start:]))
         answers = array("i", numbers)
         return cls(
             id=row.id,
@@ -121,9 +154,7 @@ class StoredResponse:
             created_at=row.created_at,
             body=body,
             items=items,
-            kept=KeptTokens(
-                array("i", content[start:]), [*zip(answers[::2], answers[1::2], strict=True)]
-            ),
+            kept=KeptTokens(array("i", tokens), [*zip(answers[::2], answers[1::2], strict=True)]),
             request=request,
             owner=row.owner,
             num_runs=row.num_runs,

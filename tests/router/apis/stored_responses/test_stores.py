@@ -5,9 +5,14 @@ import contextlib
 import os
 import sqlite3
 import tempfile
+import zlib
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -131,6 +136,115 @@ async def test_a_response_is_dropped_at_its_age_unless_it_runs(opened: Open) -> 
         assert store.num_dropped == Counter(age=1)
 
 
+async def test_a_response_is_not_found_beyond_its_age_wherever_it_lies(opened: Open) -> None:
+    async with opened(Bounds(max_bytes=MIB, max_age_s=60)) as store:
+        await store.put(row("new"))
+        await store.put(row("old", created_at=5.0))
+        assert await names_of(store, "new", "old") == ["new"]
+
+
+async def test_the_tenant_that_uses_most_makes_room(opened: Open) -> None:
+    async with opened(Bounds(max_bytes=500, max_age_s=1e9)) as store:
+        await store.put(row("mine", tenant="a", num_bytes=99))
+        for i in range(6):
+            await store.put(row(f"b{i}", tenant="b", created_at=1e12 + i, num_bytes=99))
+        assert await store.get("mine", tenant="a") is not None
+        assert await store.get("b1", tenant="b") is None
+        await store.put(row("too", tenant="a", num_bytes=99))
+        for name in ("mine", "too"):
+            assert await store.get(name, tenant="a") is not None
+        assert store.num_dropped == Counter(room=3)
+
+
+def turns(number: int) -> list[StoredResponse]:
+    """Responses of one conversation, each with the context of all earlier ones."""
+    items, tokens, made = "[0]", [0], []
+    random = Random(0)
+    for i in range(number):
+        text = "".join(random.choices(ascii_letters, k=3000))
+        items = f'{items[:-1]},{{"text":"{text}"}}]'
+        tokens += [random.randrange(50_000) for _ in range(1000)]
+        kept = KeptTokens(array("i", tokens), [(1, 3)])
+        made.append(response(f"resp_{i}", items=items.encode(), kept=kept, created_at=1e12 + i))
+    return made
+
+
+async def test_turns_share_their_context_and_outlive_each_other(opened: Open) -> None:
+    made = turns(20)
+    wide = Bounds(max_bytes=64 * MIB, max_age_s=1e9)
+    async with opened(wide) as store:
+        for one in made:
+            await store.keep(one)
+        assert store.usage()[1] < 5 * made[-1].row().num_bytes_alone
+        for one in (*made[:7], *made[9:-1]):
+            assert await store.remove(one.id, tenant="")
+        for one in (*made[7:9], made[-1]):
+            found = await store.find(one.id, tenant="")
+            assert (found.items, [*found.kept.token_ids]) == (one.items, [*one.kept.token_ids])
+        for one in (*made[7:9], made[-1]):
+            await store.remove(one.id, tenant="")
+        assert store.usage() == (0, 0)
+
+
+async def test_a_chain_makes_room_until_it_fits(opened: Open) -> None:
+    made = turns(8)
+    bounds = Bounds(max_bytes=made[-1].row().num_bytes_alone + 1000, max_age_s=1e9)
+    async with opened(bounds) as store:
+        for one in made:
+            await store.keep(one)
+            assert store.usage()[1] <= bounds.max_bytes
+        assert (await store.find("resp_7", tenant="")).items == made[-1].items
+        assert store.num_dropped["room"] == 8 - store.usage()[0]
+
+
+async def test_tenants_share_nothing(opened: Open) -> None:
+    (*_, last) = turns(8)
+    async with opened() as store:
+        await store.keep(last)
+        alone = store.usage()[1]
+        await store.keep(replace(last, id="resp_z", tenant="z"))
+        assert store.usage()[1] == 2 * alone + 1  # the tenant's name
+        assert await store.remove("resp_z", tenant="z")
+        assert store.usage() == (1, alone)
+
+
+def of_another_version(name: str, **fields: Any) -> StoredRow:
+    return row(name, **{"content": zlib.compress(b"\x63and what it likes")} | fields)
+
+
+async def test_a_response_of_another_version_is_left(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened() as store:
+        for name in ("resp_a", "resp_b"):
+            await store.put(of_another_version(name))
+            with pytest.raises(NoSuchResponse, match="another version"):
+                await store.find(name, tenant="")
+        assert await names_of(store, "resp_a", "resp_b") == ["resp_a", "resp_b"]
+        assert not store.num_dropped.total()
+        assert caplog.text.count("another version of the router") == 1
+
+
+async def test_a_response_of_another_version_runs_at_its_routers(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    async with in_file(path) as other:
+        async with in_file(path) as leaving:
+            await leaving.put(of_another_version("resp_a", is_running=True))
+            await leaving.keep(response("resp_b", "queued"))
+        assert [one.id for one in await other.adopt()] == ["resp_b"]
+        assert await other.running(["resp_a", "resp_b"]) == {"resp_b"}
+        assert await other.adopt() == []
+
+
+async def test_a_response_is_not_replaced_by_one_that_lacks_room(opened: Open) -> None:
+    async with opened(Bounds(max_bytes=350, max_age_s=1e9)) as store:
+        for name in ("resp_a", "resp_b"):
+            await store.put(row(name, is_running=True))
+        with pytest.raises(StoreFull, match="running responses"):
+            await store.replace(row("resp_a", 300))
+        assert store.usage() == (2, 200)
+
+
 async def test_a_response_that_is_over_is_not_replaced(opened: Open) -> None:
     async with opened() as store:
         await store.keep(response(status="queued"))
@@ -184,13 +298,13 @@ async def test_what_fails_to_be_adopted_is_adopted_later(
         async with in_file(path) as leaving:
             await leaving.keep(response("resp_a", "queued"))
         with monkeypatch.context() as patch:
-            patch.setattr(sqlite_store, "row_of", fail)
+            patch.setattr(sqlite_store, "rows", fail)
             with pytest.raises(StoreFailed, match="disk I/O"):
                 await other.adopt()
         assert [one.id for one in await other.adopt()] == ["resp_a"]
 
 
-def fail(_: object) -> StoredRow:
+def fail(*_: object) -> list[StoredRow]:
     raise sqlite3.OperationalError("disk I/O error")
 
 
