@@ -183,8 +183,8 @@ class BackgroundRuns:
             run.add(work.answer.waiting())
             if (ended := await self._generated(run, work)) is not None:
                 run.response, last_events = ended
-                await self._put(run.response)
-                run.add(last_events)
+                work.answer.is_stored = await self._put(run.response)
+                run.add(last_events or await work.answer.last_event())
         finally:
             del self._runs[response_id]
             run.is_over = True
@@ -193,8 +193,8 @@ class BackgroundRuns:
     async def _generated(
         self, run: BackgroundRun, work: BackgroundGeneration
     ) -> tuple[StoredResponse, bytes] | None:
-        """Returns the complete response and its last events; None if it was cancelled or deleted
-        before its first token."""
+        """Returns the complete response, and its last events if it has failed; None if it was
+        cancelled or deleted before its first token."""
         answer = work.answer
         try:
             async with aclosing(work.updates) as updates:
@@ -204,7 +204,7 @@ class BackgroundRuns:
                         if not await self._is_mine(answer, update):
                             return None
                     run.add(answer.events(update))
-            return answer.finished(), await answer.last_event()
+            return answer.finished(), b""
         except Exception as error:
             return answer.failed(_shown(error), work.body)
 
@@ -217,21 +217,21 @@ class BackgroundRuns:
             logger.warning("%s runs, but its seed could not be stored: %s", response.id, error)
             return True
 
-    async def _put(self, response: StoredResponse) -> None:
+    async def _put(self, response: StoredResponse) -> bool:
         """Stores a complete response; tries again for as long as the store fails. One that it can
-        never hold fails, and is removed if even its failure is too large."""
+        never hold fails, and is removed if even its failure is too large. Returns False then."""
         is_cut = False
         while True:
             try:
                 await self._store.update(response)
-                return
+                return not is_cut
             except StoreFull as error:
                 if error.retry_after_s is None:  # it is larger than the store
                     self._store.failed(error)
                     if is_cut:
                         with contextlib.suppress(StoreFailed):
                             await self._store.remove(response.id, tenant=response.tenant)
-                        return
+                        return False
                     response, is_cut = _failed(response, error), True
                     continue
             except StoreFailed as error:

@@ -126,8 +126,11 @@ async def test_what_the_store_can_never_hold_is_removed(caplog: pytest.LogCaptur
         store = store_of(http)
         queued = await ask(http, background=True)
         await until(http, queued.id, "in_progress")
+        stream = await http.sdk.responses.retrieve(queued.id, stream=True)
         store.bounds = Bounds(max_bytes=10, max_age_s=60)
         http.stack.scheduler.send(end_of(http.stack.scheduler.added[0]))
+        *_, last = [event async for event in stream]
+        assert (last.response.store, last.response.output_text) == (False, TEXT)
         await eventually(lambda: store.usage() == (0, 0))
         with pytest.raises(openai.NotFoundError):
             await http.sdk.responses.retrieve(queued.id)
