@@ -6,8 +6,7 @@ one incomplete line at the end; the same command then continues.
 
 import fcntl
 import json
-import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -21,9 +20,15 @@ _ANSWERED = 200
 class AnswerFile:
     """The output file of a batch; only one process at a time may open it."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ValueError if the file cannot be written, or another process writes it."""
-        self._path = path
+    def __init__(self, path: Path, answer_ids: Mapping[str, str]) -> None:
+        """Opens the file.
+
+        Args:
+            answer_ids: ids of the answers to the batch, by custom_id.
+
+        Raises ValueError if the file cannot be written, or another process writes it.
+        """
+        self._path, self._answer_ids = path, answer_ids
         with writing(path, FLAG):
             self._file: BinaryIO = path.open("a+b")
         try:
@@ -38,24 +43,24 @@ class AnswerFile:
     def __exit__(self, *_exc: object) -> None:
         self._file.close()
 
-    def resume(self, custom_ids: Collection[str]) -> set[str]:
+    def resume(self) -> set[str]:
         """Returns the ids of the requests that have an answer. Drops all other lines: failures,
         which are repeated, and an incomplete line.
 
-        Raises ValueError if the file has anything but answers of the batch, and does not change it
-        then.
+        Raises ValueError if the file has anything but answers of the batch, or an answer to an
+        earlier form of a request, and does not change it then.
         """
         answered, num_lines = set[str](), 0
         with reading(self._path, FLAG):
-            for _, custom_id in self._read(custom_ids):
+            for _, custom_id in self._read():
                 num_lines += 1
                 if custom_id is not None:
                     answered.add(custom_id)
         if num_lines > len(answered):
-            self._drop_others(custom_ids)
+            self._drop_others()
         return answered
 
-    def _read(self, custom_ids: Collection[str]) -> Iterator[tuple[bytes, str | None]]:
+    def _read(self) -> Iterator[tuple[bytes, str | None]]:
         """Yields each line with the id of the request that it answers, or None. Raises
         ValueError."""
         self._file.seek(0)
@@ -64,21 +69,26 @@ class AnswerFile:
                 yield line, None  # it is incomplete
                 continue
             try:
-                custom_id, status = _parse(line)
+                answer_id, custom_id, status = _parse(line)
             except (ValueError, LookupError, TypeError, RecursionError):
                 named = f"line {number} is not an answer of a batch"
                 raise ValueError(f"{FLAG} {self._path}: {named}; give another file") from None
-            if custom_id not in custom_ids:
+            if custom_id not in self._answer_ids:
                 named = f"has an answer to {custom_id[:40]!r}, which is not in the batch"
                 raise ValueError(f"{FLAG} {self._path} {named}; give another file")
+            if status == _ANSWERED and answer_id != self._answer_ids[custom_id]:
+                named = f"has an answer to {custom_id[:40]!r}, and that request has changed since"
+                raise ValueError(
+                    f"{FLAG} {self._path} {named}; remove the answer's line, or give another file"
+                )
             yield line, custom_id if status == _ANSWERED else None
 
-    def _drop_others(self, custom_ids: Collection[str]) -> None:
+    def _drop_others(self) -> None:
         """Replaces the file by one with only the answers; one of the two is always complete."""
         target, seen = self._path.resolve(), set[str | None]({None})
         temporary = target.with_name(f"{target.name}.tmp")
         with writing(temporary), temporary.open("wb") as file:
-            for line, custom_id in self._read(custom_ids):
+            for line, custom_id in self._read():
                 if custom_id not in seen:
                     file.write(line)
                     seen.add(custom_id)
@@ -93,7 +103,7 @@ class AnswerFile:
     ) -> None:
         """Writes a line. One of `response` and `error` is None."""
         line = {
-            "id": f"batch_req_{secrets.token_hex(16)}",
+            "id": self._answer_ids[custom_id],
             "custom_id": custom_id,
             "response": response,
             "error": error,
@@ -103,11 +113,12 @@ class AnswerFile:
             self._file.flush()
 
 
-def _parse(line: bytes) -> tuple[str, int | None]:
-    """Returns the request's id and the status of a line. Raises ValueError, LookupError, TypeError
+def _parse(line: bytes) -> tuple[str, str, int | None]:
+    """Returns the id, the request's custom_id and the status of a line. Raises ValueError, LookupError, TypeError
     or RecursionError for another line."""
     content = json.loads(line)
     custom_id, response = content["custom_id"], content["response"]
     if not (line.startswith(_BEGIN) and isinstance(custom_id, str)):
         raise ValueError("no line of ours")
-    return custom_id, None if response is None else response["status_code"]
+    status = None if response is None else response["status_code"]
+    return content["id"], custom_id, status

@@ -16,6 +16,8 @@ MOST_ATTEMPTS = 8
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _REPEATED = frozenset({408, 429, 502, 503, 504})
 """Statuses after which a request is sent again."""
+_CHECK_S = 60.0
+"""Seconds that a server may take to answer anything at all."""
 _NO_ANSWER = (OSError, ValueError, asyncio.IncompleteReadError)
 """Errors of a call whose answer does not arrive, or is incomplete."""
 
@@ -32,12 +34,18 @@ class Progress(NamedTuple):
 class BatchClient:
     """Requests of one batch to one server."""
 
-    def __init__(self, url: str, how: Connection) -> None:
-        """Args: url: of the server, with or without /v1. Raises ValueError."""
+    def __init__(self, url: str, how: Connection, *, timeout_s: float) -> None:
+        """Makes a client. Raises ValueError.
+
+        Args:
+            url: of the server, with or without /v1.
+            timeout_s: most seconds until the complete answer to a request.
+        """
         self._url = url
         self._endpoint, path = endpoint_of(url, how)
         self._root = path.removesuffix("/v1")
-        self.first_wait_s = _FIRST_WAIT_S
+        self._timeout_s = timeout_s
+        self.first_wait_s, self.check_s = _FIRST_WAIT_S, _CHECK_S
         self.progress = Progress()
 
     async def answer_all(
@@ -79,16 +87,19 @@ class BatchClient:
 
     async def _answer(self, path: str, body: dict[str, Any]) -> HttpAnswer:
         """Returns the answer; after MOST_ATTEMPTS, even one that asks to try again. Raises
-        _NO_ANSWER."""
+        _NO_ANSWER; TimeoutError at once, since the next attempt may take as long."""
         wait_s = self.first_wait_s
         for attempt in range(1, MOST_ATTEMPTS + 1):
             is_last = attempt == MOST_ATTEMPTS
             try:
-                answer = await exchange(self._endpoint, self._root + path, body)
+                async with asyncio.timeout(self._timeout_s) as deadline:
+                    answer = await exchange(self._endpoint, self._root + path, body)
                 if is_last or not _may_be_answered_later(answer):
                     return answer
                 wait_s = max(wait_s, _retry_after_s(answer))
             except _NO_ANSWER:
+                if deadline.expired():
+                    raise TimeoutError(f"no answer within {self._timeout_s:g} s") from None
                 if is_last:
                     raise
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
@@ -98,7 +109,8 @@ class BatchClient:
     async def _check_server(self, error: Exception) -> None:
         """Raises RuntimeError if the server does not answer any request."""
         try:
-            await get(self._endpoint, f"{self._root}/v1/models")
+            async with asyncio.timeout(self.check_s):
+                await get(self._endpoint, f"{self._root}/v1/models")
         except HttpStatusError:
             return
         except _NO_ANSWER:

@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ class BatchRequest(NamedTuple):
     """Place of a request in its file, which may be larger than memory."""
 
     custom_id: str
+    answer_id: str
+    """Id of its answer, a hash of the request: another one has another id."""
     offset: int
     num_bytes: int
 
@@ -50,12 +53,13 @@ def find_requests(path: Path) -> list[BatchRequest]:
             if not line.strip():
                 continue
             try:
-                custom_id = _check(json.loads(line))
+                content = json.loads(line)
+                custom_id = _check(content)
                 if custom_id in found:
                     raise ValueError(f"an earlier line has the custom_id {custom_id[:40]!r}, too")
             except (ValueError, RecursionError) as error:
                 raise BadBatchLine(f"{path}, line {number}: {error}") from None
-            found[custom_id] = BatchRequest(custom_id, offset, len(line))
+            found[custom_id] = BatchRequest(custom_id, _answer_id(content), offset, len(line))
     if not found:
         raise ValueError(f"{path} has no requests")
     return list(found.values())
@@ -68,7 +72,8 @@ def read_request(path: Path, request: BatchRequest) -> tuple[str, dict[str, Any]
         line = file.read(request.num_bytes)
     try:
         content = json.loads(line)
-        if _check(content) == request.custom_id:
+        _check(content)
+        if _answer_id(content) == request.answer_id:
             return content["url"], content["body"]
     except ValueError:
         pass
@@ -81,6 +86,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         for line in file:
             yield offset, line
             offset += len(line)
+
+
+def _answer_id(content: dict[str, Any]) -> str:
+    """Returns the id of an answer; the order of a request's fields makes no difference."""
+    text = json.dumps(content, sort_keys=True)
+    return f"batch_req_{blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 def _check(content: Any) -> str:

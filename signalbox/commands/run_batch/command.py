@@ -35,6 +35,7 @@ After an interruption the same command continues, and repeats failed requests. A
 With --model all flags of serve work; --help=WORD shows those that match a word.
 """
 CONCURRENCY = 64
+TIMEOUT_S = 3600.0
 _BATCH = "batch"
 
 
@@ -58,6 +59,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--url", metavar="URL", help=text)
     text = f"requests at a time (default {CONCURRENCY})"
     own.add_argument("--concurrency", type=int, metavar="N", default=CONCURRENCY, help=text)
+    text = f"longest wait for the answer to a request, in the queue, too (default {TIMEOUT_S:g})"
+    own.add_argument(
+        "--request-timeout", type=float, metavar="SECONDS", default=TIMEOUT_S, help=text
+    )
     own.add_argument("-i", "--input-file", metavar="FILE", help=argparse.SUPPRESS)
     add_connection_flags(own, api_key=True)
     add_other_names(own)
@@ -76,6 +81,8 @@ def run(options: dict[str, Any]) -> None:
     file, output = _paths(options.pop("file"), asked)
     if asked["concurrency"] < 1:
         raise ValueError(f"--concurrency is {asked['concurrency']}; it must be at least 1")
+    if not asked["request_timeout"] > 0:
+        raise ValueError(f"--request-timeout is {asked['request_timeout']:g}; it must be above 0")
     url, how = asked["url"], connection(asked)
     given = sorted(options.keys() - {"debug"})
     if url and given:
@@ -83,13 +90,13 @@ def run(options: dict[str, Any]) -> None:
     if not url and not given:
         raise ValueError("give --url URL of a server, or --model MODEL")
     requests = find_requests(file)
-    with AnswerFile(output) as answers:
-        answered = answers.resume({one.custom_id for one in requests})
+    with AnswerFile(output, {one.custom_id: one.answer_id for one in requests}) as answers:
+        answered = answers.resume()
         pending = [one for one in requests if one.custom_id not in answered]
         if answered:
             _tell(f"{counted(len(answered), 'request')} of {len(requests)} answered before")
         if pending:
-            batch = _Batch(file, pending, answers, asked["concurrency"])
+            batch = _Batch(file, pending, answers, asked["concurrency"], asked["request_timeout"])
             _answer(batch, options, url, how)
     _tell(f"answers to {counted(len(requests), 'request')} are in {output}")
 
@@ -101,10 +108,11 @@ class _Batch(NamedTuple):
     requests: Sequence[BatchRequest]
     answers: AnswerFile
     concurrency: int
+    timeout_s: float
 
     async def answer(self, url: str, how: Connection = PLAIN) -> Progress:
         """Answers the requests behind a progress bar, on a terminal."""
-        client = BatchClient(url, how)
+        client = BatchClient(url, how, timeout_s=self.timeout_s)
         with showing(num_requests=len(self.requests), is_visible=sys.stderr.isatty()) as report:
             await client.answer_all(
                 self.file,

@@ -69,7 +69,12 @@ class Server:
 
 
 async def answer_all(
-    folder: Path, url: str, *prompts: str, concurrency: int = 4
+    folder: Path,
+    url: str,
+    *prompts: str,
+    concurrency: int = 4,
+    timeout_s: float = 3600.0,
+    check_s: float = 3600.0,
 ) -> tuple[dict[str, Any], Progress]:
     """Returns the lines by id, which is the prompt."""
     batch, output = folder / "batch", folder / "answers"
@@ -78,10 +83,11 @@ async def answer_all(
         for one in prompts
     ]
     batch.write_text("\n".join(map(json.dumps, lines)))
-    client = BatchClient(url, Connection(api_key="secret"))
-    client.first_wait_s = 0.0
-    with AnswerFile(output) as answers:
-        await client.answer_all(batch, find_requests(batch), answers, concurrency=concurrency)
+    client = BatchClient(url, Connection(api_key="secret"), timeout_s=timeout_s)
+    client.first_wait_s, client.check_s = 0.0, check_s
+    requests = find_requests(batch)
+    with AnswerFile(output, {one.custom_id: one.answer_id for one in requests}) as answers:
+        await client.answer_all(batch, requests, answers, concurrency=concurrency)
     found = [json.loads(line) for line in output.read_text().splitlines()]
     return {one["custom_id"]: one for one in found}, client.progress
 
@@ -127,6 +133,26 @@ async def test_a_request_that_always_breaks_off_fails_alone(
     assert progress.num_answered == 2
 
 
+async def test_a_request_that_is_never_answered_fails_alone(tmp_path: Path) -> None:
+    server = Server(a=[HANG])
+    async with server.running() as url:
+        lines, _ = await answer_all(tmp_path, url, "a", timeout_s=0.01)
+        assert lines["a"]["error"] == {"code": "no_answer", "message": "no answer within 0.01 s"}
+        assert len(server.paths) <= 1
+
+
+async def test_a_silent_server_ends_the_batch(tmp_path: Path) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(RuntimeError, match="nothing answers"):
+            await answer_all(tmp_path, url, "a", "b", timeout_s=0.01, check_s=0.01)
+    assert (tmp_path / "answers").read_bytes() == b""
+
+
 async def test_a_server_that_is_gone_ends_the_batch_and_leaves_no_failures(tmp_path: Path) -> None:
     async with Server().running() as url:
         pass
@@ -144,8 +170,9 @@ async def test_an_interruption_leaves_the_answers_so_far_and_the_server(tmp_path
         with pytest.raises(asyncio.CancelledError):
             await batch
         await server.is_left.wait()
-        with AnswerFile(tmp_path / "answers") as answers:
-            assert answers.resume(("a", "b", "c", "d")) == {"a", "b"}
+        ids = {one.custom_id: one.answer_id for one in find_requests(tmp_path / "batch")}
+        with AnswerFile(tmp_path / "answers", ids) as answers:
+            assert answers.resume() == {"a", "b"}
 
 
 async def test_no_more_run_at_once_than_allowed(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def test_a_batch_over_a_server_goes_on_where_it_was_left(tmp_path: Path) -> None
         assert {key: answers(output)[key] for key in "ac"} == {key: found[key] for key in "ac"}
         assert stack.stop() == 0
     assert run_here(*command).returncode == 0  # nothing is left to ask
+    write(batch, a=CHAT, b={**TEXT, "temperature": 1}, c={**TEXT, "max_tokens": 5})
+    assert "answer to 'c', and that request has changed" in run_here(*command).stderr
 
 
 @pytest.mark.system
@@ -90,6 +92,10 @@ def test_a_batch_with_a_model_of_its_own(tmp_path: Path) -> None:
         ),
         (["FILE", "-o", "OUT", "--url", "http://a/v1", "--model", "m"], "--model has no effect"),
         (["FILE", "-o", "OUT", "--simulate", "--concurrency", "0"], "--concurrency is 0"),
+        (
+            ["FILE", "-o", "OUT", "--simulate", "--request-timeout", "nan"],
+            "--request-timeout is nan",
+        ),
         (["FILE", "-o", "OUT", "--url", "nowhere"], "give one such as http://127.0.0.1:8000/v1"),
         (["FILE", "-o", "FILE", "--url", "http://a/v1"], "line 1 is not an answer of a batch"),
         (["-i", "none", "-o", "OUT", "--simulate"], "cannot read none: No such file"),
