@@ -114,8 +114,8 @@ class AnswerFile:
 
 
 def _parse(line: bytes) -> tuple[str, str, int | None]:
-    """Returns the id, the request's custom_id and the status of a line. Raises ValueError, LookupError, TypeError
-    or RecursionError for another line."""
+    """Returns the id, the request's custom_id and the status of a line. Raises ValueError,
+    LookupError, TypeError or RecursionError for another line."""
     content = json.loads(line)
     custom_id, response = content["custom_id"], content["response"]
     if not (line.startswith(_BEGIN) and isinstance(custom_id, str)):
