@@ -227,6 +227,10 @@ def test_vllms_names_of_a_models_settings_set_ours(
             ["m", "--spec-type", "draft-simple", "-md", "s.gguf", "--draft-max", "4"],
             {"speculation_config": SpeculationConfig(num_tokens=4, min_match=8, model="s.gguf")},
         ),
+        (
+            ["m", "--spec-type", "draft-mtp", "--draft-max", "2"],
+            {"speculation_config": SpeculationConfig(num_tokens=2, min_match=8, mtp=True)},
+        ),
         (["m", "--spec-model", "org/small"], {"draft_model": "org/small"}),
         (["m", "--ssl-cert-file=c", "--ssl-key-file=k"], {"tls_cert": "c", "tls_key": "k"}),
         (
@@ -263,7 +267,7 @@ def test_a_value_that_may_be_left_out_is_never_the_model(given: list[str]) -> No
         (["m", "--kv-cache-memory-bytes", "lots"], "it is no number"),
         (["m", "--quantization", "marlin"], "--quantization is 'marlin'"),
         (["m", "-pp", "0"], "--pipeline-parallel-size is '0'"),
-        (["m", "--spec-type", "draft-mtp"], "method 'draft-mtp' is not served: further layers"),
+        (["m", "--spec-type", "draft-eagle3"], "method 'draft-eagle3' is not served: layers"),
         (["m", "--speculative-config", '{"method": "eagle3"}'], "method 'eagle3' is not served"),
         (["m", "-sc", "[]"], "it must be a JSON object"),
         (["m", "-sc", "{}"], "it has no method; method may be ngram or suffix"),
