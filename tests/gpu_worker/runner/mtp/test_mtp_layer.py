@@ -2,6 +2,7 @@
 is refused."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,14 @@ from transformers.modeling_layers import MtpLayer
 
 from signalbox_kernels.floats import to_float32
 from signalbox_worker.config import ModelError, SpeculationConfig
+from signalbox_worker.drafts.proposer import NO_PROPOSER, Proposer
 from signalbox_worker.models import model_spec
 from signalbox_worker.runner.draft_model.draft_batch import DraftRun, draft_batch
 from signalbox_worker.runner.draft_model.draft_cache import DraftCache
 from signalbox_worker.runner.mtp.mtp_tensors import mtp_tensors
-from tests.gpu_worker.model_runners import make_runner
+from signalbox_worker.runner.native import packed_weights
+from tests.gpu_worker.draft_loops import Answer, Loop, Wanted
+from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.mtp_models import make_glm
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf, open_path
 from tests.gpu_worker.tiny_models import VOCAB, architecture_of, make_llama, make_model
@@ -180,3 +184,49 @@ def test_a_worker_that_cannot_run_it_refuses_it(
     make_glm(tmp_path)
     with pytest.raises(ModelError, match=message):
         make_runner(tmp_path, speculation=MTP, **options)
+
+
+def generated(runner: Any, proposer: Proposer, most: int = 0) -> tuple[dict[int, Answer], Loop]:
+    loop = Loop(runner, proposer=proposer)
+    wanted = [Wanted(prompt=prompt) for prompt in make_prompts(20, 50)]
+    return loop.generate(wanted, num_tokens=24, limit=lambda: most), loop
+
+
+@pytest.mark.parametrize("multimodal", [False, True])
+def test_drafts_change_no_answer_of_a_hybrid(tmp_path: Path, *, multimodal: bool) -> None:
+    """Its states are left behind accepted drafts alone; the layer stands beside a text part."""
+    make_reference(tmp_path, "qwen3.5")
+    if multimodal:
+        of_text = json.loads((tmp_path / "config.json").read_text())
+        whole = {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "model_type": "qwen3_5",
+            "text_config": of_text,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(whole))
+    runner = make_runner(tmp_path, speculation=MTP)
+    expected, _ = generated(runner, NO_PROPOSER)
+    found, loop = generated(runner, runner._draft_model.make_proposer(), most=2)
+    assert found == expected
+    assert loop.num_drafts
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_layers_draft_and_are_kept_packed(
+    quantization: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, kept = tmp_path / "model", tmp_path / "packed"
+    make_glm(model, is_right=True, hidden_size=64)
+    caplog.set_level("INFO")
+    for _ in range(2):
+        runner = make_runner(
+            model, speculation=MTP, quantization=quantization, packed_weights=str(kept)
+        )
+        for thread in threading.enumerate():
+            if isinstance(thread, packed_weights._Keeping):
+                thread.join()
+        expected, without = generated(runner, NO_PROPOSER)
+        found, loop = generated(runner, runner._draft_model.make_proposer(), most=2)
+        assert found == expected
+        assert loop.num_steps < without.num_steps / 2
+    assert caplog.text.count("weights: packed before") == 2, "of the model, and of its layer"
