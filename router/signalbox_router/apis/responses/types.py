@@ -23,6 +23,7 @@ from signalbox_router.apis.openai.requests.types import (
     Items,
     Json,
     JsonSchema,
+    PromptCacheOptions,
     ResponseFormat,
 )
 from signalbox_router.apis.responses.item_types import InputItem
@@ -119,13 +120,9 @@ class ResponsesStreamOptions(Body):
     """Must be false: events are not padded."""
 
 
-class ComparingCacheOptions(Body):
+class ComparingCacheOptions(PromptCacheOptions):
     """Options of the prompt cache, and of what the answer says of it."""
 
-    mode: Literal["implicit", "explicit"] | None = None
-    """No effect: every prefix is cached."""
-    ttl: Literal["30m", "12h"] | None = None
-    """No effect: prefixes stay for as long as there is room."""
     comparison_response_id: str | None = None
     """Id of the response whose request the prompt is compared with: one of the same tenant and API
     key that had a session or this field. The answer's prompt_cache_diagnostics then say what broke
