@@ -33,6 +33,7 @@ TABLES = {
     "`reasoning` of chats": foreign_fields.REASONING,
     "`tools[]` of chats": foreign_fields.TOOL,
     "`tools[].function` of chats": foreign_fields.FUNCTION,
+    "`prompt_cache_options`": foreign_fields.PROMPT_CACHE_OPTIONS,
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,
     "`/tokenize`": foreign_fields.TOKENIZE,
     "Responses": stored.StoredResponsesBody.FOREIGN,

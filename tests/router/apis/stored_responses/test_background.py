@@ -152,13 +152,14 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 async def test_another_router_runs_it_once_more_from_its_seed(shared: dict[str, Any]) -> None:
     async with make_http(begun, **shared) as dead, make_http(begun, **shared) as alive:
-        queued = await ask(dead, background=True)
+        queued = await ask(dead, background=True, prompt_cache_key="a")
         await until(dead, queued.id, "in_progress")
         die(dead)
         add = await alive.stack.added()
         (before,) = dead.stack.scheduler.added
         assert add.sampling_params.seed == before.sampling_params.seed
         assert add.prompt_token_ids == before.prompt_token_ids
+        assert before.session and not add.session, "whose API key is not known"
         await eventually(lambda: dead.stack.scheduler.aborted)  # it sees that it lost the response
         alive.stack.scheduler.send(end_of(add))
         found = await until(dead, queued.id, "completed", "incomplete")

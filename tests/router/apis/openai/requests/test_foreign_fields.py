@@ -67,6 +67,12 @@ PLACES = (
         lambda f: {"messages": HI, "tools": [TOOL | {"function": {"name": "x"} | f}]},
         "tools[0].function.",
     ),
+    Place(
+        CHAT,
+        foreign_fields.PROMPT_CACHE_OPTIONS,
+        lambda f: {"messages": HI, "prompt_cache_options": f},
+        "prompt_cache_options.",
+    ),
     Place(CHAT, foreign_fields.REASONING, lambda f: {"messages": HI, "reasoning": f}, "reasoning."),
     Place(
         COMPLETIONS,
