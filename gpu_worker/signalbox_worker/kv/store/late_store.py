@@ -62,14 +62,15 @@ class LateStore(Generic[S]):
         """Set when the store has opened, or could not be."""
         self._thread = threading.Thread(target=self._run, name=f"kv-{name}", daemon=True)
 
-    def start(self, identify: Identify) -> None:
-        """Begins to open the store, once."""
+    def start(self, identify: Identify, *, wait_s: float = 0.0) -> None:
+        """Begins to open the store, once; waits for that for so many seconds at most."""
         self._identify = identify
         logger.info(
             "%s tier of KV blocks: opening; it finds and keeps nothing until all weights are read",
             self._name,
         )
         self._thread.start()
+        self.opened.wait(wait_s)
 
     def open(self) -> S:
         """Opens the store; `identity` may raise if that is called off.

@@ -128,6 +128,11 @@ def _has_store(config: RunnerConfig) -> bool:
     return config.disk.has_disk or config.shared.has_server
 
 
+OPENING_S = 1.0
+"""Seconds that a worker waits for its store before it joins, so that its first request finds what
+an earlier worker has kept. Only weights whose digest is not known take longer."""
+
+
 def _open_store(config: RunnerConfig, served: CheckpointModel) -> StoreThreads:
     """Returns the store that the settings name: each rank has one of its own, for its blocks alone.
     It opens once the arithmetic of the worker is known.
@@ -159,7 +164,7 @@ def _opened_later(
     store: LateStore[Any], capacity: StoreCapacity, content: BlockContent
 ) -> StoreThreads:
     def open_for(arithmetic: str) -> None:
-        store.start(partial(content.identity, arithmetic))
+        store.start(partial(content.identity, arithmetic), wait_s=OPENING_S)
 
     return StoreThreads(store, capacity, open_for=open_for)
 

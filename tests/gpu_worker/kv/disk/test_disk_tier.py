@@ -35,11 +35,12 @@ def opened(
     *,
     daily_writes: float | None = None,
     num_ranks: int = 1,
+    wait_s: float = 0.0,
 ) -> Iterator[DiskTier]:
     """Yields a tier; afterwards none of its threads is left."""
     config = DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25, kv_disk_daily_writes=daily_writes)
     tier = DiskTier(config, block_bytes=BLOCK_BYTES, model="m", num_ranks=num_ranks)
-    tier.start(how)
+    tier.start(how, wait_s=wait_s)
     try:
         yield tier
     finally:
@@ -50,6 +51,21 @@ def opened(
 
 def write(tier: DiskTier, number: int) -> bool:
     return tier.write(key_of(number), memoryview(data_of(number)), b"t")
+
+
+def test_a_worker_waits_for_its_tier_within_its_patience_alone(tmp_path: Path) -> None:
+    """So the first request after a start finds what an earlier worker has kept."""
+    may_go_on = threading.Event()
+
+    def identify_late(digests: Digests, is_called_off: Callable[[], bool]) -> bytes:
+        may_go_on.wait(EVENT_S)
+        return IDENTITY
+
+    with opened(tmp_path, wait_s=EVENT_S) as tier:
+        assert tier.is_open
+    with opened(tmp_path, identify_late, wait_s=0.01) as tier:
+        assert not tier.is_open
+        may_go_on.set()
 
 
 def test_blocks_outlive_the_tier(tmp_path: Path) -> None:
