@@ -285,7 +285,8 @@ class ModelLauncher:
         except TimeoutError:
             await self._lose(name, f"{name} did not start within {self._start_timeout_s:g} s")
         except Exception as error:  # else it would start for ever
-            await self._lose(name, f"{name} cannot be started: {error}")
+            is_lost = isinstance(error, ServiceDied)
+            await self._lose(name, f"{name} cannot be started: {error}", may_retry=is_lost)
         else:
             self._plan.loaded(name, self._clock())
             logger.info("%s is loaded, after %.1f s", name, self._plan.models[name].start_s)
@@ -300,16 +301,16 @@ class ModelLauncher:
         except ServiceDied as error:
             del self._lives[name]
             if self.state(name) is ModelState.LOADED:
-                await self._lose(name, f"{name} is lost: {error}")
+                await self._lose(name, f"{name} is lost: {error}", may_retry=True)
             self._tell()  # one that drains is ended by the task that waits for that
 
-    async def _lose(self, name: str, reason: str) -> None:
+    async def _lose(self, name: str, reason: str, *, may_retry: bool = False) -> None:
         logger.error("%s", reason)
         stack = self._stacks[name]
         stack.kill()
         await stack.gone()
         self._stacks.pop(name, None)
-        self._plan.failed(name, reason, self._clock())
+        self._plan.failed(name, reason, self._clock(), may_retry=may_retry)
         self._tell()
 
     async def _end(self, name: str) -> None:

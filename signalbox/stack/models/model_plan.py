@@ -21,7 +21,7 @@ PATIENCE_S = 10.0
 MOST_STAY_S = 30.0
 """Most seconds that a model stays because its start took long."""
 FIRST_HOLD_S, MOST_HOLD_S = 10.0, 300.0
-"""Seconds that a model is not started again after it has failed; they double with each failure."""
+"""Seconds that a model is held back after it has failed; they double with each further failure."""
 
 
 class ModelState(IntEnum):
@@ -79,9 +79,15 @@ class PlannedModel:
     num_starts: int = 0
     start_s: float = 0.0
     """Seconds that its last start took."""
-    num_failures: int = 0
+    has_failed: bool = False
+    """Whether it has failed since it last ended, or was loaded for long."""
+    num_holds: int = 0
+    """Failures since then for which it was held back."""
     held_until: float = 0.0
     """Time before which it is not started again."""
+
+    def forget_failures(self) -> None:
+        self.has_failed, self.num_holds = False, 0
 
     @property
     def is_idle(self) -> bool:
@@ -202,15 +208,26 @@ class ModelPlan:
         """Says what a model takes."""
         self._models[name].needs = needs
 
-    def failed(self, name: str, reason: str, now: float) -> None:
-        """Says that a start has failed, or that a loaded model is lost."""
+    def failed(self, name: str, reason: str, now: float, *, may_retry: bool = False) -> None:
+        """Says that a start has failed, or that a loaded model is lost.
+
+        Args:
+            may_retry: says that another start may succeed. The first time it is not held back, and
+                goes on being waited for.
+        """
         model = self._models[name]
         if model.state is ModelState.LOADED and now - model.since >= MOST_HOLD_S:
-            model.num_failures = 0
-        model.num_failures += 1
-        hold_s = min(MOST_HOLD_S, FIRST_HOLD_S * 2.0 ** (model.num_failures - 1))
-        model.held_until, model.num_live = now + hold_s, 0
+            model.forget_failures()
+        is_first, model.has_failed = not model.has_failed, True
+        model.num_live = 0
         self._queue.pop(name, None)
+        if may_retry and is_first:
+            is_wanted = model.num_callers or model.is_kept
+            self._queue = {name: None, **self._queue} if is_wanted else self._queue
+            self._enter(model, ModelState.WAITING if is_wanted else ModelState.UNLOADED, now)
+            return
+        model.held_until = now + min(MOST_HOLD_S, FIRST_HOLD_S * 2.0**model.num_holds)
+        model.num_holds += 1
         self._enter(model, ModelState.FAILED, now, reason)
 
     def drain(self, name: str, now: float) -> None:
@@ -220,7 +237,8 @@ class ModelPlan:
     def ended(self, name: str, now: float) -> None:
         """Says that the processes of a model that drained have ended."""
         model = self._models[name]
-        model.num_failures = model.num_live = 0
+        model.num_live = 0
+        model.forget_failures()
         self._enter(model, ModelState.UNLOADED, now)
         if name in self._queue:
             self._enter(model, ModelState.WAITING, now)

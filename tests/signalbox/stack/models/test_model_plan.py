@@ -172,6 +172,18 @@ def test_a_model_that_fails_is_held_back_longer_each_time() -> None:
         models.now += 1
 
 
+def test_a_model_that_may_start_now_keeps_its_place_in_the_queue_once() -> None:
+    models = Models({"a": 60, "b": 60})
+    models.plan.add_caller("a", 0.0)
+    models.plan.add_caller("b", 0.0)
+    assert models.next().starts == ("a",)
+    models.plan.failed("a", "it was killed", 1.0, may_retry=True)
+    assert models.next().starts == ("a",)
+    models.plan.failed("a", "it was killed", 2.0, may_retry=True)
+    assert models.state("a") is ModelState.FAILED
+    assert models.next().starts == ("b",)
+
+
 def test_a_model_that_no_call_waits_for_leaves_the_queue() -> None:
     models = Models({"a": 60, "b": 60})
     models.load("a")
@@ -291,14 +303,14 @@ class AnyHistory(RuleBasedStateMachine):
             self.callers[name] = 0
         self.act()
 
-    @rule(data=st.data())
-    def fail(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), may_retry=st.booleans())
+    def fail(self, data: st.DataObject, may_retry: bool) -> None:
         if names := [*self.in_state(ModelState.LOADING, ModelState.LOADED)]:
             name = data.draw(st.sampled_from(names))
-            self.plan.failed(name, "it was killed", self.models.now)
-            for _ in range(self.callers[name]):
+            self.plan.failed(name, "it was killed", self.models.now, may_retry=may_retry)
+            while self.callers[name] and self.models.state(name) is ModelState.FAILED:
+                self.callers[name] -= 1
                 self.plan.remove_caller(name, self.models.now)
-            self.callers[name] = 0
         self.act()
 
     @rule(data=st.data())
