@@ -80,22 +80,19 @@ class FakeLauncher(model_launcher_pb2_grpc.ModelLauncherServiceServicer):
                 await self.set(name, state=State.STATE_LOADED)
 
     async def unload(self, name: str) -> None:
-        """Drains a model and ends it, as the contract says."""
-        await self.set(name, state=State.STATE_DRAINING)
-        since = self.revision
-        await self.wait_until(
-            lambda: self.uses.revision >= since and not self.num_live(name), within_s=EVENT_S
-        )
-        await self.schedulers[name].stop()
-        await self.set(name, state=State.STATE_UNLOADED)
+        """Drains a model and ends it, as the contract says; it is loaded again afterwards."""
+        async with self._loading:
+            await self.set(name, state=State.STATE_DRAINING)
+            since = self.revision
+            await self.wait_until(lambda: self.uses.revision >= since and not self.num_live(name))
+            await self.schedulers[name].stop()
+            await self.set(name, state=State.STATE_UNLOADED)
 
     def num_live(self, name: str) -> int:
         return sum(one.num_live for one in self.uses.uses if one.name == name)
 
-    async def wait_until(
-        self, condition: Callable[[], object], *, within_s: float = EVENT_S
-    ) -> None:
-        async with asyncio.timeout(within_s), self._changed:
+    async def wait_until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(EVENT_S), self._changed:
             await self._changed.wait_for(condition)
 
     async def _notify(self) -> None:

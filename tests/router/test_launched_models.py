@@ -33,7 +33,7 @@ from tests.router.insight.test_request_span import (
 from tests.router.limits.test_api_keys import BEARER, entry, write_keys
 from tests.router.stack import Stack, make_config, make_generate, routed, text_of
 from tests.router.test_several_models import HI, chat_scheduler, pooling_scheduler
-from tests.waiting import eventually
+from tests.waiting import EVENT_S, eventually
 
 __all__ = ["exporter"]
 StatusCode = grpc.StatusCode
@@ -92,7 +92,7 @@ async def launching(*schedulers: FakeScheduler, **config: Any) -> AsyncIterator[
             await stack.wait_serving()
             assert stack.router.http is not None
             url = f"http://{stack.router.http.address}"
-            async with httpx2.AsyncClient(base_url=url, timeout=None) as raw:
+            async with httpx2.AsyncClient(base_url=url, timeout=EVENT_S) as raw:
                 launched = Launched(stack, raw, launcher)
                 yield launched
                 await stack.check_nothing_is_left()
