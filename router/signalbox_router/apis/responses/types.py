@@ -31,8 +31,6 @@ from signalbox_router.apis.responses.tool_types import OfferedTool, ToolChoiceOb
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _LIMIT = "max_output_tokens"
-_OWN = (_LIMIT, "text", "verbosity", "prompt_cache_options")
-"""Rows of chats for fields that this API has itself."""
 _OF_STATE: Table = refused(
     OPENAI, "background", "background_options", "previous_response_id", "conversation", "prompt",
     "context_management",
@@ -64,11 +62,16 @@ def _row(row: Foreign) -> Foreign:
 
 
 RESPONSES: Table = {
-    **{name: _row(row) for name, row in CHAT.items() if name not in _OWN},
+    **{name: _row(row) for name, row in CHAT.items() if name not in (_LIMIT, "text", "verbosity")},
     **_OTHERS,
     **_OF_STATE,
 }
 INPUT_TOKENS: Table = {**_OF_STATE, "personality": Foreign(OPENAI)}
+CACHE_OPTIONS: Table = {
+    name: row
+    for name, row in PromptCacheOptions.FOREIGN.items()
+    if name != "comparison_response_id"
+}
 TEXT: Table = {"verbosity": Foreign(OPENAI, "medium")}
 REASONING: Table = {"mode": Foreign(OPENAI, "standard"), "context": Foreign(OPENAI, "auto")}
 
@@ -122,6 +125,8 @@ class ResponsesStreamOptions(Body):
 
 class ComparingCacheOptions(PromptCacheOptions):
     """Options of the prompt cache, and of what the answer says of it."""
+
+    FOREIGN = CACHE_OPTIONS
 
     comparison_response_id: str | None = None
     """Id of the response whose request the prompt is compared with: one of the same tenant and API
