@@ -86,6 +86,41 @@ async def test_what_the_client_changed_has_a_type_and_a_place(
     assert second.prefix.path == path
 
 
+USED = {"type": "tool_use", "id": "1", "name": "get_weather", "input": {"city": "Paris"}}
+RAIN = {"type": "tool_result", "tool_use_id": "1", "content": LONG}
+WORK: list[dict[str, Any]] = [
+    {"role": "user", "content": LONG},
+    {"role": "user", "content": LONG},
+    {"role": "assistant", "content": [USED]},
+    {"role": "user", "content": [RAIN, {"type": "text", "text": LONG}]},
+    {"role": "assistant", "content": LONG},
+    {"role": "user", "content": LONG},
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "content", "path"),
+    [
+        (1, "Well.", "messages.0"),  # one turn with the message before it
+        (2, [USED | {"input": {"city": "Rome"}}], "messages.2"),
+        (3, [RAIN | {"content": "Sun."}, {"type": "text", "text": LONG}], "messages.3"),
+        (3, [RAIN, {"type": "text", "text": "Well."}], "messages.3"),
+        (4, "Well.", "messages.4"),
+    ],
+)
+async def test_places_are_those_of_the_request_whatever_becomes_of_its_blocks(
+    place: int, content: Any, path: str
+) -> None:
+    changed = [one | {"content": content} if i == place else one for i, one in enumerate(WORK)]
+    async with make_messages(caching()) as messages:
+        found = await compared(
+            messages,
+            {"system": SYSTEM, "messages": WORK},
+            {"system": SYSTEM, "messages": changed},
+        )
+    assert found["cache_miss_reason"]["path"] == path
+
+
 async def test_messages_that_are_appended_break_nothing() -> None:
     more = [*TALK, {"role": "assistant", "content": "ok"}, TALK[0]]
     async with make_messages(caching()) as messages:

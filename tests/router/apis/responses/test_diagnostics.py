@@ -69,6 +69,30 @@ async def test_what_the_client_changed_has_a_reason_and_a_place(
     assert again["prompt_cache_diagnostics"] == {"type": "cache_hit"}
 
 
+CALL = {"type": "function_call", "call_id": "1", "name": "add", "arguments": '{"a": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "1", "output": LONG}
+WORK = [TALK[0], TALK[1], CALL, OUTPUT, TALK[2], TALK[1], TALK[2]]
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "path"),
+    [
+        (2, {"arguments": '{"a": 2}'}, "input[1]"),  # the first item of its turn
+        (3, {"output": "2"}, "input[3]"),
+        (4, {"content": "Well."}, "input[4]"),
+        (5, {"content": "Well."}, "input[5]"),
+    ],
+)
+async def test_places_are_those_of_the_items(
+    place: int, changes: dict[str, Any], path: str
+) -> None:
+    changed = [one | changes if i == place else one for i, one in enumerate(WORK)]
+    async with make_http(caching()) as http:
+        first = await ask(http, input=WORK, **naming(None))
+        found = await ask(http, input=changed, **naming(first["id"]))
+    assert found["prompt_cache_diagnostics"]["path"] == path
+
+
 async def test_a_response_that_is_not_known_is_said() -> None:
     async with make_http(caching()) as http:
         unwatched = await ask(http)
