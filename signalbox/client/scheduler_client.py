@@ -46,9 +46,13 @@ class SchedulerClient(ServiceClient):
     def __init__(self, address: str, how: Connection = PLAIN) -> None:
         super().__init__("scheduler", scheduler_pb2_grpc.SchedulerServiceStub, address, how)
 
-    async def stats(self, *, max_live_requests: int = 0) -> stats_pb2.GetStatsResponse:
-        """Returns the counts, and the oldest live requests up to `max_live_requests`."""
-        request = stats_pb2.GetStatsRequest(max_live_requests=max_live_requests)
+    async def stats(
+        self, *, max_live_requests: int = 0, max_sessions: int = 0
+    ) -> stats_pb2.GetStatsResponse:
+        """Returns the counts, the oldest live requests, and the sessions that were used last."""
+        request = stats_pb2.GetStatsRequest(
+            max_live_requests=max_live_requests, max_sessions=max_sessions
+        )
         answer = await self.answer(self.stub.GetStats(request, timeout=TIMEOUT_S))
         return cast(stats_pb2.GetStatsResponse, answer)
 

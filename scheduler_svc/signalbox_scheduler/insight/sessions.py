@@ -9,11 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from signalbox_contract.prefix_comparison import PrefixCause, PrefixComparison
 from signalbox_contract.request import SessionPause
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 
 MAX_SESSIONS = 1024
 """Sessions that are known; those not used for the longest time are forgotten."""
+MIN_LOST_TOKENS = 32
+"""Fewest tokens that count as lost: a cache has no parts of blocks, nor a prompt's last token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +68,19 @@ class ClientSession:
     last_worker: str = ""
     called_tool: bool | None = None
     keep_ns: int = 0
+    last_prefix: PrefixComparison | None = None
+
+
+def broken(prefix: PrefixComparison | None, num_found: int) -> PrefixComparison | None:
+    """Returns a router's comparison with what the scheduler found of the prompt: equal tokens that
+    were not there have been evicted, or are at another scheduler."""
+    if prefix is None or prefix.cause is not PrefixCause.UNCHANGED:
+        return prefix
+    num_lost = prefix.num_kept_tokens - num_found
+    if num_lost < MIN_LOST_TOKENS:
+        return prefix
+    cause = PrefixCause.OTHER_SCHEDULER if prefix.is_elsewhere else PrefixCause.EVICTED
+    return prefix._replace(cause=cause, num_kept_tokens=num_found, num_lost_tokens=num_lost)
 
 
 class ClientSessions:
@@ -94,6 +110,7 @@ class ClientSessions:
             session.total.add(session.last_turn)
             session.last_request_id = group.request_id
             session.last_worker = group.timeline.worker
+            session.last_prefix = broken(group.request.prefix, group.num_cached_tokens)
             session.called_tool = None
 
     def pause(self, pause: SessionPause) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from signalbox.commands.inspect.readings import Quantiles, Readings, quantiles, read
+from signalbox.commands.inspect.session_use import SessionUse, session_use
 from signalbox.commands.inspect.stage_use import StageLoad, stage_loads
 from signalbox_contract.cache_groups import decode_group, describe_groups, is_one_full_group
 from signalbox_protos.scheduler.v1 import explain_pb2
@@ -112,6 +113,8 @@ class LoadRates:
     """None if each worker was started by itself."""
     requests: list[RequestLoad]
     """The oldest live requests; the scheduler lists at most 100."""
+    sessions: list[SessionUse]
+    """Sessions that clients name, the last used first; the scheduler lists at most 100."""
     samples: Readings
     """Counts of all workers together, as the scheduler's metrics name them."""
 
@@ -148,6 +151,7 @@ def measure(before: pb.GetStatsResponse, after: pb.GetStatsResponse) -> LoadRate
         ],
         launcher=_launcher(after.launcher) if after.HasField("launcher") else None,
         requests=[_request(request) for request in after.live_requests],
+        sessions=[session_use(one) for one in after.sessions],
         samples=read(before.samples, after.samples, seconds),
     )
 

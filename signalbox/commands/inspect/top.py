@@ -24,6 +24,8 @@ from signalbox_protos.scheduler.v1 import stats_pb2 as pb
 
 MAX_REQUESTS = 30
 """Requests that are listed, the oldest first."""
+MAX_SESSIONS = 20
+"""Sessions that are listed, the last used first."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +72,11 @@ async def _look(address: str, how: Connection, interval_s: float) -> LoadRates:
     async with SchedulerClient(address, how) as client:
         before = await client.stats()
         await asyncio.sleep(interval_s)
-        return measure(before, await client.stats(max_live_requests=MAX_REQUESTS))
+        return measure(before, await _stats(client))
+
+
+async def _stats(client: SchedulerClient) -> pb.GetStatsResponse:
+    return await client.stats(max_live_requests=MAX_REQUESTS, max_sessions=MAX_SESSIONS)
 
 
 async def _watch(address: str, how: Connection, interval_s: float) -> None:
@@ -80,7 +86,7 @@ async def _watch(address: str, how: Connection, interval_s: float) -> None:
         with Live(screen=True, auto_refresh=False) as live, _typed("q") as leaves:
             while not leaves.is_set():
                 try:
-                    watch.observe(await client.stats(max_live_requests=MAX_REQUESTS))
+                    watch.observe(await _stats(client))
                 except Unreachable as error:
                     watch.lost(str(error))
                 live.update(watch.view(), refresh=True)

@@ -1,4 +1,4 @@
-"""Draws `signalbox top` in 80 columns: the scheduler, a panel for each worker, live requests."""
+"""Draws `signalbox top` in 80 columns: the scheduler, each worker, live requests, sessions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from signalbox.commands.inspect.load_rates import (
     WorkerLoad,
 )
 from signalbox.commands.inspect.readings import Quantiles, Readings
+from signalbox.commands.inspect.session_use import session_table
 from signalbox.commands.inspect.stage_use import stage_table
 from signalbox_contract.wording import counted
 
@@ -138,9 +139,10 @@ def render(
     style = "bold red" if load.samples.total("audits_different") else ""
     audits = [Text(line, style=style) for line in _part_lines(load.samples, CLUSTER_LINES)]
     requests = [_requests(load.requests)] if load.requests else []
+    sessions = [session_table(load.sessions)] if load.sessions else []
     launcher = [_launcher(load.launcher)] if load.launcher else []
     own = [*audits, *launcher, *missing]
-    return Group(head, _cluster(load), *own, *panels, *kept_out, *requests)
+    return Group(head, _cluster(load), *own, *panels, *kept_out, *requests, *sessions)
 
 
 def _launcher(launcher: LauncherLoad) -> Text:

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from signalbox_contract.errors import Code, InvalidArgument
+from signalbox_contract.prefix_comparison import PrefixCause, PrefixComparison
 from signalbox_contract.request import SessionPause
 from signalbox_contract.updates import RequestFailure
 from signalbox_protos.scheduler.v1 import scheduler_pb2 as pb
 from signalbox_protos.scheduler.v1 import stats_pb2
-from signalbox_scheduler.insight.sessions import ClientSessions, TurnTokens
+from signalbox_scheduler.insight.sessions import ClientSessions, TurnTokens, broken
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
 from signalbox_scheduler.service.reports import insight_codec
 from signalbox_scheduler.service.router_session import Session
@@ -125,3 +126,37 @@ def test_tokens_are_counted_where_they_were_found() -> None:
     assert [one.num_cpu_tokens for one in found] == [0, 0, 0, 8, 4, 4]
     stored = TurnTokens.of(test_loading.filled().run())
     assert stored == TurnTokens(num_prompt_tokens=21, num_store_tokens=20, num_output_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_elsewhere", "num_found", "expected"),
+    [
+        (PrefixCause.UNCHANGED, False, 64, PrefixComparison(PrefixCause.UNCHANGED, 64)),
+        (PrefixCause.UNCHANGED, False, 0, PrefixComparison(PrefixCause.EVICTED, 0, 64)),
+        (
+            PrefixCause.UNCHANGED,
+            True,
+            16,
+            PrefixComparison(PrefixCause.OTHER_SCHEDULER, 16, 48, is_elsewhere=True),
+        ),
+        (PrefixCause.TOOLS_CHANGED, False, 0, PrefixComparison(PrefixCause.TOOLS_CHANGED, 64)),
+    ],
+)
+def test_equal_tokens_that_were_not_found_are_evicted_or_elsewhere(
+    cause: PrefixCause, is_elsewhere: bool, num_found: int, expected: PrefixComparison
+) -> None:
+    compared = PrefixComparison(cause, 64, is_elsewhere=is_elsewhere)
+    assert broken(compared, num_found) == expected
+
+
+def test_a_session_has_what_broke_the_prefix_of_its_last_turn() -> None:
+    cluster = make_cluster()
+    _, loop = join_worker(cluster, name="host:7")
+    add(cluster, PROMPT, prefix=PrefixComparison(PrefixCause.MESSAGE_CHANGED, 0, 32, "messages[1]"))
+    finish(cluster, loop)
+    (session,) = sessions_of(cluster)
+    assert (session.last_prefix.path, session.last_prefix.num_lost_tokens) == ("messages[1]", 32)
+    add(cluster, PROMPT, request_id="second")
+    finish(cluster, loop)
+    (session,) = sessions_of(cluster)
+    assert not session.HasField("last_prefix")

@@ -101,7 +101,7 @@ class RequestSummary(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., state: _Optional[_Union[_explain_pb2.RequestState, str]] = ..., worker: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., age_ns: _Optional[int] = ..., waited_ns: _Optional[int] = ...) -> None: ...
 
 class SessionSummary(_message.Message):
-    __slots__ = ("session", "tenant", "num_turns", "num_live_requests", "total", "last_turn", "last_request_id", "last_worker", "idle_ns", "called_tool", "keep_ns")
+    __slots__ = ("session", "tenant", "num_turns", "num_live_requests", "total", "last_turn", "last_request_id", "last_worker", "idle_ns", "called_tool", "keep_ns", "last_prefix")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_TURNS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class SessionSummary(_message.Message):
     IDLE_NS_FIELD_NUMBER: _ClassVar[int]
     CALLED_TOOL_FIELD_NUMBER: _ClassVar[int]
     KEEP_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_PREFIX_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     tenant: str
     num_turns: int
@@ -124,7 +125,8 @@ class SessionSummary(_message.Message):
     idle_ns: int
     called_tool: bool
     keep_ns: int
-    def __init__(self, session: _Optional[bytes] = ..., tenant: _Optional[str] = ..., num_turns: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., total: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_turn: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_request_id: _Optional[str] = ..., last_worker: _Optional[str] = ..., idle_ns: _Optional[int] = ..., called_tool: _Optional[bool] = ..., keep_ns: _Optional[int] = ...) -> None: ...
+    last_prefix: _explain_pb2.PrefixComparison
+    def __init__(self, session: _Optional[bytes] = ..., tenant: _Optional[str] = ..., num_turns: _Optional[int] = ..., num_live_requests: _Optional[int] = ..., total: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_turn: _Optional[_Union[TurnTokens, _Mapping]] = ..., last_request_id: _Optional[str] = ..., last_worker: _Optional[str] = ..., idle_ns: _Optional[int] = ..., called_tool: _Optional[bool] = ..., keep_ns: _Optional[int] = ..., last_prefix: _Optional[_Union[_explain_pb2.PrefixComparison, _Mapping]] = ...) -> None: ...
 
 class TurnTokens(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_device_tokens", "num_cpu_tokens", "num_store_tokens", "num_output_tokens")

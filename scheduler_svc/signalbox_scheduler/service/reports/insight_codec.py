@@ -26,7 +26,8 @@ from signalbox_scheduler.workers.cluster import Cluster
 from signalbox_scheduler.workers.engine.step_loop import StepLoop
 from signalbox_scheduler.workers.quarantine import Quarantine
 
-_ENCODED = {"state", "events", "waits", "stages", "samples", "kind", "total", "last_turn", "prefix"}
+_ENCODED = {"state", "events", "waits", "stages", "samples", "kind", "prefix"}
+_ENCODED |= {"total", "last_turn", "last_prefix"}
 """Fields that have another form in the message; the others are as they are."""
 _SAME = {*explain_pb2.ExplainResponse.DESCRIPTOR.fields_by_name}.intersection(Explanation.__slots__)
 _SAME_OF_EVENTS = {*explain_pb2.Event.DESCRIPTOR.fields_by_name}.intersection(TimelineEvent._fields)
@@ -232,6 +233,7 @@ def session_summary(one: ClientSession, *, age_s: float) -> stats_pb2.SessionSum
         total=stats_pb2.TurnTokens(**asdict(one.total)),
         last_turn=stats_pb2.TurnTokens(**asdict(one.last_turn)),
         idle_ns=nanoseconds(age_s),
+        last_prefix=None if one.last_prefix is None else prefix_comparison.encode(one.last_prefix),
     )
 
 

@@ -251,6 +251,29 @@ def test_requests_are_in_the_phase_that_they_are_in() -> None:
     assert (queued.waited_s, queued.age_s) == (2.5, 2.5)
 
 
+def test_sessions_are_shown_with_what_they_found_and_what_broke() -> None:
+    stats = make_stats(10)
+    found = pb.TurnTokens(num_prompt_tokens=1000, num_device_tokens=600, num_store_tokens=150)
+    broken = explain_pb2.PrefixComparison(
+        cause=explain_pb2.PREFIX_CAUSE_MESSAGE_CHANGED, path="messages[3]", num_lost_tokens=2048
+    )
+    stats.sessions.add(
+        session=bytes.fromhex("c0ffee0123456789"), num_turns=7, total=found, last_turn=found,
+        called_tool=True, idle_ns=12 * 10**9, last_prefix=broken,
+    )  # fmt: skip
+    intact = explain_pb2.PrefixComparison(cause=explain_pb2.PREFIX_CAUSE_UNCHANGED)
+    stats.sessions.add(session=bytes(16), num_live_requests=1, last_prefix=intact)
+    load = measure(stats, stats)
+    text = squeezed(load)
+    for part in ("c0ffee01 7 75% 75%", "device 600", "store 150", "12 s, tool", "2,048 tokens"):
+        assert part in text
+    assert "message changed" in text and "messages[3]" in text
+    assert "c0ffee012" not in text
+    assert "00000000 0 live" in text
+    assert load.sessions[1].broken_by == ""
+    assert all(len(line) <= 80 for line in text_of(render(load, "host:1")).splitlines())
+
+
 def test_a_scheduler_that_goes_away_is_reported_until_it_is_back() -> None:
     watch = Watch("host:50052")
     watch.observe(make_stats(10, num_steps=50))
