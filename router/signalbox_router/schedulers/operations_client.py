@@ -6,14 +6,19 @@ get.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
 from signalbox_contract.errors import NotFound, RpcError, Unavailable, from_code
-from signalbox_protos.scheduler.v1 import explain_pb2, scheduler_pb2_grpc, watch_pb2
+from signalbox_protos.scheduler.v1 import (
+    explain_pb2,
+    scheduler_pb2_grpc,
+    stats_pb2,
+    watch_pb2,
+)
 from signalbox_rpc.interceptors.status import words_of
 from signalbox_rpc.limits.watchers import Watcher, Watchers
 from signalbox_rpc.transport.channel import open_channel
@@ -91,7 +96,7 @@ class SchedulerOperations:
         if scheduler and scheduler not in known:
             raise NotFound(f"there is no scheduler at {scheduler!r}; there are: {', '.join(known)}")
         addresses = [scheduler] if scheduler else known
-        answers = await asyncio.gather(*(self._ask(one, request) for one in addresses))
+        answers = await asyncio.gather(*(self._ask(one, "Explain", request) for one in addresses))
         pairs = list(zip(addresses, answers, strict=True))
         found = [(address, one) for address, one in pairs if not isinstance(one, RpcError)]
         if len(found) > 1:
@@ -105,16 +110,26 @@ class SchedulerOperations:
                 raise Unavailable(f"the scheduler at {address} does not answer: {error}", RETRY_S)
         raise refusals[0][1]
 
-    async def _ask(
-        self, address: str, request: explain_pb2.ExplainRequest
-    ) -> explain_pb2.ExplainResponse | RpcError:
+    async def sessions(
+        self, max_sessions: int
+    ) -> dict[str, Sequence[stats_pb2.SessionSummary] | RpcError]:
+        """Returns the sessions of each scheduler by its address, those last used first."""
+        request = stats_pb2.GetStatsRequest(max_sessions=max_sessions)
+        addresses = [stream.address for stream in self._streams]
+        answers = await asyncio.gather(*(self._ask(one, "GetStats", request) for one in addresses))
+        return {
+            address: answer if isinstance(answer, RpcError) else answer.sessions
+            for address, answer in zip(addresses, answers, strict=True)
+        }
+
+    async def _ask(self, address: str, method: str, request: Any) -> Any:
+        """Returns the answer of a scheduler, or an RpcError."""
         if away := self._away(address):
             return NotFound(away)
         try:
             async with open_channel(address, tls=self._tls) as channel:
                 stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-                answer: explain_pb2.ExplainResponse = await stub.Explain(request, timeout=TIMEOUT_S)
-                return answer
+                return await getattr(stub, method)(request, timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             return from_code(error.code().value[0], words_of(error))
         except TlsError as error:

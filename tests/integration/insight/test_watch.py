@@ -149,6 +149,30 @@ async def test_a_router_merges_what_its_schedulers_decide_and_explains_requests(
                 await assert_idle(scheduler)
 
 
+async def test_sessions_of_all_schedulers_are_listed_without_their_names() -> None:
+    async with (
+        stack() as (scheduler,),
+        running_router(scheduler.address, f"127.0.0.1:{free_port()}") as router,
+        open_channel(router.server.address) as channel,
+    ):
+        inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        request = inference_pb2.GenerateRequest(
+            token_ids=inference_pb2.TokenIds(ids=range(64)), session="my conversation"
+        )
+        request.sampling_params.max_tokens = 4
+        for _ in range(2):
+            async for _ in inference.Generate(request):
+                pass
+        (known,) = scheduler.cluster.requests.sessions.latest(1)
+        answer = await Operations(channel).ListSessions(pb.ListSessionsRequest(max_sessions=3))
+        one, other = sorted(answer.schedulers, key=lambda found: bool(found.lost))
+        assert one.scheduler == scheduler.address and other.lost
+        (session,) = one.sessions
+        assert len(known.session) == 16 and session.session == known.session[:4]
+        assert (session.num_turns, session.total.num_prompt_tokens) == (2, 128)
+        assert session.last_turn.num_device_tokens > 0
+
+
 async def test_a_lost_scheduler_is_named_and_watched_again_when_it_is_back() -> None:
     async with stack() as (scheduler,), contextlib.AsyncExitStack() as exits:
         router = await exits.enter_async_context(running_router(scheduler.address))

@@ -24,40 +24,47 @@ _sym_db = _symbol_database.Default()
 
 from signalbox_protos.operations.v1 import model_launcher_pb2 as signalbox__protos_dot_operations_dot_v1_dot_model__launcher__pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_explain__pb2
+from signalbox_protos.scheduler.v1 import stats_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_stats__pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as signalbox__protos_dot_scheduler_dot_v1_dot_watch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/signalbox_protos/operations/v1/operations.proto\x12\x17signalbox.operations.v1\x1a\x33signalbox_protos/operations/v1/model_launcher.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a)signalbox_protos/scheduler/v1/watch.proto\"\x0e\n\x0cWatchRequest\"\xa1\x01\n\rWatchResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12.\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.FrameH\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x12\x35\n\trecording\x18\x04 \x01(\x0b\x32\".signalbox.operations.v1.RecordingB\x06\n\x04news\"5\n\tRecording\x12\x14\n\x0c\x62\x65gins_at_ns\x18\x01 \x01(\x04\x12\x12\n\nends_at_ns\x18\x02 \x01(\x04\"^\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0erequest_number\x18\x02 \x01(\x04H\x00\x12\x11\n\tscheduler\x18\x03 \x01(\tB\t\n\x07request\"b\n\x0f\x45xplainResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12<\n\x0b\x65xplanation\x18\x02 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse\"\x13\n\x11ListModelsRequest\"J\n\x12ListModelsResponse\x12\x34\n\x06models\x18\x01 \x03(\x0b\x32$.signalbox.operations.v1.ModelStatus\"}\n\x0bModelStatus\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.signalbox.operations.v1.LaunchedModel\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\r\"1\n!OperationsServiceLoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\"OperationsServiceLoadModelResponse\"3\n#OperationsServiceUnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n$OperationsServiceUnloadModelResponse2\xc6\x04\n\x11OperationsService\x12X\n\x05Watch\x12%.signalbox.operations.v1.WatchRequest\x1a&.signalbox.operations.v1.WatchResponse0\x01\x12\\\n\x07\x45xplain\x12\'.signalbox.operations.v1.ExplainRequest\x1a(.signalbox.operations.v1.ExplainResponse\x12\x65\n\nListModels\x12*.signalbox.operations.v1.ListModelsRequest\x1a+.signalbox.operations.v1.ListModelsResponse\x12\x84\x01\n\tLoadModel\x12:.signalbox.operations.v1.OperationsServiceLoadModelRequest\x1a;.signalbox.operations.v1.OperationsServiceLoadModelResponse\x12\x8a\x01\n\x0bUnloadModel\x12<.signalbox.operations.v1.OperationsServiceUnloadModelRequest\x1a=.signalbox.operations.v1.OperationsServiceUnloadModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/signalbox_protos/operations/v1/operations.proto\x12\x17signalbox.operations.v1\x1a\x33signalbox_protos/operations/v1/model_launcher.proto\x1a+signalbox_protos/scheduler/v1/explain.proto\x1a)signalbox_protos/scheduler/v1/stats.proto\x1a)signalbox_protos/scheduler/v1/watch.proto\"\x0e\n\x0cWatchRequest\"\xa1\x01\n\rWatchResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12.\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1d.signalbox.scheduler.v1.FrameH\x00\x12\x0e\n\x04lost\x18\x03 \x01(\tH\x00\x12\x35\n\trecording\x18\x04 \x01(\x0b\x32\".signalbox.operations.v1.RecordingB\x06\n\x04news\"5\n\tRecording\x12\x14\n\x0c\x62\x65gins_at_ns\x18\x01 \x01(\x04\x12\x12\n\nends_at_ns\x18\x02 \x01(\x04\"^\n\x0e\x45xplainRequest\x12\x14\n\nrequest_id\x18\x01 \x01(\tH\x00\x12\x18\n\x0erequest_number\x18\x02 \x01(\x04H\x00\x12\x11\n\tscheduler\x18\x03 \x01(\tB\t\n\x07request\"b\n\x0f\x45xplainResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12<\n\x0b\x65xplanation\x18\x02 \x01(\x0b\x32\'.signalbox.scheduler.v1.ExplainResponse\"+\n\x13ListSessionsRequest\x12\x14\n\x0cmax_sessions\x18\x01 \x01(\r\"V\n\x14ListSessionsResponse\x12>\n\nschedulers\x18\x01 \x03(\x0b\x32*.signalbox.operations.v1.SchedulerSessions\"n\n\x11SchedulerSessions\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\x38\n\x08sessions\x18\x02 \x03(\x0b\x32&.signalbox.scheduler.v1.SessionSummary\x12\x0c\n\x04lost\x18\x03 \x01(\t\"\x13\n\x11ListModelsRequest\"J\n\x12ListModelsResponse\x12\x34\n\x06models\x18\x01 \x03(\x0b\x32$.signalbox.operations.v1.ModelStatus\"}\n\x0bModelStatus\x12\x35\n\x05model\x18\x01 \x01(\x0b\x32&.signalbox.operations.v1.LaunchedModel\x12\x19\n\x11num_live_requests\x18\x02 \x01(\r\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\r\"1\n!OperationsServiceLoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\"OperationsServiceLoadModelResponse\"3\n#OperationsServiceUnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"&\n$OperationsServiceUnloadModelResponse2\xb3\x05\n\x11OperationsService\x12X\n\x05Watch\x12%.signalbox.operations.v1.WatchRequest\x1a&.signalbox.operations.v1.WatchResponse0\x01\x12\\\n\x07\x45xplain\x12\'.signalbox.operations.v1.ExplainRequest\x1a(.signalbox.operations.v1.ExplainResponse\x12k\n\x0cListSessions\x12,.signalbox.operations.v1.ListSessionsRequest\x1a-.signalbox.operations.v1.ListSessionsResponse\x12\x65\n\nListModels\x12*.signalbox.operations.v1.ListModelsRequest\x1a+.signalbox.operations.v1.ListModelsResponse\x12\x84\x01\n\tLoadModel\x12:.signalbox.operations.v1.OperationsServiceLoadModelRequest\x1a;.signalbox.operations.v1.OperationsServiceLoadModelResponse\x12\x8a\x01\n\x0bUnloadModel\x12<.signalbox.operations.v1.OperationsServiceUnloadModelRequest\x1a=.signalbox.operations.v1.OperationsServiceUnloadModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'signalbox_protos.operations.v1.operations_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WATCHREQUEST']._serialized_start=217
-  _globals['_WATCHREQUEST']._serialized_end=231
-  _globals['_WATCHRESPONSE']._serialized_start=234
-  _globals['_WATCHRESPONSE']._serialized_end=395
-  _globals['_RECORDING']._serialized_start=397
-  _globals['_RECORDING']._serialized_end=450
-  _globals['_EXPLAINREQUEST']._serialized_start=452
-  _globals['_EXPLAINREQUEST']._serialized_end=546
-  _globals['_EXPLAINRESPONSE']._serialized_start=548
-  _globals['_EXPLAINRESPONSE']._serialized_end=646
-  _globals['_LISTMODELSREQUEST']._serialized_start=648
-  _globals['_LISTMODELSREQUEST']._serialized_end=667
-  _globals['_LISTMODELSRESPONSE']._serialized_start=669
-  _globals['_LISTMODELSRESPONSE']._serialized_end=743
-  _globals['_MODELSTATUS']._serialized_start=745
-  _globals['_MODELSTATUS']._serialized_end=870
-  _globals['_OPERATIONSSERVICELOADMODELREQUEST']._serialized_start=872
-  _globals['_OPERATIONSSERVICELOADMODELREQUEST']._serialized_end=921
-  _globals['_OPERATIONSSERVICELOADMODELRESPONSE']._serialized_start=923
-  _globals['_OPERATIONSSERVICELOADMODELRESPONSE']._serialized_end=959
-  _globals['_OPERATIONSSERVICEUNLOADMODELREQUEST']._serialized_start=961
-  _globals['_OPERATIONSSERVICEUNLOADMODELREQUEST']._serialized_end=1012
-  _globals['_OPERATIONSSERVICEUNLOADMODELRESPONSE']._serialized_start=1014
-  _globals['_OPERATIONSSERVICEUNLOADMODELRESPONSE']._serialized_end=1052
-  _globals['_OPERATIONSSERVICE']._serialized_start=1055
-  _globals['_OPERATIONSSERVICE']._serialized_end=1637
+  _globals['_WATCHREQUEST']._serialized_start=260
+  _globals['_WATCHREQUEST']._serialized_end=274
+  _globals['_WATCHRESPONSE']._serialized_start=277
+  _globals['_WATCHRESPONSE']._serialized_end=438
+  _globals['_RECORDING']._serialized_start=440
+  _globals['_RECORDING']._serialized_end=493
+  _globals['_EXPLAINREQUEST']._serialized_start=495
+  _globals['_EXPLAINREQUEST']._serialized_end=589
+  _globals['_EXPLAINRESPONSE']._serialized_start=591
+  _globals['_EXPLAINRESPONSE']._serialized_end=689
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=691
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=734
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=736
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=822
+  _globals['_SCHEDULERSESSIONS']._serialized_start=824
+  _globals['_SCHEDULERSESSIONS']._serialized_end=934
+  _globals['_LISTMODELSREQUEST']._serialized_start=936
+  _globals['_LISTMODELSREQUEST']._serialized_end=955
+  _globals['_LISTMODELSRESPONSE']._serialized_start=957
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1031
+  _globals['_MODELSTATUS']._serialized_start=1033
+  _globals['_MODELSTATUS']._serialized_end=1158
+  _globals['_OPERATIONSSERVICELOADMODELREQUEST']._serialized_start=1160
+  _globals['_OPERATIONSSERVICELOADMODELREQUEST']._serialized_end=1209
+  _globals['_OPERATIONSSERVICELOADMODELRESPONSE']._serialized_start=1211
+  _globals['_OPERATIONSSERVICELOADMODELRESPONSE']._serialized_end=1247
+  _globals['_OPERATIONSSERVICEUNLOADMODELREQUEST']._serialized_start=1249
+  _globals['_OPERATIONSSERVICEUNLOADMODELREQUEST']._serialized_end=1300
+  _globals['_OPERATIONSSERVICEUNLOADMODELRESPONSE']._serialized_start=1302
+  _globals['_OPERATIONSSERVICEUNLOADMODELRESPONSE']._serialized_end=1340
+  _globals['_OPERATIONSSERVICE']._serialized_start=1343
+  _globals['_OPERATIONSSERVICE']._serialized_end=2034
 # @@protoc_insertion_point(module_scope)

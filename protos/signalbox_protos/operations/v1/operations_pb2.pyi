@@ -1,5 +1,6 @@
 from signalbox_protos.operations.v1 import model_launcher_pb2 as _model_launcher_pb2
 from signalbox_protos.scheduler.v1 import explain_pb2 as _explain_pb2
+from signalbox_protos.scheduler.v1 import stats_pb2 as _stats_pb2
 from signalbox_protos.scheduler.v1 import watch_pb2 as _watch_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -50,6 +51,28 @@ class ExplainResponse(_message.Message):
     scheduler: str
     explanation: _explain_pb2.ExplainResponse
     def __init__(self, scheduler: _Optional[str] = ..., explanation: _Optional[_Union[_explain_pb2.ExplainResponse, _Mapping]] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("max_sessions",)
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    max_sessions: int
+    def __init__(self, max_sessions: _Optional[int] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("schedulers",)
+    SCHEDULERS_FIELD_NUMBER: _ClassVar[int]
+    schedulers: _containers.RepeatedCompositeFieldContainer[SchedulerSessions]
+    def __init__(self, schedulers: _Optional[_Iterable[_Union[SchedulerSessions, _Mapping]]] = ...) -> None: ...
+
+class SchedulerSessions(_message.Message):
+    __slots__ = ("scheduler", "sessions", "lost")
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    scheduler: str
+    sessions: _containers.RepeatedCompositeFieldContainer[_stats_pb2.SessionSummary]
+    lost: str
+    def __init__(self, scheduler: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[_stats_pb2.SessionSummary, _Mapping]]] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

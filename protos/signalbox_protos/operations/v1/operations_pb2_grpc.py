@@ -44,6 +44,11 @@ class OperationsServiceStub:
                 request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/signalbox.operations.v1.OperationsService/ListSessions',
+                request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/signalbox.operations.v1.OperationsService/ListModels',
                 request_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListModelsRequest.SerializeToString,
@@ -79,6 +84,14 @@ class OperationsServiceServicer:
         """The timeline of one request, of whichever scheduler knows it. NOT_FOUND if it neither lives nor is
         among the last that ended; UNAVAILABLE if a scheduler does not answer and no other knows it.
         Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """The sessions that clients name, which the schedulers had last. A scheduler that does not answer says
+        why. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_OperationsServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.FromString,
                     response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsRequest.FromString,
+                    response_serializer=signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -191,6 +209,33 @@ class OperationsService:
             '/signalbox.operations.v1.OperationsService/Explain',
             signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainRequest.SerializeToString,
             signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/signalbox.operations.v1.OperationsService/ListSessions',
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsRequest.SerializeToString,
+            signalbox__protos_dot_operations_dot_v1_dot_operations__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

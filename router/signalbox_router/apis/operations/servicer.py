@@ -6,7 +6,7 @@ Of the context it reads the metadata alone, so that any transport may serve it.
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.errors import InvalidArgument, RpcError
 from signalbox_protos.operations.v1 import operations_pb2 as pb
 from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_protos.scheduler.v1 import explain_pb2
@@ -16,6 +16,8 @@ from signalbox_router.schedulers.operations_client import News, SchedulerOperati
 from signalbox_rpc.interceptors.call_handlers import Context
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["OperationsService"].full_name
+SHOWN_SESSION_BYTES = 4
+"""Bytes of a session's hash that operators see."""
 
 
 class OperationsServicer(operations_pb2_grpc.OperationsServiceServicer):
@@ -43,6 +45,20 @@ class OperationsServicer(operations_pb2_grpc.OperationsServiceServicer):
             _explain_request(request), scheduler=request.scheduler
         )
         return pb.ExplainResponse(scheduler=scheduler, explanation=explanation)
+
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        self._access.check(context.invocation_metadata())
+        response = pb.ListSessionsResponse()
+        for scheduler, answer in (await self._operations.sessions(request.max_sessions)).items():
+            if isinstance(answer, RpcError):
+                response.schedulers.add(scheduler=scheduler, lost=str(answer))
+                continue
+            for one in answer:
+                one.session = one.session[:SHOWN_SESSION_BYTES]
+            response.schedulers.add(scheduler=scheduler, sessions=answer)
+        return response
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context

@@ -7,6 +7,7 @@ import { askForKey } from "../lib/key.js";
 import { Charts } from "./charts.js";
 import { requestsOf } from "./picture.js";
 import { Requests } from "./requests.js";
+import { Sessions } from "./sessions.js";
 import { Status } from "./status.js";
 import { Watch } from "./watch.js";
 import { WorkerPanel } from "./worker_panel.js";
@@ -54,7 +55,7 @@ export function Live() {
           onWhy=${(number) => (location.hash = whyHash(panel.scheduler, number))}
         />`,
     )}
-    ${panels.length > 0 && html`<${Requests} ...${{ panels, whyHash }} />`}
+    ${panels.length > 0 && html`<${Requests} ...${{ panels, whyHash }} /><${Sessions} />`}
   </div>`;
 }
 
