@@ -19,6 +19,7 @@ from signalbox_worker.drafts.proposer import NO_PROPOSER, Proposer
 from signalbox_worker.models import model_spec
 from signalbox_worker.runner.draft_model.draft_batch import DraftRun, draft_batch
 from signalbox_worker.runner.draft_model.draft_cache import DraftCache
+from signalbox_worker.runner.loading.model_source import ModelSource
 from signalbox_worker.runner.mtp.mtp_tensors import mtp_tensors
 from signalbox_worker.runner.native import packed_weights
 from tests.gpu_worker.draft_loops import Answer, Loop, Wanted
@@ -48,10 +49,9 @@ _BESIDE = {
 _BEHIND = {"mtp_block.": "", "post_norm.": "shared_head.norm."}
 
 
-def make_reference(path: Path, family: str) -> tuple[Any, MtpLayer]:
+def make_reference(path: Path, family: str, **fields: Any) -> tuple[Any, MtpLayer]:
     """Saves a random model with an MTP layer; returns both as transformers has them."""
-    fields = LATENT_SIZES if family == "glm4-moe-lite" else {}
-    model = make_model(path, family, **fields)
+    model = make_model(path, family, **(LATENT_SIZES if family == "glm4-moe-lite" else fields))
     num_layers = model.config.num_hidden_layers
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * num_layers
     index = max(i for i, kind in enumerate(kinds) if kind == "full_attention")
@@ -143,11 +143,25 @@ def test_its_memory_is_counted(tmp_path: Path) -> None:
     assert without.executor.take_hidden is None
 
 
-def test_files_of_llama_cpp_have_the_same_tensors(tmp_path: Path) -> None:
-    model, layer = make_reference(tmp_path / "hf", "glm4-moe")
-    source = open_path(tmp_path / "hf")
-    config = model_spec({"architectures": [architecture_of("glm4-moe")]}).read_config(source.config)
-    num_layers = config.num_layers
+OF_GLM = {
+    "nextn_predict_layers": 1,
+    "expert_count": 6,
+    "expert_gating_func": 2,
+    "expert_group_count": 3,
+    "expert_group_used_count": 2,
+    "expert_shared_count": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.8,
+    "leading_dense_block_count": 1,
+    "rope.dimension_count": 8,
+}
+"""Fields of a GGUF file of the model `glm4-moe`."""
+
+
+def make_file(folder: Path, **options: Any) -> tuple[ModelSource, Path]:
+    """Returns a model with an MTP layer, and its GGUF file."""
+    model, layer = make_reference(folder / "hf", "glm4-moe", hidden_size=64)
+    num_layers = model.config.num_hidden_layers
     tensors = model.state_dict() | _behind(layer.state_dict(), num_layers)
     with_ends = {
         name.replace("correction_bias", "correction.bias"): one for name, one in tensors.items()
@@ -155,14 +169,29 @@ def test_files_of_llama_cpp_have_the_same_tensors(tmp_path: Path) -> None:
     fields = vars(model.config) | {"num_hidden_layers": num_layers + 1}
     fields |= {"rope_parameters": model.config.rope_parameters, "tie_word_embeddings": False}
     whole = SimpleNamespace(config=SimpleNamespace(**fields), state_dict=lambda: with_ends)
-    extra = {"nextn_predict_layers": 1, "expert_count": 6}
-    file = make_gguf(tmp_path / "x.gguf", whole, "glm4moe", extra=extra)
+    file = make_gguf(folder / "x.gguf", whole, "glm4moe", extra=OF_GLM, **options)
+    return open_path(folder / "hf"), file
+
+
+def test_files_of_llama_cpp_have_the_same_tensors(tmp_path: Path) -> None:
+    source, file = make_file(tmp_path)
+    config = model_spec({"architectures": [architecture_of("glm4-moe")]}).read_config(source.config)
     expected, found = mtp_tensors(source, config), mtp_tensors(open_path(file), config)
-    names = {name for name in expected if name.startswith(f"model.layers.{num_layers}.")}
-    assert names == {name for name in found if name.startswith(f"model.layers.{num_layers}.")}
+    assert expected.keys() == found.keys()
+    names = {name for name in expected if name.startswith(f"model.layers.{config.num_layers}.")}
+    assert len(names) > 6 * 3
     for name in names:
         one, other = (to_float32(each[name].read()) for each in (expected, found))
         np.testing.assert_array_equal(one.squeeze(), other.squeeze(), err_msg=name)
+
+
+def test_blocks_of_a_file_draft(tmp_path: Path) -> None:
+    _, file = make_file(tmp_path, kind_of=lambda name: "F32" if "ffn_" in name else "Q8_0")
+    runner = make_runner(file, speculation=MTP, dtype="auto")
+    expected, _ = generated(runner, NO_PROPOSER)
+    found, loop = generated(runner, runner._draft_model.make_proposer(), most=2)
+    assert found == expected
+    assert loop.num_drafts
 
 
 def test_a_model_without_the_layer_is_refused(tmp_path: Path) -> None:
