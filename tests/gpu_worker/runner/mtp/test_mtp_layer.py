@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers.modeling_layers import MtpLayer
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpLayer, MtpModel
 
 from signalbox_kernels.floats import to_float32
 from signalbox_worker.config import ModelError, SpeculationConfig
@@ -26,6 +27,7 @@ from tests.gpu_worker.draft_loops import Answer, Loop, Wanted
 from tests.gpu_worker.model_runners import make_prompts, make_runner
 from tests.gpu_worker.mtp_models import make_glm
 from tests.gpu_worker.runner.loading.gguf_files import make_gguf, open_path
+from tests.gpu_worker.runner.mtp.test_mtp_proposer import Kept
 from tests.gpu_worker.tiny_models import VOCAB, architecture_of, make_llama, make_model
 from tests.native_kernels import skip_without_native_kernels
 
@@ -259,3 +261,29 @@ def test_quantised_layers_draft_and_are_kept_packed(
         assert found == expected
         assert loop.num_steps < without.num_steps / 2
     assert caplog.text.count("weights: packed before") == 2, "of the model, and of its layer"
+
+
+def test_first_drafts_are_those_of_transformers(tmp_path: Path) -> None:
+    """Its own model reads the same files, and the hidden states that it gives to its layer."""
+    made, _ = make_reference(tmp_path, "glm4-moe")
+    model: Any = type(made).from_pretrained(tmp_path)
+    num_layers = model.config.num_hidden_layers
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{num_layers}\..*"]
+    reference = MtpModel.from_pretrained(model)
+    runner = make_runner(tmp_path, speculation=MTP)
+    kept = Kept(runner._draft_model.make_proposer())
+    _, loop = generated(runner, kept, most=1)
+    texts = loop.texts()
+    assert len(kept.found) > 30
+    for (seq_id, end), drafts in kept.found.items():
+        ids = torch.tensor([texts[seq_id][:end]])
+        with torch.no_grad():
+            states = model(ids, output_hidden_states=True).hidden_states[-1]
+            expected, _, _ = reference(
+                ids[:, 1:],
+                states[:, :-1],
+                attention_mask=None,
+                position_ids=torch.arange(1, end)[None],
+                mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+            )
+        assert drafts == expected[0].tolist()
