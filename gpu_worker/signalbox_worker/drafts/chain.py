@@ -74,7 +74,7 @@ def make_proposer(
     from texts and predictions. Raises ModelError if that of a package cannot be used.
 
     Args:
-        model: proposer of a draft model, if there is one.
+        model: proposer of a draft model or an MTP layer, if there is one.
     """
     if not config.num_tokens:
         return NO_PROPOSER

@@ -8,7 +8,7 @@ from signalbox_kernels.arena import Arena
 from signalbox_kernels.program import Program
 from signalbox_worker.batch.arrays import FloatArray
 from signalbox_worker.batch.batch import Batch
-from signalbox_worker.config import USUAL_BLOCK_SIZE, ModelConfig, ModelError
+from signalbox_worker.config import USUAL_BLOCK_SIZE, CacheConfig, ModelConfig, ModelError
 from signalbox_worker.device.stage_layers import StageLayers
 from signalbox_worker.drafts.proposer import Proposer
 from signalbox_worker.files.adapters.adapter_opener import AdapterOpener
@@ -124,17 +124,10 @@ def load_mtp(config: RunnerConfig, opened: OpenedModel, served: Executor) -> Mtp
 def _load_layer(config: RunnerConfig, opened: OpenedModel, served: NativeExecutor) -> MtpExecutor:
     model, whole = opened.config, with_mtp_layer(opened.config)
     stage = StageLayers(model.num_layers, whole.num_layers, whole.num_layers)
-    name, dtype = f"{served.model.name}-mtp", served.model.dtype
-    form = weight_form(opened.source, config.model, dtype)
-    share = TensorShare(whole=whole)
-    info = served.model
+    info, share = served.model, TensorShare(whole=whole)
+    form = weight_form(opened.source, config.model, info.dtype)
     shard = Shard(opened, config, info, share, stage, form)
-    stored = mtp_tensors(opened.source, model)
-    kv = KVForm(
-        block_size=config.cache.block_size or USUAL_BLOCK_SIZE,
-        dtype=config.cache.kv_cache_dtype,
-        scales=((1.0, 1.0),) * whole.num_layers,
-    )
+    stored, kv = mtp_tensors(opened.source, model), _kv_form(config.cache, whole.num_layers)
 
     def compiled(arena: Arena, known: KnownTensors) -> tuple[Program, MtpNorms]:
         weights = Weights(stored, share, stage, form, known=known)
@@ -151,7 +144,7 @@ def _load_layer(config: RunnerConfig, opened: OpenedModel, served: NativeExecuto
 
     packed, on_disk_bytes = shard.packed_weights()
     program, norms = packed.load(compiled, on_disk_bytes=on_disk_bytes)
-    opener = AdapterOpener(ModelConfig(model=config.model.model), name, {})
+    opener = AdapterOpener(ModelConfig(model=config.model.model), info.name, {})
     loaded = NativeModel(
         info=info,
         program=program,
@@ -160,6 +153,14 @@ def _load_layer(config: RunnerConfig, opened: OpenedModel, served: NativeExecuto
         pooling=None,
     )
     return MtpExecutor(loaded, stage, norms)
+
+
+def _kv_form(cache: CacheConfig, num_layers: int) -> KVForm:
+    return KVForm(
+        block_size=cache.block_size or USUAL_BLOCK_SIZE,
+        dtype=cache.kv_cache_dtype,
+        scales=((1.0, 1.0),) * num_layers,
+    )
 
 
 def _norms(weights: Weights, config: DecoderConfig) -> MtpNorms:
