@@ -73,8 +73,8 @@ class Footprint:
     adapters_bytes: int = 0
     """Bytes that are reserved for adapters, less those of adapters that are loaded."""
     drafts_bytes: int = 0
-    """Bytes that are reserved for recent outputs, and for for KV and
-    steps of a draft model or an MTP layer."""
+    """Bytes that are reserved for recent outputs, and for KV and steps of a draft model or
+    an MTP layer."""
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
     """Groups of layers, each of which has blocks of `block_bytes`."""
     max_draft_tokens: int = 0
