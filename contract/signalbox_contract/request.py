@@ -100,6 +100,8 @@ class Request:
     """True if the request computes no drafts."""
     prediction: tuple[int, ...] = ()
     """Tokens that the client expects as the output; empty if the request names none."""
+    prewarm: bool = False
+    """True if the prompt is computed, so that later ones find it, and no token is drawn."""
     session: bytes = b""
     """Keyed hash of the session that the client names; empty if it names none."""
     keep_ns: int = 0

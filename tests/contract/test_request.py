@@ -50,6 +50,7 @@ FULL = Request(
     snapshot_positions=(1, 2),
     no_speculation=True,
     prediction=(6, 5),
+    prewarm=True,
     session=bytes(range(16)),
     keep_ns=7,
     prefix=PrefixComparison(PrefixCause.SYSTEM_CHANGED, 64, 7, "system", True),

@@ -360,7 +360,7 @@ class FakeWorker:
 
     def _sample(self, seq_id: int, context: list[int], drawn: Drawn) -> None:
         known = self.sequences[seq_id]
-        if known.num_computed_tokens < len(known.token_ids):
+        if known.num_computed_tokens < len(known.token_ids) or not known.num_samples:
             return
         if self.pooling is not None:
             drawn.pooled[seq_id] = pooled_vector(context)

@@ -187,6 +187,7 @@ def make_request(
     grammar_cost: GrammarCost = UNMEASURED,
     pooling: PoolingParams | None = None,
     snapshot_positions: tuple[int, ...] = (),
+    prewarm: bool = False,
     no_speculation: bool = False,
     prediction: tuple[int, ...] = (),
 ) -> SequenceGroup:
@@ -211,6 +212,7 @@ def make_request(
         adapter=adapter,
         pooling=pooling,
         snapshot_positions=snapshot_positions,
+        prewarm=prewarm,
         no_speculation=no_speculation,
         prediction=prediction,
     )

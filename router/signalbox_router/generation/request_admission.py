@@ -263,6 +263,7 @@ class Admission:
             snapshot_positions=prompt.snapshot_positions,
             session=_session_of(api_request, call_context),
             keep_ns=api_request.keep_ns,
+            prewarm=api_request.prewarm,
         )
         if request.session or api_request.prefix_query.is_asked:
             request.watch = self._watch(request, api_request, model, prompt, call_context.key)

@@ -74,6 +74,8 @@ class ActiveRequest:
     """Pooling of the prompt; None continues it."""
     adapter: str = ""
     """SHA-256 of the adapter that computes the request; empty is the base model."""
+    prewarm: bool = False
+    """True if the prompt is computed and no token drawn."""
     snapshot_positions: tuple[int, ...] = ()
     """Positions of the prompt from which later requests are likely to go on."""
     session: bytes = b""

@@ -103,6 +103,8 @@ class ApiRequest:
     """Default of an API for max_tokens, if `sampling` does not contain it."""
     cuts_max_tokens: bool = False
     """True if a max_tokens beyond the window is cut, and not refused."""
+    prewarm: bool = False
+    """True if the prompt is computed, so that later ones find it, and no token is drawn."""
     truncate_prompt_tokens: int | None = None
     """Tokens to keep of the prompt: its last; if it is pooled, its first, and -1 is all that
     fit."""

@@ -38,6 +38,7 @@ def request_of(active: ActiveRequest) -> Request:
         pooling=active.pooling,
         num_delivered_prompt_logprobs=active.num_prompt_logprobs if is_resumed else 0,
         snapshot_positions=active.snapshot_positions,
+        prewarm=active.prewarm,
         no_speculation=not params.speculation,
         prediction=params.prediction,
         model_wait_ns=active.model_wait_ns,

@@ -70,11 +70,11 @@ def float_bits(values: Values[float]) -> list[int]:
 def may_be_audited(group: SequenceGroup) -> bool:
     """Returns whether a request that arrives may be chosen.
 
-    Beam searches and pooled requests draw no tokens. The logits that a resumed request has drawn
+    Beam searches, pooled requests and those that prewarm draw no tokens. The logits that a resumed request has drawn
     earlier are unknown.
     """
     request = group.request
-    is_drawn = request.beam_search is None and request.pooling is None
+    is_drawn = request.beam_search is None and request.pooling is None and not request.prewarm
     fits = group.num_prompt_tokens * request.num_sequences < MAX_TOKENS
     return is_drawn and fits and not request.attempt
 

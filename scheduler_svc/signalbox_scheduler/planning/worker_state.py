@@ -29,7 +29,7 @@ class WorkerState:
         self, plan: StepPlan, seq: Sequence, num_new_tokens: int, *, num_drafts: int = 0
     ) -> None:
         """Adds a sequence that has the blocks of its new tokens, and drafts, to a plan."""
-        draws = num_new_tokens == seq.num_remaining_tokens
+        num_draws = seq.group.num_draws if num_new_tokens == seq.num_remaining_tokens else 0
         if not seq.is_on_worker:
             plan.new.append(len(plan.seqs))
             plan.num_clears = self.num_clears
@@ -39,14 +39,14 @@ class WorkerState:
         plan.seq_ids.append(seq.seq_id)
         plan.num_new_tokens.append(num_new_tokens)
         plan.total_tokens += num_new_tokens
-        plan.num_samples.append(seq.group.num_draws if draws else 0)
+        plan.num_samples.append(num_draws)
         plan.token_budget = max(0, plan.token_budget - num_new_tokens - num_drafts)
         first = seq.num_sent_blocks
         if seq.is_on_worker and len(seq.block_table) > first:
             plan.patches.append(TablePatch(seq.seq_id, first, tuple(seq.block_table[first:])))
         seq.is_on_worker = True
         seq.num_sent_blocks = len(seq.block_table)
-        seq.book(num_new_tokens, draws=draws, num_drafts=num_drafts)
+        seq.book(num_new_tokens, draws=num_draws > 0, num_drafts=num_drafts)
 
     def append_slots(self, plan: StepPlan, seq: Sequence, num_new_tokens: int) -> None:
         """Takes the blocks of the next tokens, which `can_append_slots` has allowed."""

@@ -18,6 +18,8 @@ def find_fault(request: Request, model: ModelInfo) -> str | None:
     """Says in one line why no worker of the model could serve a request; None if it can be."""
     if fault := _find_fault_in_pooling(request, model):
         return fault
+    if request.prewarm and (request.pooling or request.beam_search or request.num_sequences > 1):
+        return "prewarm draws nothing, and so goes with no pooling, beam search or num_sequences"
     num_prompt_tokens = len(request.prompt_token_ids)
     if request.pooling is not None and num_prompt_tokens > (window := model.max_model_len):
         return (

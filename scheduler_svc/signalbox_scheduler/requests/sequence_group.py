@@ -324,6 +324,8 @@ class SequenceGroup:
     @property
     def num_draws(self) -> int:
         """Tokens that a sequence draws when all its tokens are computed."""
+        if self.request.prewarm:
+            return 0
         return self.num_branches if self.awaits_fork else 1
 
     @property

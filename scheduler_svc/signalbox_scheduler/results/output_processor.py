@@ -153,6 +153,9 @@ class OutputProcessor:
                 self._accept_vector(seq, result, outcome, now)
             elif num_samples:
                 self._accept_draws(seq, drawn.rows(i), num_samples, result, outcome, now)
+            elif seq.group.request.prewarm and not seq.num_remaining_tokens:
+                self.num_prompt_tokens += seq.group.num_prompt_tokens
+                self._finish(seq, FinishReason.LENGTH, outcome, now)
 
     def _accept_run(self, i: int, drawn: DrawnTokens, outcome: StepOutcome, now: float) -> None:
         """Appends the accepted drafts of a sequence and the token drawn behind them.

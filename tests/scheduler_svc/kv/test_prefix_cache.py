@@ -2,6 +2,7 @@
 
 import pytest
 
+from signalbox_contract.updates import FinishReason
 from signalbox_scheduler.kv.block_allocator import AllocStatus, BlockAllocator
 from signalbox_scheduler.kv.prefix_cache import owner_of
 from signalbox_scheduler.requests.sequence_group import SequenceGroup
@@ -207,4 +208,22 @@ def test_a_cached_prefix_does_not_count_twice() -> None:
     loop.run()
     assert outputs(big) == [expected([*PREFIX, *PREFIX], num_tokens=4)]
     assert outputs(small) == [expected([9], num_tokens=8)]
+    loop.scheduler.check()
+
+
+def test_a_request_that_prewarms_draws_nothing_and_the_next_finds_its_prompt() -> None:
+    loop = make_loop(make_scheduler())
+    group = make_request([*PREFIX, 3], prewarm=True)
+    loop.scheduler.admission.add(group)
+    loop.run()
+    assert outputs(group) == [[]]
+    assert [seq.finish_reason for seq in group.sequences] == [FinishReason.LENGTH]
+    assert loop.scheduler.blocks.gpu.num_free == loop.scheduler.blocks.gpu.num_blocks
+    later = make_request([*PREFIX, 4], arrival=1.0)
+    run(loop, later)
+    assert later.num_cached_tokens == 8
+    again = make_request([*PREFIX, 3], arrival=2.0, prewarm=True)
+    loop.scheduler.admission.add(again)
+    loop.run()
+    assert outputs(again) == [[]]
     loop.scheduler.check()

@@ -168,7 +168,7 @@ def _find_draws(state: NDArray[Any], num_new: Int64Array) -> tuple[Int64Array, I
         return drawing, None
     num_draws = np.where(is_prompt, state["num_samples"], 1)[drawing]
     drawers = np.repeat(drawing, num_draws)
-    if len(drawers) == len(drawing):
+    if (num_draws <= 1).all():
         return drawers, None
     return drawers, state["branch"][drawers] + offsets(num_draws)
 

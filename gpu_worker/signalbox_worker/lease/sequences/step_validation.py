@@ -68,7 +68,7 @@ def check_new(new: NewSequence, limits: Limits) -> None:
         ("token_ids", num_tokens, 1, model.max_model_len),
         ("num_computed_tokens", new.num_computed_tokens, 0, num_tokens - 1),
         ("num_new_tokens", new.num_new_tokens, 1, num_tokens - new.num_computed_tokens),
-        ("num_samples", new.num_samples, 1, capacity.max_num_seqs),
+        ("num_samples", new.num_samples, 0, capacity.max_num_seqs),
         ("block_table", len(new.block_table), -(-end // block_size) * len(capacity.groups), None),
         ("block_table", len(new.block_table), 1, limits.max_blocks),
     ):

@@ -74,7 +74,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, updates: _Optional[_Union[RequestUpdates, _Mapping]] = ..., model_changed: _Optional[bool] = ..., heartbeat_interval_ns: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions", "no_speculation", "prediction", "session", "keep_ns", "model_wait_ns", "prefix")
+    __slots__ = ("handle", "request_id", "prompt_token_ids", "sampling_params", "max_tokens", "num_sequences", "timeout_ns", "trace_context", "cache_salt", "tenant", "priority", "beam_search", "attempt", "nonce", "delivered", "num_delivered_prompt_logprobs", "age_ns", "max_tokens_is_default", "payer", "adapter", "pooling", "snapshot_positions", "no_speculation", "prediction", "session", "keep_ns", "model_wait_ns", "prefix", "prewarm")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class Request(_message.Message):
     KEEP_NS_FIELD_NUMBER: _ClassVar[int]
     MODEL_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PREWARM_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -131,7 +132,8 @@ class Request(_message.Message):
     keep_ns: int
     model_wait_ns: int
     prefix: _explain_pb2.PrefixComparison
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ..., no_speculation: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_ns: _Optional[int] = ..., model_wait_ns: _Optional[int] = ..., prefix: _Optional[_Union[_explain_pb2.PrefixComparison, _Mapping]] = ...) -> None: ...
+    prewarm: bool
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., num_sequences: _Optional[int] = ..., timeout_ns: _Optional[int] = ..., trace_context: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ..., cache_salt: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearchParams, _Mapping]] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ..., delivered: _Optional[_Iterable[_Union[DeliveredSequence, _Mapping]]] = ..., num_delivered_prompt_logprobs: _Optional[int] = ..., age_ns: _Optional[int] = ..., max_tokens_is_default: _Optional[bool] = ..., payer: _Optional[str] = ..., adapter: _Optional[str] = ..., pooling: _Optional[_Union[_common_pb2.PoolingParams, _Mapping]] = ..., snapshot_positions: _Optional[_Iterable[int]] = ..., no_speculation: _Optional[bool] = ..., prediction: _Optional[_Iterable[int]] = ..., session: _Optional[bytes] = ..., keep_ns: _Optional[int] = ..., model_wait_ns: _Optional[int] = ..., prefix: _Optional[_Union[_explain_pb2.PrefixComparison, _Mapping]] = ..., prewarm: _Optional[bool] = ...) -> None: ...
 
 class DeliveredSequence(_message.Message):
     __slots__ = ("token_ids", "finish_reason")

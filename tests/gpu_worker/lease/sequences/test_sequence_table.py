@@ -153,6 +153,23 @@ def test_several_samples_at_the_end_of_the_prompt_are_branches() -> None:
     assert batch.rows.branch.tolist() == [0]  # later tokens are drawn once
 
 
+def test_a_prompt_without_samples_is_computed_and_draws_nothing() -> None:
+    table = make_table(make_runner())
+    params = SamplingParams()
+    new = [
+        make_new(1, PROMPT, [0, 1], num_samples=0, params=params),
+        make_new(2, [1], [2], num_samples=2, params=params),
+        make_new(3, [1], [3], num_samples=0, params=params),
+    ]
+    batch = table.apply(make_step(new=new))
+    assert batch.query_start.tolist() == [0, 6, 7, 8]
+    assert batch.rows.seq_ids.tolist() == [2, 2]
+    assert batch.rows.branch.tolist() == [0, 1]
+    table.append_tokens(draw(batch, 20, 21))
+    advance(table, make_step(2, finished=[1, 3], running={2: 1}), 22)
+    table.check()
+
+
 def test_forks_share_the_blocks_and_take_their_own_token() -> None:
     table = make_started()
     forks = [Fork(parent=1, child=2, branch=1, token_id=21)]
@@ -303,7 +320,6 @@ REFUSED: dict[str, Step] = {
     "nothing to compute": make_step(new=[replace(GOOD, num_new_tokens=0)]),
     "more to compute than known": make_step(new=[replace(GOOD, num_new_tokens=4)]),
     "computed all": make_step(new=[replace(GOOD, num_computed_tokens=3)]),
-    "no samples": make_step(new=[replace(GOOD, num_samples=0)]),
     "samples without end": make_step(new=[replace(GOOD, num_samples=1 << 31)]),
     "block past the pool": make_step(new=[replace(GOOD, block_table=[16])]),
     "block negative": make_step(new=[replace(GOOD, block_table=[-1])]),

@@ -193,6 +193,8 @@ async def test_no_tokens_are_asked_for_to_have_a_prompt_cached() -> None:
     async with make_messages() as messages:
         whole = await messages.whole(max_tokens=0)
         *_, delta, _ = await messages.events(max_tokens=0)
+        added = messages.http.stack.scheduler.added
+    assert [one.prewarm for one in added] == [True, True]
     assert (whole["content"], whole["stop_reason"]) == ([], "max_tokens")
     assert whole["usage"]["output_tokens"] == delta["usage"]["output_tokens"] == 0
 
