@@ -70,8 +70,8 @@ def float_bits(values: Values[float]) -> list[int]:
 def may_be_audited(group: SequenceGroup) -> bool:
     """Returns whether a request that arrives may be chosen.
 
-    Beam searches, pooled requests and those that prewarm draw no tokens. The logits that a resumed request has drawn
-    earlier are unknown.
+    Beam searches, pooled requests and those that prewarm draw no tokens. The logits that a resumed
+    request has drawn earlier are unknown.
     """
     request = group.request
     is_drawn = request.beam_search is None and request.pooling is None and not request.prewarm

@@ -64,7 +64,7 @@ def api_request(
     params = request.sampling_params
     for name in _SAME_NAME:
         set_field(params, name, getattr(body, name))
-    # Room for a token is checked where the prompt alone is asked for, too: later requests draw some.
+    # A prompt that is only computed has to leave room for a token: later requests draw some.
     set_field(params, "max_tokens", min(body.max_tokens or 1, UINT32_MAX))
     check_counts({"stop": len(body.stop_sequences or ())})
     extend_field(params, "stop", body.stop_sequences or ())
