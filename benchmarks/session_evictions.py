@@ -1,6 +1,6 @@
 """Prompt tokens of agents' sessions that the prefix cache finds, by what it evicts.
 
-    python -m benchmarks.session_evictions [--agents 8 32] [--seeds 20] [--workloads NAME ...]
+    python -m benchmarks.session_evictions [--agents 16 64] [--seeds 20] [--workloads NAME ...]
 
 The real scheduler plans for a worker in simulated time, whose pool has room for a third of the
 sessions that the agents have at a time. `lru` is the prefix cache as it is. The others choose among
@@ -187,9 +187,9 @@ def rows(workload: str, by_policy: dict[str, list[Figures]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--profile", choices=PROFILES, default="h100")
-    parser.add_argument("--agents", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--agents", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--horizon", type=float, default=600.0, help="seconds that are simulated")
+    parser.add_argument("--horizon", type=float, default=400.0, help="seconds that are simulated")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     args = parser.parse_args()
