@@ -161,6 +161,8 @@ async def test_requests_wait_while_another_model_answers() -> None:
         # They go on in order, but threads tokenise their prompts side by side.
         names = {one.request_id for one in both.scheduler("two").added}
         assert names == {f"r{number}" for number in range(4)}
+        waited = [add.model_wait_ns for one in ("two", "one") for add in both.scheduler(one).added]
+        assert all(waited[:5]) and waited[5:] == [0]  # the first of each model waited, too
 
 
 async def test_a_model_that_drains_ends_its_answers_and_others_wait_for_its_return() -> None:
@@ -202,6 +204,7 @@ async def test_a_model_that_is_unloaded_before_a_request_is_placed_is_loaded_aga
         may_go_on.set()
         assert text_of(await call) == "ok"
         assert one.launcher.asked == ["chat"] * 2
+        assert one.scheduler("chat").added[-1].model_wait_ns > 0
 
 
 async def test_a_request_that_has_lost_its_scheduler_waits_for_the_launcher() -> None:

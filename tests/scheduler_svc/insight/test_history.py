@@ -149,6 +149,14 @@ def test_a_prefix_of_recurrent_layers_is_told_to_end_at_a_snapshot() -> None:
     assert "none left a snapshot there" in words
 
 
+def test_the_wait_for_a_model_that_was_loaded_first_is_told() -> None:
+    for wait_ns, told in ((0, False), (1_234_000_000, True)):
+        group = make_arrival([1, 2], arrival=0.0, model_wait_ns=wait_ns)
+        said = said_of(samples=tuple(group.samples()))
+        words = "Milliseconds that it waited before, until its model was loaded: 1,234."
+        assert (words in said) is told
+
+
 def test_the_chunks_of_a_prefill_are_one_line() -> None:
     at, event, details = list(lines_of(BEGINNING))[2]
     assert (at, event) == (1, "prefill")
