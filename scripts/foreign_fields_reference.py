@@ -37,6 +37,7 @@ TABLES = {
     "`structured_outputs`": foreign_fields.STRUCTURED_OUTPUTS,
     "`/tokenize`": foreign_fields.TOKENIZE,
     "Responses": stored.StoredResponsesBody.FOREIGN,
+    "`prompt_cache_options` of Responses": responses.ComparingCacheOptions.FOREIGN,
     "`/v1/responses/input_tokens`": stored.StoredInputTokensBody.FOREIGN,
     "Items and content parts of Responses": items.OF_ANSWERS,
     "`tools[]` of Responses": tools.OF_TOOLS,

@@ -183,6 +183,9 @@ def test_the_times_are_those_of_the_official_clients() -> None:
 async def test_what_is_not_served_is_refused_by_name(
     http: Http, fields: dict[str, Any], param: str
 ) -> None:
-    body = json.dumps({"messages": HI, **fields})
-    answer = await http.raw.post("/v1/chat/completions", content=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    for path, asked in (
+        ("/v1/chat/completions", {"messages": HI}),
+        ("/v1/responses", {"input": "Hi"}),
+    ):
+        answer = await http.raw.post(path, content=json.dumps({**asked, **fields}))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
