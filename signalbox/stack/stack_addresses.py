@@ -104,11 +104,12 @@ class ModelAddresses:
     be started."""
 
     def __init__(self, stack: StackAddresses, *, name: str, number: int) -> None:
-        """Args: number: of the model, for the files of its sockets: its name may be no file's."""
+        """Args: number: of the model, for the files of its sockets: its name may be no file's. The
+        first one's scheduler has the port that `signalbox top` tries."""
         self._stack = stack
         self._name = name
         self._number = number
-        self._reserved = reserve_port()
+        self._reserved = reserve_port(0 if number else stack.scheduler_port)
         self.scheduler_port: int = self._reserved.getsockname()[1]
 
     @property
@@ -130,12 +131,14 @@ class ModelAddresses:
         self._reserved.close()
 
 
-def reserve_port() -> socket.socket:
-    """Returns a socket that keeps a loopback port from programs that take any; a server of ours may
-    listen there meanwhile."""
+def reserve_port(port: int = 0) -> socket.socket:
+    """Returns a socket that keeps a loopback port, or any if it is 0, from programs that take any.
+
+    A server of ours may listen there meanwhile.
+    """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC sets it
-    reserved.bind((LOOPBACK, 0))
+    reserved.bind((LOOPBACK, port))
     return reserved
 
 
