@@ -51,8 +51,8 @@ def _is_active(status: operations_pb2.ModelStatus) -> bool:
 
 
 def _table(models: Iterable[operations_pb2.ModelStatus]) -> Table:
-    names = ("live", "waiting", "memory", "starts", "last start")
-    table = make_table("model", "state", *map(right, names), "")
+    names = ("live", "waiting", "memory", "start took")
+    table = make_table("model", "state", *map(right, names), "scheduler", "")
     for status in models:
         model = status.model
         table.add_row(
@@ -61,8 +61,8 @@ def _table(models: Iterable[operations_pb2.ModelStatus]) -> Table:
             f"{status.num_live_requests:,}",
             f"{status.num_waiting_requests:,}",
             f"{model.memory_bytes / GIB:.1f} GiB" if model.memory_bytes else "",
-            str(model.num_starts or ""),
             duration(model.last_start_ns / 1e9) if model.last_start_ns else "",
+            model.scheduler if model.state == State.STATE_LOADED else "",
             _remark(model),
         )
     return table
