@@ -346,6 +346,20 @@ async def test_other_names_of_a_model_load_it_and_are_not_listed() -> None:
         assert text_of(await both.stack.generate()) == "ok"  # the only one that generates
 
 
+async def test_a_name_that_two_models_have_loads_neither() -> None:
+    async with launching(chat_scheduler("one"), chat_scheduler("two")) as both:
+        for name in ("one", "two"):
+            await both.launcher.set(name, other_names=["/srv/chat.gguf"])
+            both.scheduler(name).started_as = ["/srv/chat.gguf"]
+        await both.until_told()
+        for names in ([], ["one"], ["one", "two"]):
+            for name in names:
+                assert text_of(await both.stack.generate(model=name)) == "ok"
+            answer = await both.post("/v1/completions", model="/srv/chat.gguf", prompt="Hi")
+            assert answer.status_code == 404, names
+        assert both.launcher.asked == ["one", "two"]
+
+
 async def test_a_key_loads_no_model_that_it_may_not_use(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys", entry(models=["vectors"]))
     async with launching(chat_scheduler(), pooling_scheduler(), api_keys=keys) as both:

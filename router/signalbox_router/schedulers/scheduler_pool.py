@@ -423,8 +423,5 @@ def _end_wait(placement: _Placement) -> None:
 
 
 def _named(served: ServedModel, launched: LaunchedModel | None) -> ServedModel:
-    """Returns a model with the names that the launcher has for it."""
-    if launched is None:
-        return served
-    texts = dict.fromkeys((*served.started_as, *launched.names_of("")))
-    return replace(served, started_as=tuple(texts))
+    """Returns a model with the names that the launcher has for it, also while it is not loaded."""
+    return served if launched is None else replace(served, started_as=launched.names_of(""))

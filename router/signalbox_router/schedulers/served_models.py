@@ -175,7 +175,8 @@ class ServedModels:
 
     def _error_of(self, name: str) -> RpcError:
         lost = next((one for one in self._lost if one.knows(name)), None)
-        if launched := self._launched.find(name if lost is None else lost.name):
+        launched = self._launched.find(name if lost is None else lost.name)
+        if launched is not None and launched.name not in self._by_name:
             return NotLoaded(launched)
         if not self._served and not self._launched.models:
             return self._no_model()

@@ -3,8 +3,9 @@
 A router without a launcher has an empty table.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from signalbox_contract.errors import Unavailable
@@ -81,9 +82,10 @@ class LaunchedModels:
         self._by_address: dict[str, LaunchedModel] = {}
 
     def update(self, models: Iterable[LaunchedModel], *, revision: int) -> None:
-        self.models, self.revision = tuple(models), revision
-        self._by_name = {name: one for one in reversed(self.models) for name in one.other_names}
-        self._by_name |= {one.name: one for one in self.models}
+        models = tuple(models)
+        counts = Counter(name for one in models for name in {*one.names_of("")})
+        self.models, self.revision = tuple(_named_alone(one, counts) for one in models), revision
+        self._by_name = {name: one for one in self.models for name in one.names_of("")}
         self._by_address = {one.scheduler: one for one in self.models}
 
     def find(self, name: str) -> LaunchedModel | None:
@@ -100,6 +102,12 @@ class LaunchedModels:
         if model is None or model.state in (ModelState.LOADED, ModelState.DRAINING):
             return ""
         return f"model {model.name!r} is not loaded"
+
+
+def _named_alone(model: LaunchedModel, counts: Counter[str]) -> LaunchedModel:
+    """Returns a model without the other names that several models have: they mean none."""
+    names = tuple(name for name in model.other_names if counts[name] == 1)
+    return replace(model, other_names=names)
 
 
 class NotLoaded(Unavailable):
