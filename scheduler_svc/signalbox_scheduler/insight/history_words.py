@@ -124,7 +124,7 @@ def _compared(prefix: PrefixComparison) -> str:
     elsewhere = ", which another scheduler computed" if prefix.is_elsewhere else ""
     same = f"It begins with {kept} of an earlier request of its client{elsewhere}"
     if prefix.cause not in _CHANGED:
-        return f"{same}: nothing has changed there."
+        return f"{same}, counted in whole blocks: nothing has changed there."
     place = f" ({prefix.path})" if prefix.path else ""
     lost = counted(prefix.num_lost_tokens, "token")
     return f"{same}, and loses {lost} behind them: {_CHANGED[prefix.cause]}{place}."

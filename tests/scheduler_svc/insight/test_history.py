@@ -292,8 +292,8 @@ def test_the_event_of_an_audit_says_what_differs(
         ),
         (
             PrefixComparison(PrefixCause.UNCHANGED, 64),
-            "It begins with 64 tokens of an earlier request of its client: nothing has changed"
-            " there.",
+            "It begins with 64 tokens of an earlier request of its client, counted in whole blocks:"
+            " nothing has changed there.",
         ),
         (
             PrefixComparison(PrefixCause.NOT_FOUND),
