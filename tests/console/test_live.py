@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 
+import httpx2
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from signalbox_router.main import Router
 from tests.console.person import Person, watched
-from tests.console.stack import Services, num_watchers, url_of
+from tests.console.stack import MODEL, Services, num_watchers, url_of
 from tests.ports import free_port
 from tests.waiting import EVENT_S, wait_until
 
@@ -48,6 +49,21 @@ def test_blocks_appear_by_request(person: Person, services: Services, router: Ro
         expect(told).to_have_count(0)
     expect(requests_of(page)).to_have_count(0)
     expect(map_of(page)).to_have_accessible_name(re.compile(r" 0 used"))
+
+
+def test_sessions_tell_what_their_turns_found(person: Person, router: Router) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is known? " * 20}],
+        "prompt_cache_key": "a conversation",
+    }
+    for _ in range(2):
+        httpx2.post(f"{url_of(router)}v1/chat/completions", json=body).raise_for_status()
+    page = person.open("live")
+    row = page.get_by_role("region", name="Sessions").locator("tbody").get_by_role("row").first
+    expect(row).to_contain_text(re.compile(r"^[0-9a-f]{8}2\d+.*%device [\d,]+"))
+    row.get_by_role("link").click()
+    expect(page.get_by_text(re.compile("Prompt .* tokens"))).to_be_visible()
 
 
 def test_the_last_minute_can_be_paused_and_moved_over(

@@ -59,13 +59,23 @@ function useSessions() {
 
 /** The first digits of its hash, with a link to what happened to its last request. */
 function nameOf({ session = "", lastRequestId }) {
-  const digits = Array.from(atob(session), (one) => one.charCodeAt(0).toString(16).padStart(2, "0"));
+  const digits = Array.from(atob(session), (one) =>
+    one.charCodeAt(0).toString(16).padStart(2, "0"),
+  );
   const name = digits.join("");
   const href = `#/why/${encodeURIComponent(lastRequestId)}`;
   return lastRequestId ? html`<a href=${href}>${name}</a>` : name;
 }
 
-function textsOf({ numTurns = 0, total, lastTurn, numLiveRequests, idleNs, calledTool, lastPrefix }) {
+function textsOf({
+  numTurns = 0,
+  total,
+  lastTurn,
+  numLiveRequests,
+  idleNs,
+  calledTool,
+  lastPrefix,
+}) {
   const idle = `${duration(secondsOf(idleNs))}${calledTool ? ", calls a tool" : ""}`;
   return [
     number(numTurns),
