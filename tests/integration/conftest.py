@@ -70,7 +70,9 @@ def patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def drafts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a model as tiny as that one would compute a draft as slowly as a token."""
-    monkeypatch.setattr(DraftLengths, "observe_step", lambda *_, **__: None)
+    monkeypatch.setattr(
+        DraftLengths, "observe_step", lambda self, **_: setattr(self, "is_timed", True)
+    )
 
 
 @pytest.fixture

@@ -1,21 +1,24 @@
 """Decides how many drafts a sequence computes: the number that gives the most tokens a second.
 
 The probability that a draft is accepted, if all before it are, is estimated from the recent runs of
-its sequence, and from those since the last refusal, since texts are copied in stretches. The cost
+its sequence from each source, and from those since the last refusal, since texts are copied in
+stretches. The source of the next drafts is not known before the worker has them: each counts as
+often as it had drafts recently, so that those of a grammar, which are mostly right, are not taken
+for those of a text. The cost
 of its row is measured: the times of steps with as many sequences, by their number of drafts. The
 best length gives the whole step the most tokens a second, so that drafts of one sequence do not
 slow the others by more than they bring.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import mul
 
 import numpy as np
 
-from signalbox_scheduler.requests.draft_use import DraftRecord
+from signalbox_scheduler.requests.draft_use import DraftRecord, SourceRecord
 
 LEAST_GAIN = 0.05
 """Tokens of a step that drafts of a sequence must add beyond their cost, since both are
@@ -29,6 +32,9 @@ IDLE_STEPS = 8
 """Steps without a proposal after which a sequence waits for an offer: outside the decode batch it
 costs the scheduler and the worker time in each step."""
 FIRST_PAUSE_STEPS, MOST_PAUSE_STEPS = 16, 1024
+FAILED_TRIALS = 8
+"""Trials that fail in a row, after which first pauses are twice as long, and after as many more
+twice again."""
 MEASURE_STEPS = 256
 """Steps after which one without drafts is measured again, since contexts grow."""
 FORGET_STEPS = 512
@@ -37,6 +43,8 @@ again."""
 _KEPT = 0.85
 """Weight that a sequence's older runs keep when one is added."""
 _KEPT_OF_ALL = 0.98
+_KEPT_RUNS = 0.95
+"""Weight that older runs keep in the frequencies of a sequence's sources."""
 _PRIOR_RUNS = 2.0
 """Weight, in runs, of the acceptance of all sequences in the estimate of one."""
 _NEW = 0.25
@@ -135,11 +143,18 @@ class DraftLengths:
     def __init__(self, most: int) -> None:
         self.most = most
         self._costs = RowCosts()
-        self._num_accepted, self._num_refused = 3.0, 2.0  # of all sequences, older ones weigh less
+        self._of_all = _new_of_all()
+        """Acceptance of all sequences; older runs weigh less."""
+        self._by_source = dict[int, SourceRecord]()
+        """The same by source."""
+        self.is_timed = False
+        """True once the time of a step is known."""
         self._num_seqs = 1
         self._tokens_of_seq, self._drafts_of_seq = 1.0, 0.0  # means of a step
         self._has_new = False
         """True if steps were observed since the next ones were computed."""
+        self._num_failed = 0
+        """Consecutive trials, of all sequences, of which no draft was accepted."""
         self._num_tokens = 1.0  # of a step, without those of the drafts that are chosen
         self._times = [1.0] * (most + 1)
         """Times of a step, by drafts of one sequence more; equal until some are measured."""
@@ -163,7 +178,7 @@ class DraftLengths:
         Args: num_tokens: those that it drew.
         """
         self._costs.observe(num_seqs=num_seqs, num_drafts=num_drafts, ns=ns)
-        self._num_seqs = num_seqs
+        self.is_timed, self._num_seqs = True, num_seqs
         self._tokens_of_seq += _NEW * (num_tokens / num_seqs - self._tokens_of_seq)
         self._drafts_of_seq += _NEW * (num_drafts / num_seqs - self._drafts_of_seq)
         self._has_new = True
@@ -176,60 +191,111 @@ class DraftLengths:
         self._has_new, others = False, self._num_seqs - 1
         self._num_tokens = 1 + others * self._tokens_of_seq
         self._times = self._costs.times(self._num_seqs, others * self._drafts_of_seq, self.most)
-        self._may_pay = not self._times or self._best(HOPE) > 0
+        self._may_pay = not self._times or self._best(_powers(HOPE, self.most)) > 0
 
-    def observe_run(self, record: DraftRecord, *, num_drafts: int, num_accepted: int) -> None:
+    def observe_run(
+        self, record: DraftRecord, *, num_drafts: int, num_accepted: int, source: int
+    ) -> None:
         """Records how many drafts of a sequence were accepted in a step that allowed some."""
         if not num_drafts:
             record.num_idle += 1
             return
         record.num_idle, record.is_idle = 0, False
         is_refused = num_accepted < num_drafts
-        record.num_accepted = _KEPT * record.num_accepted + num_accepted
-        record.num_refused = _KEPT * record.num_refused + is_refused
-        self._num_accepted = _KEPT_OF_ALL * self._num_accepted + num_accepted
-        self._num_refused = _KEPT_OF_ALL * self._num_refused + is_refused
-        record.num_in_row = 0 if is_refused else record.num_in_row + num_accepted
+        if record.is_trial:
+            self._num_failed = 0 if num_accepted else self._num_failed + 1
+        for one in record.sources.values():
+            one.num_runs *= _KEPT_RUNS
+        if (own := record.sources.get(source)) is None:
+            own = record.sources[source] = SourceRecord()
+        own.num_runs += 1
+        own.num_accepted = _KEPT * own.num_accepted + num_accepted
+        own.num_refused = _KEPT * own.num_refused + is_refused
+        own.num_in_row = 0 if is_refused else own.num_in_row + num_accepted
+        if (of_source := self._by_source.get(source)) is None:
+            of_source = self._by_source[source] = _new_of_all()
+        for every in (self._of_all, of_source):
+            every.num_accepted = _KEPT_OF_ALL * every.num_accepted + num_accepted
+            every.num_refused = _KEPT_OF_ALL * every.num_refused + is_refused
         record.is_trial = record.is_trial and not is_refused
 
     def next(self, record: DraftRecord) -> int:
         """Returns the most drafts of a sequence's next step; 0 if none pay at present."""
         if not self.may_pay:
             return 0
-        prior = _PRIOR_RUNS * self._num_accepted / (self._num_accepted + self._num_refused)
+        best = self._best(self._chances(record))
+        if best and any(one.num_accepted >= 1 for one in record.sources.values()):
+            record.num_pause_steps = 0
+        return max(best, int(record.is_trial))
+
+    def _chances(self, record: DraftRecord) -> Iterable[float]:
+        """Returns the probabilities that the first draft, the first two and so on are accepted."""
+        sources = record.sources
+        if not sources:
+            return _powers(_share_of(self._of_all), self.most)
+        if len(sources) == 1:
+            ((source, one),) = sources.items()
+            return _powers(self._share(source, one), self.most)
+        num_runs = sum(one.num_runs for one in sources.values())
+        chances = (
+            _powers(self._share(source, one), self.most, one.num_runs / num_runs)
+            for source, one in sources.items()
+        )
+        return map(sum, zip(*chances, strict=True))
+
+    def _share(self, source: int, record: SourceRecord) -> float:
+        """Returns the probability that a draft of a sequence is accepted if all before it are."""
+        prior = _PRIOR_RUNS * _share_of(self._by_source.get(source, self._of_all))
         num_runs = record.num_accepted + record.num_refused + _PRIOR_RUNS
         share = (record.num_accepted + prior) / num_runs
         if record.num_in_row:
             share = max(share, (record.num_in_row + 1) / (record.num_in_row + 2))
-        best = self._best(share)
-        if best and record.num_accepted >= 1:
-            record.num_pause_steps = 0
-        return max(best, int(record.is_trial))
+        return share
 
-    def _best(self, share: float) -> int:
-        """Returns the best length, if a draft is accepted with the probability `share` when all
-        before it are."""
-        without = self._times[0]
-        best, best_rate = 0, (self._num_tokens + LEAST_GAIN) / without
-        all_before, num_tokens = 1.0, self._num_tokens
-        for num_drafts, measured_ns in enumerate(self._times[1:], start=1):
-            all_before *= share
-            num_tokens += all_before
+    def _best(self, chances: Iterable[float]) -> int:
+        """Returns the best length.
+
+        Args: chances: probabilities that the first draft, the first two and so on are accepted.
+        """
+        without, num_tokens = self._times[0], self._num_tokens
+        best, best_rate = 0, (num_tokens + LEAST_GAIN) / without
+        longer = zip(self._times[1:], chances, strict=False)
+        for num_drafts, (measured_ns, chance) in enumerate(longer, start=1):
+            num_tokens += chance
             ns = without + CAUTION * (measured_ns - without)
             if num_tokens > best_rate * ns:
                 best, best_rate = num_drafts, num_tokens / ns
         return best
 
     def pause(self, record: DraftRecord) -> int:
-        """Begins a sequence's pause; returns its length in steps, twice that of the last one."""
-        steps = min(max(FIRST_PAUSE_STEPS, 2 * record.num_pause_steps), MOST_PAUSE_STEPS)
+        """Begins a sequence's pause; returns its length in steps: twice that of the last one. The
+        first one is longer while trials of other sequences fail."""
+        first = FIRST_PAUSE_STEPS << min(2, self._num_failed // FAILED_TRIALS)
+        steps = min(max(first, 2 * record.num_pause_steps), MOST_PAUSE_STEPS)
         record.is_off, record.num_pause_steps = True, steps
         return steps
 
     def resume(self, record: DraftRecord) -> None:
         """Lets a sequence have drafts again: at least one, until it is refused."""
         record.is_off = record.is_idle = False
-        record.is_trial, record.num_in_row, record.num_idle = True, 0, 0
+        record.is_trial, record.num_idle = True, 0
+        for one in record.sources.values():
+            one.num_in_row = 0
+
+
+def _powers(share: float, most: int, weight: float = 1.0) -> Iterable[float]:
+    """Returns `most` powers of a share from the first one on, each times a weight."""
+    return accumulate(repeat(share, most - 1), mul, initial=weight * share)
+
+
+def _new_of_all() -> SourceRecord:
+    """Returns the acceptance that is expected before any is known."""
+    return SourceRecord(num_accepted=3.0, num_refused=2.0)
+
+
+def _share_of(every: SourceRecord) -> float:
+    """Returns the share of drafts that were accepted of those behind accepted ones."""
+    return every.num_accepted / (every.num_accepted + every.num_refused)
 
 
 def _rounded(number: int) -> int:

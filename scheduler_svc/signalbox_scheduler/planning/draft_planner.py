@@ -57,6 +57,8 @@ class DraftPlanner:
         """Begins a plan. Each sequence gets its token; drafts get at most half of the remaining
         budget, so that prompts make progress."""
         self._num_left = max(0, plan.token_budget - self._queues.num_sequence_slots) // 2
+        if not self._lengths.is_timed:  # rows may cost as much as tokens do
+            self._num_left = min(self._num_left, self._lengths.most)
         self._is_full = not self._num_left
         if self._paused and self._next_end <= plan.step_id:
             self._end_pauses(plan.step_id)
@@ -168,11 +170,13 @@ class DraftPlanner:
                 self._lengths.resume(record)
                 self._decode_batch.release(seq.group)
 
-    def observe_run(self, seq: Sequence, *, num_drafts: int, num_accepted: int) -> None:
+    def observe_run(
+        self, seq: Sequence, *, num_drafts: int, num_accepted: int, source: int
+    ) -> None:
         """Records how many drafts of a sequence were accepted in a step that allowed some."""
         if seq.draft_record is not None:
             self._lengths.observe_run(
-                seq.draft_record, num_drafts=num_drafts, num_accepted=num_accepted
+                seq.draft_record, num_drafts=num_drafts, num_accepted=num_accepted, source=source
             )
 
     def check(self) -> None:

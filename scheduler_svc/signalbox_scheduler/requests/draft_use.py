@@ -1,15 +1,32 @@
 """Fates of drafts: counts of a request or a worker, and the record of one sequence."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from signalbox_contract.updates import SpeculationUse
 from signalbox_rpc.metrics.sample import Sample, counter
 
 
 @dataclass(slots=True)
+class SourceRecord:
+    """Acceptance of one sequence's recent drafts from one source; older runs weigh less."""
+
+    num_runs: float = 0.0
+    """Runs of this source, among those of all sources."""
+    num_accepted: float = 0.0
+    """Accepted drafts."""
+    num_refused: float = 0.0
+    """Runs that a refused draft ended."""
+    num_in_row: int = 0
+    """Accepted drafts since the last one that was refused, or the last pause."""
+
+
+@dataclass(slots=True)
 class DraftRecord:
     """Acceptance of one sequence's recent drafts, and its pauses; see planning/draft_lengths.py."""
+
+    sources: dict[int, SourceRecord] = field(default_factory=dict)
+    """By `DraftSource`, those that have had drafts."""
 
     is_off: bool = False
     """True during a pause, since drafts would not pay."""
@@ -17,14 +34,8 @@ class DraftRecord:
     """True while the worker has no drafts, until it offers some."""
     num_pause_steps: int = 0
     """Steps of the last pause; 0 if drafts have paid since."""
-    num_accepted: float = 0.0
-    """Accepted drafts; those of older runs weigh less."""
-    num_refused: float = 0.0
-    """Runs that a refused draft ended, with the same weights."""
     is_trial: bool = False
     """True if the next run has a draft though acceptance is against it, until one is refused."""
-    num_in_row: int = 0
-    """Accepted drafts since the last one that was refused, or the last pause."""
     num_idle: int = 0
     """Consecutive steps for which nothing was proposed."""
 

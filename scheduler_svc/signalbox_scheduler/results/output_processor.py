@@ -181,7 +181,9 @@ class OutputProcessor:
             return
         outcome.has_runs |= num_new > 1
         num_drafts, source = drawn.drafts.get(seq.seq_id, (0, 0))
-        self._drafts.observe_run(seq, num_drafts=num_drafts, num_accepted=len(run) - 1)
+        self._drafts.observe_run(
+            seq, num_drafts=num_drafts, num_accepted=len(run) - 1, source=source
+        )
         if num_drafts:
             num_accepted = min(num_new, len(run) - 1)
             self._count_drafts(seq, num_drafts, source, num_accepted=num_accepted)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from signalbox_contract.columns import int32s
+from signalbox_contract.sections.drafts import DraftSource
 from signalbox_contract.step_result import StepResult, StepTimings
 from signalbox_contract.updates import FinishReason
 from signalbox_scheduler.config import PreemptionMode
@@ -131,6 +133,26 @@ def test_drafts_that_are_never_right_cost_little(num_seqs: int) -> None:
     assert on >= 0.98 * rate(reading_weights, share=0.0, num_seqs=num_seqs, most=0)
 
 
+def test_misleading_texts_cost_little_from_the_first_step_on() -> None:
+    """Eight clients of a model of a billion weights, whose drafts are all refused."""
+
+    def measured_on_two_cores(num_seqs: int, num_drafts: int) -> float:
+        return 5e6 * (num_seqs + 0.72 * num_drafts)
+
+    loop = make_measured(measured_on_two_cores, share=0.0, num_seqs=0)
+    overheads = list[float]()
+    for round_ in range(3):
+        worker = measured(loop)
+        worker.total_ns, worker.num_tokens = 0.0, 0
+        for number in range(8):
+            prompt = [1, round_, number]
+            loop.scheduler.admission.add(make_request(prompt, arrival=loop.now, max_tokens=128))
+        loop.turn(200)
+        overheads.append(worker.total_ns / worker.num_tokens / 5e6 - 1)
+    assert overheads[0] < 0.03
+    assert max(overheads[1:]) < 0.015
+
+
 def test_a_sequence_that_pauses_is_in_the_decode_batch_and_tries_again_ever_later() -> None:
     loop = make_measured(reading_weights, share=0.0)
     group, tries, before = group_of(loop), list[int](), 0
@@ -231,6 +253,38 @@ def test_sequences_for_whose_drafts_no_step_has_room_join_the_decode_batch() -> 
         loop.turn()
         num_inside.append(sum(group.is_in_decode_batch for group in loop.scheduler.running))
     assert max(num_inside) == 8
+
+
+@dataclass(slots=True)
+class AlternatingWorker(MeasuredWorker):
+    """Each fourth step has drafts of a grammar, which are right, and the others those of a text."""
+
+    of_text: float = 0.0
+    """Probability that a draft of the text is right."""
+
+    def _propose(self, seq_id: int, plan: EncodedPlan) -> list[int]:
+        self.share = self.of_text if plan.step_id % 4 else 1.0
+        return MeasuredWorker._propose(self, seq_id, plan)
+
+    def execute(self, plan: EncodedPlan) -> StepResult:
+        result = MeasuredWorker.execute(self, plan)
+        if result.drafts is not None:
+            source = DraftSource.TEXT if plan.step_id % 4 else DraftSource.GRAMMAR
+            sources = int32s([int(source)] * len(result.drafts.seq_ids))
+            result.drafts = result.drafts._replace(sources=sources)
+        return result
+
+
+@pytest.mark.parametrize("of_text", [0.0, 0.2])
+def test_right_drafts_of_a_grammar_are_long_though_those_of_the_text_are_refused(
+    of_text: float,
+) -> None:
+    loop = make_measured(reading_weights, share=0.0, num_seqs=0)
+    worker = AlternatingWorker(16, draft_kinds="g", cost=reading_weights, of_text=of_text)
+    loop.worker = worker
+    loop.scheduler.admission.add(make_request([1, 2], max_tokens=1500))
+    loop.turn(160)
+    assert worker.num_tokens >= 2.5 * 160
 
 
 def test_drafts_that_become_right_are_found_again_and_grow() -> None:
