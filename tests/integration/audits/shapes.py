@@ -15,10 +15,9 @@ from signalbox_worker.kv.store.memory_store import MemoryStore
 from signalbox_worker.kv.store.pool_transfers import PoolTransfers
 from signalbox_worker.kv.store.store_threads import StoreThreads
 from signalbox_worker.runner.runner import Runner
-from signalbox_worker.service.runner_factory import make_runner
 from tests.gpu_worker.files.adapters.peft_adapters import KINDS, make_adapters
 from tests.gpu_worker.model_runners import make_prompts
-from tests.gpu_worker.runner.ranks.thread_ranks import make_start
+from tests.gpu_worker.runner.ranks.thread_ranks import load_threads, make_start, with_sizes
 from tests.gpu_worker.tiny_models import make_llama, make_model
 from tests.integration.audits import silent_faults as faults
 from tests.integration.audits.silent_faults import Plant, in_batches, in_moves
@@ -57,6 +56,8 @@ class Shape:
     num_drafts: int = 0
     num_adapters: int = 0
     num_store_blocks: int = 0
+    num_ranks: int = 1
+    """Tensor-parallel ranks of each worker."""
     is_read_from_a_peer: bool = False
     """True if the other worker serves while a fault is planted, with blocks of this one."""
     migrates: bool = False
@@ -84,7 +85,8 @@ class Shape:
             lora=lora,
         )
         start = replace(start, speculation=SpeculationConfig(num_tokens=self.num_drafts))
-        return lambda: self._made(make_runner(start))
+        start = with_sizes(start, self.num_ranks, 1)
+        return lambda: self._made(load_threads(start))
 
     def _made(self, runner: Any) -> Runner:
         """Gives a runner a store in memory, and lets it exchange blocks, if that is the shape."""
@@ -130,6 +132,9 @@ SHAPES = {
             "a sequence gets another one's token": faults.report_token_of_the_next,
             "weights are flipped": faults.flip_weights,
         },
+    ),
+    "ranks": Shape(
+        plants={"weights of one rank are flipped": faults.flip_weights_of_rank_1}, num_ranks=2
     ),
     "drafts": Shape(
         plants={

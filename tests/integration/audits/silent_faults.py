@@ -170,8 +170,17 @@ def exchange_scales(faulty: Faulty) -> None:
 
 
 def flip_weights(faulty: Faulty) -> None:
-    """A few weights have another bit."""
-    execute, packed = faulty.runner.execute, faulty.runner.executor.program._arena.packed[1]
+    _flip_weights(faulty.runner, faulty.patch)
+
+
+def flip_weights_of_rank_1(faulty: Faulty) -> None:
+    """The other rank, which draws, has the right ones."""
+    _flip_weights(faulty.runner.followers[0].shard, faulty.patch)
+
+
+def _flip_weights(runner: Any, patch: pytest.MonkeyPatch) -> None:
+    """A few weights of a rank have another bit."""
+    execute, packed = runner.execute, runner.executor.program._arena.packed[1]
     words = np.ctypeslib.as_array((ctypes.c_uint32 * 64).from_address(packed.address))
 
     def execute_wrong(batch: Batch) -> BatchOutput:
@@ -182,7 +191,7 @@ def flip_weights(faulty: Faulty) -> None:
         finally:
             words[:] ^= np.uint32(0x0040_0000)
 
-    faulty.patch.setattr(faulty.runner, "execute", execute_wrong)
+    patch.setattr(runner, "execute", execute_wrong)
 
 
 def leave_states_unsettled(faulty: Faulty) -> None:

@@ -111,10 +111,18 @@ def make_start(
 
 
 def load_threads(start: Start) -> Any:
-    """Returns a runner over threads; one of a single rank has none."""
+    """Returns a runner over threads, which are its `followers`; one of a single rank has none."""
     if start.parallel.num_ranks == 1:
         return make_runner(start)
-    return RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(ThreadRank))
+    followers: list[ThreadRank] = []
+
+    def launch(rank: int, address: str) -> ThreadRank:
+        followers.append(ThreadRank(rank, address))
+        return followers[-1]
+
+    runner: Any = RankedRunner(start, on_lost=lambda _: None, ranks=LocalRanks(launch))
+    runner.followers = followers
+    return runner
 
 
 def loading(
