@@ -51,7 +51,7 @@ ENTRIES = {
     "unfinished": "Unfinished",
     "broken": "broken",
     "absent": "Absent",
-    "mtp": "Counting",
+    "eagle": "Counting",
 }
 _numbers = itertools.count()
 
@@ -84,7 +84,7 @@ def test_a_method_of_a_package_is_chosen_by_its_name() -> None:
 
 
 def test_a_package_may_bring_a_method_that_is_refused_without_it() -> None:
-    assert made(method="mtp").method == "mtp"
+    assert made(method="eagle").method == "eagle"
 
 
 def test_a_worker_computes_the_drafts_of_a_package_and_draws_the_same_tokens() -> None:

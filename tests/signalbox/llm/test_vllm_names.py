@@ -180,7 +180,7 @@ def test_options_at_a_neutral_value_are_taken() -> None:
     [
         {"enable_chunked_prefill": False},
         {"logprobs_mode": "processed_logits"},
-        {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
+        {"speculative_config": {"method": "eagle", "num_speculative_tokens": 2}},
         {"task": "reward"},
         {"hf_overrides": {"rope_theta": 1}},
         {"load_format": "safetensors"},
