@@ -77,4 +77,4 @@ class SessionRoutes:
 
 
 def _weight(session: bytes, address: str) -> bytes:
-    return blake2b(address.encode(), key=session, digest_size=8).digest()
+    return blake2b(session + address.encode(), digest_size=8).digest()
