@@ -158,8 +158,9 @@ class ModelProcesses:
 
 async def died(child: Child) -> NoReturn:
     """Raises ServiceDied when a process has ended."""
-    told = "; its last lines say why" if await child.wait() >= 0 else ""
-    raise ServiceDied(f"{child.name} {child.ending}{told}")
+    status = await child.wait()
+    told = "; its last lines say why" if status >= 0 else ""
+    raise ServiceDied(f"{child.name} {child.ending}{told}", was_killed=status < 0)
 
 
 async def first_fault(*watches: Coroutine[Any, Any, None]) -> NoReturn:

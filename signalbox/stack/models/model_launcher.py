@@ -285,8 +285,8 @@ class ModelLauncher:
         except TimeoutError:
             await self._lose(name, f"{name} did not start within {self._start_timeout_s:g} s")
         except Exception as error:  # else it would start for ever
-            is_lost = isinstance(error, ServiceDied)
-            await self._lose(name, f"{name} cannot be started: {error}", may_retry=is_lost)
+            was_killed = isinstance(error, ServiceDied) and error.was_killed
+            await self._lose(name, f"{name} cannot be started: {error}", may_retry=was_killed)
         else:
             self._plan.loaded(name, self._clock())
             logger.info("%s is loaded, after %.1f s", name, self._plan.models[name].start_s)
@@ -301,7 +301,7 @@ class ModelLauncher:
         except ServiceDied as error:
             del self._lives[name]
             if self.state(name) is ModelState.LOADED:
-                await self._lose(name, f"{name} is lost: {error}", may_retry=True)
+                await self._lose(name, f"{name} is lost: {error}", may_retry=error.was_killed)
             self._tell()  # one that drains is ended by the task that waits for that
 
     async def _lose(self, name: str, reason: str, *, may_retry: bool = False) -> None:

@@ -23,6 +23,9 @@ MOST_STAY_S = 30.0
 FIRST_HOLD_S, MOST_HOLD_S = 10.0, 300.0
 """Seconds that a model is held back after it has failed; they double with each further failure."""
 
+MOST_RETRIES = 3
+"""Most failures in a row after which a model is not held back, as its processes were killed."""
+
 
 class ModelState(IntEnum):
     """Numbered as in model_launcher.proto."""
@@ -79,15 +82,15 @@ class PlannedModel:
     num_starts: int = 0
     start_s: float = 0.0
     """Seconds that its last start took."""
-    has_failed: bool = False
-    """Whether it has failed since it last ended, or was loaded for long."""
+    num_retries: int = 0
+    """Failures since it last ended, or was loaded for long, after which it might start at once."""
     num_holds: int = 0
     """Failures since then for which it was held back."""
     held_until: float = 0.0
     """Time before which it is not started again."""
 
     def forget_failures(self) -> None:
-        self.has_failed, self.num_holds = False, 0
+        self.num_retries = self.num_holds = 0
 
     @property
     def is_idle(self) -> bool:
@@ -212,16 +215,16 @@ class ModelPlan:
         """Says that a start has failed, or that a loaded model is lost.
 
         Args:
-            may_retry: says that another start may succeed. The first time it is not held back, and
-                goes on being waited for.
+            may_retry: says that another start may succeed: MOST_RETRIES times it is not held back,
+                and goes on being waited for.
         """
         model = self._models[name]
         if model.state is ModelState.LOADED and now - model.since >= MOST_HOLD_S:
             model.forget_failures()
-        is_first, model.has_failed = not model.has_failed, True
         model.num_live = 0
         self._queue.pop(name, None)
-        if may_retry and is_first:
+        if may_retry and model.num_retries < MOST_RETRIES:
+            model.num_retries += 1
             is_wanted = model.num_callers or model.is_kept
             self._queue = {name: None, **self._queue} if is_wanted else self._queue
             self._enter(model, ModelState.WAITING if is_wanted else ModelState.UNLOADED, now)

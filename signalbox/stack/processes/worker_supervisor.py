@@ -21,6 +21,11 @@ FORGET_S = 600.0
 class ServiceDied(RuntimeError):
     """A process of the stack ended on its own."""
 
+    def __init__(self, message: str, *, was_killed: bool = False) -> None:
+        """Args: was_killed: says that a signal has ended it, so that another start may succeed."""
+        self.was_killed = was_killed
+        super().__init__(message)
+
 
 class LaunchedWorker(Protocol):
     """Process that a launcher has started: a local worker, or the driver of one on Ray."""
@@ -173,7 +178,7 @@ class WorkerSupervisor:
             return True
         if not (failure := self._failure()).done():
             told = "; its last lines say why" if status >= 0 else ""
-            failure.set_exception(ServiceDied(reason + told))
+            failure.set_exception(ServiceDied(reason + told, was_killed=status < 0))
         return False
 
     def _failure(self) -> asyncio.Future[None]:

@@ -17,7 +17,7 @@ from signalbox.settings.serve_settings import ServeCommandSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.stack.models.model_launcher import ModelLauncher
 from signalbox.stack.models.model_list import named_models
-from signalbox.stack.models.model_plan import ModelState
+from signalbox.stack.models.model_plan import MOST_RETRIES, ModelState
 from signalbox.stack.models_stack import SIMULATED_BYTES, ModelsStack
 from signalbox_contract.errors import Unavailable
 from signalbox_worker.config import GIB
@@ -67,7 +67,7 @@ async def test_a_worker_that_is_killed_while_it_starts_or_ends_leaves_none(tmp_p
     stack = make_stack(tmp_path, SIMULATED)
     async with launched(stack) as launcher:
         call = asyncio.create_task(launcher.load("a"))
-        for _ in range(2):  # it is tried again once
+        for _ in range(MOST_RETRIES + 1):
             await eventually(lambda: len(pids_of("a")) == 2)
             killed = pids_of("a")
             for pid in killed:

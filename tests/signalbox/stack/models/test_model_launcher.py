@@ -155,31 +155,42 @@ async def test_a_router_that_has_gone_keeps_no_model() -> None:
         await unload
 
 
-async def test_a_start_that_fails_is_tried_again_once_and_then_told_to_all_that_wait() -> None:
+async def test_a_start_that_fails_is_told_to_all_that_wait_and_held_back() -> None:
     async with machine() as here:
         calls = [asyncio.create_task(here.launcher.load("a")) for _ in range(2)]
-        for num_before in range(2):
-            stack = await here.started("a", after=num_before)
-            stack.serves.set_exception(ServiceDied("worker 0 exited with status 1"))
+        stack = await here.started("a")
+        stack.serves.set_exception(ServiceDied("worker 0 exited with status 1"))
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(answer, Unavailable)
             assert answer.message == "a cannot be started: worker 0 exited with status 1"
             assert answer.retry_after_s == 10.0
         with pytest.raises(Unavailable):
             await here.launcher.load("a")
-        assert len(here.stacks) == 2
+        assert len(here.stacks) == 1
         here.now += 10.0
         await here.loaded("a")
 
 
-async def test_a_loaded_model_that_is_lost_is_started_again_when_it_is_asked_for() -> None:
+async def test_a_start_that_was_killed_is_repeated_for_those_that_wait() -> None:
+    async with machine() as here:
+        call = asyncio.create_task(here.launcher.load("a"))
+        stack = await here.started("a")
+        stack.serves.set_exception(ServiceDied("it was killed by SIGKILL", was_killed=True))
+        stack = await here.started("a", after=1)
+        stack.serves.set_result(None)
+        await call
+
+
+@pytest.mark.parametrize(
+    ("was_killed", "expected"), [(True, ModelState.UNLOADED), (False, ModelState.FAILED)]
+)
+async def test_a_loaded_model_that_is_lost_may_start_again_if_it_was_killed(
+    was_killed: bool, expected: ModelState
+) -> None:
     async with machine() as here:
         stack = await here.loaded("a")
-        stack.dies.set_exception(ServiceDied("a scheduler was killed by SIGKILL"))
-        await eventually(lambda: here.launcher.state("a") is ModelState.UNLOADED)
-        stack = await here.loaded("a")
-        stack.dies.set_exception(ServiceDied("a scheduler was killed by SIGKILL"))
-        await eventually(lambda: here.launcher.state("a") is ModelState.FAILED)
+        stack.dies.set_exception(ServiceDied("a scheduler ended", was_killed=was_killed))
+        await eventually(lambda: here.launcher.state("a") is expected)
 
 
 async def test_a_model_that_dies_while_it_drains_ends() -> None:
