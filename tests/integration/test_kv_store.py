@@ -258,8 +258,8 @@ async def opened_tier(path: Path) -> AsyncIterator[DiskTier]:
         DiskConfig(kv_disk=path / "kv", kv_disk_space=0.25),
         block_bytes=8 * CONFIG.block_size,
         model="simulated",
-        identify=lambda *_: disks.IDENTITY,
     )
+    tier.start(lambda *_: disks.IDENTITY)
     try:
         assert await asyncio.to_thread(tier.opened.wait, 60)
         yield tier
