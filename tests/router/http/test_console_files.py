@@ -11,7 +11,7 @@ STATIC = ROOT / "router" / "signalbox_router" / "console" / "static"
 FILES = sorted(path for path in STATIC.rglob("*") if path.is_file())
 LOADED = [path for path in FILES if path.suffix in {".html", ".js", ".css", ".svg"}]
 OWN = [path for path in FILES if STATIC / "vendor" not in path.parents]
-MOST_LINES = 4_355
+MOST_LINES = 4_461
 """Lines of our own, as prettier prints them."""
 MOST_BYTES = 300_000
 """Bytes of all files, those of others included."""

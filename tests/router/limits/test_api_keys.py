@@ -309,7 +309,7 @@ async def test_a_call_that_generates_nothing_obeys_a_keys_limits(
     async with make_stack(http_port=0, api_keys=write_keys(path, entry(**limits))) as stack:
         await call(stack)
         held = stack.router.generator.place(caller_of(path), "")
-        with held as place:
+        async with held as place:
             assert await code_of(call(stack)) is grpc.StatusCode.RESOURCE_EXHAUSTED
             place.spend(600_000)  # debt of nine minutes
         assert await code_of(call(stack)) is grpc.StatusCode.RESOURCE_EXHAUSTED

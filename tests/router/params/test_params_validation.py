@@ -307,6 +307,7 @@ def test_every_field_of_the_contract_is_served() -> None:
         "chat_template_kwargs", "continue_final_message", "tools", "tool_choice",
         "parallel_tool_calls", "parse_special_tokens",
         "truncate_prompt_tokens", "echo", "output_kind", "stream_interval", "thinking", "receipt",
+        "session", "prefix_ttl",
     }  # fmt: skip
     served |= {
         f"sampling_params.{name}"
