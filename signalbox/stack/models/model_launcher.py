@@ -301,6 +301,7 @@ class ModelLauncher:
         except ServiceDied as error:
             del self._lives[name]
             if self.state(name) is ModelState.LOADED:
+                self._plan.drain(name, self._clock())  # so that only this task ends it
                 await self._lose(name, f"{name} is lost: {error}", may_retry=error.was_killed)
             self._tell()  # one that drains is ended by the task that waits for that
 

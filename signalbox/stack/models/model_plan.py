@@ -212,15 +212,13 @@ class ModelPlan:
         self._models[name].needs = needs
 
     def failed(self, name: str, reason: str, now: float, *, may_retry: bool = False) -> None:
-        """Says that a start has failed, or that a loaded model is lost.
+        """Says that a start has failed, or that a model that drains has been lost.
 
         Args:
             may_retry: says that another start may succeed: MOST_RETRIES times it is not held back,
                 and goes on being waited for.
         """
         model = self._models[name]
-        if model.state is ModelState.LOADED and now - model.since >= MOST_HOLD_S:
-            model.forget_failures()
         model.num_live = 0
         self._queue.pop(name, None)
         if may_retry and model.num_retries < MOST_RETRIES:
@@ -234,8 +232,12 @@ class ModelPlan:
         self._enter(model, ModelState.FAILED, now, reason)
 
     def drain(self, name: str, now: float) -> None:
-        """Books that a loaded model ends after its last answer; `ended` follows."""
-        self._enter(self._models[name], ModelState.DRAINING, now)
+        """Books that a loaded model ends: `ended` follows after its last answer, or `failed` if its
+        processes have died."""
+        model = self._models[name]
+        if now - model.since >= MOST_HOLD_S:
+            model.forget_failures()
+        self._enter(model, ModelState.DRAINING, now)
 
     def ended(self, name: str, now: float) -> None:
         """Says that the processes of a model that drained have ended."""

@@ -37,6 +37,9 @@ class FakeStack:
         self.serves: asyncio.Future[None] = loop.create_future()
         self.dies: asyncio.Future[None] = loop.create_future()
         self.is_stopped = self.is_killed = False
+        self.leaves = asyncio.Event()
+        """Cleared by a test that lets killed processes take their time to end."""
+        self.leaves.set()
 
     async def start(self) -> None:
         await asyncio.shield(self.serves)
@@ -46,12 +49,15 @@ class FakeStack:
 
     async def stop(self) -> None:
         self.is_stopped = True
+        await self.leaves.wait()
+        await run_ready_tasks()  # several processes end, one after the other
 
     def kill(self) -> None:
         self.is_killed = True
 
     async def gone(self) -> None:
         assert self.is_stopped or self.is_killed
+        await self.leaves.wait()
 
     def measure(self) -> int:
         return 50
@@ -202,6 +208,25 @@ async def test_a_model_that_dies_while_it_drains_ends() -> None:
         await run_ready_tasks()
         stack.dies.set_exception(ServiceDied("a scheduler was killed by SIGKILL"))
         await unload
+
+
+async def test_a_model_whose_processes_have_died_is_not_ended_a_second_time() -> None:
+    async with machine() as here:
+        stack = await here.loaded("a")
+        stack.leaves.clear()
+        stack.dies.set_exception(ServiceDied("killed", was_killed=True))
+        await eventually(lambda: stack.is_killed)  # its memory is freed, which takes a while
+        unload = asyncio.create_task(here.launcher.unload("a"))
+        again = asyncio.create_task(here.launcher.load("a"))
+        await run_ready_tasks()
+        assert not again.done()  # nothing serves it
+        stack.leaves.set()
+        second = await here.started("a", after=1)
+        second.serves.set_result(None)
+        await asyncio.gather(unload, again)
+        assert here.launcher.state("a") is ModelState.LOADED
+        await here.launcher.unload("a")
+        assert second.is_stopped
 
 
 async def test_a_call_that_leaves_frees_the_place_of_its_model() -> None:

@@ -307,6 +307,8 @@ class AnyHistory(RuleBasedStateMachine):
     def fail(self, data: st.DataObject, may_retry: bool) -> None:
         if names := [*self.in_state(ModelState.LOADING, ModelState.LOADED)]:
             name = data.draw(st.sampled_from(names))
+            if self.models.state(name) is ModelState.LOADED:
+                self.plan.drain(name, self.models.now)
             self.plan.failed(name, "it was killed", self.models.now, may_retry=may_retry)
             while self.callers[name] and self.models.state(name) is ModelState.FAILED:
                 self.callers[name] -= 1
