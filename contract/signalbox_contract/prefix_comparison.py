@@ -1,4 +1,4 @@
-"""What a router finds when it compares a prompt with an earlier one of the same client.
+"""The comparison of a prompt with an earlier one of the same client, which a router makes.
 
 The scheduler of the request keeps it for `Explain`; explain.proto has the fields.
 """
@@ -33,7 +33,7 @@ class PrefixCause(enum.Enum):
 
 
 class PrefixComparison(NamedTuple):
-    """How far a prompt begins as an earlier one did."""
+    """Tokens that a prompt shares with an earlier one, and the cause for which there are no more."""
 
     cause: PrefixCause
     num_kept_tokens: int = 0

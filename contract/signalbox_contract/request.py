@@ -109,7 +109,7 @@ class Request:
     model_wait_ns: int = 0
     """Time that the request waited at its router until its model was loaded."""
     prefix: PrefixComparison | None = None
-    """How the prompt compares with an earlier one of the client; None if nothing was compared."""
+    """Comparison of the prompt with an earlier one of the client; None if nothing was compared."""
 
 
 class SessionPause(NamedTuple):

@@ -39,7 +39,7 @@ class Stack(Protocol):
 
     @property
     def served(self) -> str:
-        """What is served, in words."""
+        """The models that are served, in words."""
 
     async def watch(self) -> None:
         """Watches the processes, which have been launched."""

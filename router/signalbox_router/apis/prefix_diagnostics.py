@@ -1,4 +1,4 @@
-"""What broke a prefix, in the fields that the APIs have for it.
+"""Writes the cause of a broken prefix into the fields that the APIs have for it.
 
 An API names what a client may change. Any other cause is `unavailable` there, and `cause` names it:
 one of `PrefixCause` in small letters, beside all answers with a cause.

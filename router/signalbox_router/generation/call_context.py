@@ -17,7 +17,7 @@ SCORE, CLASSIFY = "score", "classify"
 
 
 class Begun(NamedTuple):
-    """What a request has that waited for its model before it was decoded."""
+    """Data of a request that waited for its model before it was decoded."""
 
     span: RequestSpan
     arrived_ns: int

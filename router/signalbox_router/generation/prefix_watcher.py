@@ -45,7 +45,7 @@ class SentPrompt(NamedTuple):
     opening: str
     """Text at its end that begins the answer."""
     model: Sequence[str]
-    """What requests must have in common to share a prefix."""
+    """Names of model, adapter and cache salt: requests that share a prefix have them in common."""
     session: bytes
 
 

@@ -57,7 +57,7 @@ class PoolingRequest(NamedTuple):
 
 
 class PrefixQuery(NamedTuple):
-    """What a client wants to know of its prompt's prefix, and how its API names places."""
+    """A client's question about the prefix of its prompt, and the way its API names places."""
 
     answer_id: str = ""
     """Id of the answer, by which later requests name this one; empty if they cannot."""

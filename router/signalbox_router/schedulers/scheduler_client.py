@@ -91,7 +91,7 @@ class SchedulerConnection:
         self._requests = RequestTable[ActiveRequest]()
         self._outgoing: asyncio.Queue[pb.ConnectRequest | None] | None = None
         self._pauses: list[pb.SessionPause] = []
-        """What the scheduler is told of sessions with the next message."""
+        """Pauses of sessions that the next message to the scheduler takes along."""
         self._model_changed = asyncio.Event()
         self._expected = asyncio.Event()
         """Set unless the launcher has not loaded the model; no scheduler is looked for then."""

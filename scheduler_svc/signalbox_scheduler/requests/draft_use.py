@@ -26,7 +26,7 @@ class DraftRecord:
     """Acceptance of one sequence's recent drafts, and its pauses; see planning/draft_lengths.py."""
 
     sources: dict[int, SourceRecord] = field(default_factory=dict)
-    """By `DraftSource`, those that have had drafts."""
+    """Records of the sources that have had drafts, by `DraftSource`."""
 
     is_off: bool = False
     """True during a pause, since drafts would not pay."""

@@ -47,7 +47,7 @@ class SessionUse:
     called_tool: bool | None
     idle_s: float
     broken_by: str
-    """What broke the last turn's prefix, and the place in its request; empty if nothing did."""
+    """Cause that broke the last turn's prefix, and the place in its request; empty without one."""
     num_lost_tokens: int
 
 

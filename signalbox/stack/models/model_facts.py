@@ -1,4 +1,4 @@
-"""What the files of a model tell of it."""
+"""Properties of a model that its files tell before it is loaded."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,6 @@ class ModelFacts:
     """"generate", or what a model that pools makes: "embed", "token_embed" or "classify"."""
     max_model_len: int
     file_bytes: int
-    """Of its configuration and weights."""
+    """Size of its configuration and weights on the disk."""
     weights_bytes: int
-    """Of the weights in memory; 0 if they are not known."""
+    """Size of its weights in memory; 0 if it is not known."""

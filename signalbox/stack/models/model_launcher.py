@@ -131,7 +131,7 @@ class ModelLauncher:
         self._changed = asyncio.Event()
         self._statuses: Sequence[ModelStatus] = ()
         self._drained_at: dict[str, int] = {}
-        """By model that drains, the first revision that says so."""
+        """The first revision in which each draining model drains, by its name."""
         self.revision = 0
         self._publish()
 

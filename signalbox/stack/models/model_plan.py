@@ -43,7 +43,7 @@ IN_MEMORY = frozenset((ModelState.LOADING, ModelState.LOADED, ModelState.DRAININ
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the processes of a model take while it is in memory."""
+    """The memory that the processes of a model take while it is loaded."""
 
     num_bytes: int
     gpu_share: float = 0.0
@@ -62,15 +62,15 @@ NOTHING = Needs(0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PlannedModel:
-    """What the plan knows of a model. Only `ModelPlan` changes it."""
+    """The plan's state of a model. Only `ModelPlan` changes it."""
 
     name: str
     needs: Needs
     is_kept: bool = False
-    """Whether it is loaded at the start, and stays."""
+    """True if it is loaded at the start, and stays."""
     state: ModelState = ModelState.UNLOADED
     reason: str = ""
-    """Why it waits, or has failed."""
+    """Reason for which it waits, or has failed."""
     since: float = 0.0
     """Time when its state began."""
     used_at: float = 0.0
@@ -103,7 +103,7 @@ class PlannedModel:
 
 
 class ModelActions(NamedTuple):
-    """What the caller does now, and the time of the next decision."""
+    """The starts and ends that the caller carries out now, and the time of the next decision."""
 
     starts: tuple[str, ...]
     """Models whose processes it starts; `loaded` or `failed` follows."""
@@ -140,7 +140,7 @@ class ModelPlan:
 
     @property
     def charged(self) -> Needs:
-        """What the models in memory take."""
+        """The memory of the models that are loaded, starting or draining."""
         return sum((one.needs for one in self._in(*IN_MEMORY)), NOTHING)
 
     def never_fits(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the routers have said of the models that their requests use."""
+"""The requests of each router for each model, as the routers report them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

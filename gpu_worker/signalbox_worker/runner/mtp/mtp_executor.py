@@ -18,7 +18,7 @@ class MtpNorms:
     of_model: FinalNorm
     """The norm behind the model's last layer."""
     of_layer: FinalNorm
-    """That behind the layer, whose own result it reads to predict another token."""
+    """The norm behind the MTP layer, which reads its own result to predict another token."""
 
 
 class MtpExecutor(NativeExecutor):

@@ -9,7 +9,7 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 
 @dataclass(slots=True)
 class Prediction:
-    """What the layer made of the last row that it read."""
+    """The token that the layer predicts behind the last row that it has read."""
 
     token_id: int
     state: FloatArray
@@ -29,7 +29,7 @@ class WaitingRows:
     num_read: int = 0
     """Rows that the layer has read, before `first`."""
     prediction: Prediction | None = None
-    """That behind them; None if the last of them was read without one."""
+    """Prediction behind the rows that were read; None if the last of them was read without one."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -51,8 +51,9 @@ class CacheControl(Body):
     type: Literal["ephemeral"]
     """Only `ephemeral`."""
     ttl: Literal["5m", "1h"] | None = None
-    """For how long. The scheduler is told the longest of the last tool, the system prompt, the last
-    message and the body, and shows it; prefixes stay for as long as there is room. Default 5m."""
+    """Time that the prefix is needed. The scheduler is told the longest of the last tool, the
+    system prompt, the last message and the body, and shows it; prefixes stay for as long as there
+    is room. Default 5m."""
 
 
 class Block(Body):
@@ -335,7 +336,7 @@ class MessagesBody(MessagesPromptBody, StreamableBody):
     metadata: Metadata | None = None
     """Labels of the request."""
     diagnostics: MessageDiagnostics | None = None
-    """What the answer says of the prefix of its prompt."""
+    """Asks that the answer say what broke the prefix of its prompt."""
     service_tier: Literal["auto", "standard_only"] | None = None
     """No effect: there is one tier."""
 

@@ -9,7 +9,7 @@ from signalbox_router.apis.stored_responses.stored_response import StoredRow
 
 
 class TenantShare:
-    """What one tenant has in the store. Its responses share pieces."""
+    """The responses of one tenant in the store, and the pieces that they share."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

@@ -24,7 +24,7 @@ from signalbox_router.prompt.prefix.prompt_digest import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRecord:
-    """What is kept of a request that was sent."""
+    """The hashes of a request that was sent, and of its answer."""
 
     prompt: PromptDigest
     answer_blocks: bytes = b""

@@ -51,7 +51,7 @@ class PromptDigest:
     """The hashes of one prompt."""
 
     model: bytes
-    """What requests must have in common to share a prefix: model, adapter and cache salt."""
+    """A hash of model, adapter and cache salt: requests that share a prefix have it in common."""
     settings: bytes = b""
     """The template and what it is told beside messages and tools."""
     tools: bytes = b""

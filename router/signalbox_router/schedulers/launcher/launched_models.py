@@ -39,7 +39,7 @@ class LaunchedModel:
     max_model_len: int = 0
     architecture: str = ""
     reason: str = ""
-    """Why it waits, or has failed."""
+    """Reason for which it waits, or has failed."""
     held_until: float = 0.0
     """Time on the monotonic clock until which a model that has failed is not started again."""
 

@@ -49,7 +49,7 @@ class LauncherLost(Unavailable):
 
 
 class Launcher(Protocol):
-    """What loads models."""
+    """The launcher, as far as requests that wait need it."""
 
     async def load(self, name: str, *, timeout_s: float, trace: TraceContext = NO_TRACE) -> None:
         """Returns when the model is loaded. Raises LauncherLost, or the launcher's RpcError."""

@@ -157,7 +157,7 @@ class PromptCacheOptions(Body):
     mode: Literal["implicit", "explicit"] | None = None
     """No effect: every prefix is cached."""
     ttl: Literal["30m", "12h"] | None = None
-    """How long the client needs its prefix. The scheduler is told, and shows it."""
+    """Time that the client needs its prefix. The scheduler is told, and shows it to operators."""
 
 
 class StreamableBody(Body):
