@@ -33,7 +33,7 @@ class PrefixCause(enum.Enum):
 
 
 class PrefixComparison(NamedTuple):
-    """Tokens that a prompt shares with an earlier one, and the cause for which there are no more."""
+    """Tokens that a prompt shares with an earlier one, and the cause that ended them."""
 
     cause: PrefixCause
     num_kept_tokens: int = 0
