@@ -20,7 +20,7 @@ from signalbox_router.prompt.chat.conversation import (
     arguments_of,
 )
 from signalbox_router.prompt.prefix.comparison import (
-    Difference,
+    PrefixDifference,
     PromptRecord,
     compare,
     num_kept,
@@ -101,7 +101,9 @@ def _earlier(
     return max(known, key=lambda record: num_kept(digest, record), default=None)
 
 
-def _comparison(found: Difference, query: PrefixQuery, is_conversation: bool) -> PrefixComparison:
+def _comparison(
+    found: PrefixDifference, query: PrefixQuery, is_conversation: bool
+) -> PrefixComparison:
     path = _PATHS.get(found.cause, "")
     if found.message is not None:
         path = query.path_of(found.message)

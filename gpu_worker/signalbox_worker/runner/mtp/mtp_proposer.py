@@ -25,7 +25,7 @@ from signalbox_worker.drafts.proposer import NO_DRAFTS, DraftAsk, Drafts, NoProp
 from signalbox_worker.runner.draft_model.draft_batch import DraftRun, draft_batch
 from signalbox_worker.runner.draft_model.draft_cache import DraftCache, KeptSequence
 from signalbox_worker.runner.mtp.mtp_executor import MtpExecutor
-from signalbox_worker.runner.mtp.waiting_rows import Prediction, WaitingRows, no_rows
+from signalbox_worker.runner.mtp.waiting_rows import PredictedToken, WaitingRows, no_rows
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Asked:
 
     kept: KeptSequence
     most: int
-    prediction: Prediction
+    prediction: PredictedToken
     token_ids: list[int] = field(default_factory=list)
 
 
@@ -191,14 +191,16 @@ class MtpProposer(NoProposer):
         has_room = asked.kept.num_computed < len(asked.kept.rows) * self._block_size
         return has_room and len(asked.token_ids) < asked.most
 
-    def _predict(self, runs: Sequence[DraftRun], states: FloatArray) -> Iterator[Prediction | None]:
+    def _predict(
+        self, runs: Sequence[DraftRun], states: FloatArray
+    ) -> Iterator[PredictedToken | None]:
         """Computes runs; returns what is predicted behind each that draws, None if that fails."""
         batch = draft_batch(runs, num_groups=1, block_size=self._block_size)
         output, results = self._executor.predict(batch, states)
         pairs = zip(output.token_ids.tolist(), results, strict=True)
         return iter(
             [
-                None if row in output.failed else Prediction(token_id, state)
+                None if row in output.failed else PredictedToken(token_id, state)
                 for row, (token_id, state) in enumerate(pairs)
             ]
         )

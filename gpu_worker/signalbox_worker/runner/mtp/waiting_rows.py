@@ -8,7 +8,7 @@ from signalbox_worker.batch.arrays import FloatArray, Int64Array
 
 
 @dataclass(slots=True)
-class Prediction:
+class PredictedToken:
     """The token that the layer predicts behind the last row that it has read."""
 
     token_id: int
@@ -28,8 +28,8 @@ class WaitingRows:
     """[num_rows, hidden_size], not normed."""
     num_read: int = 0
     """Rows that the layer has read, before `first`."""
-    prediction: Prediction | None = None
-    """Prediction behind the rows that were read; None if the last of them was read without one."""
+    prediction: PredictedToken | None = None
+    """The token behind the rows that were read; None if the last of them was read without one."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

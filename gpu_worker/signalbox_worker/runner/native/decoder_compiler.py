@@ -50,7 +50,7 @@ class KVForm:
     groups: tuple[CacheGroup, ...] = (FULL_GROUP,)
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """A packed head, and its form, whose blocks are not read again."""
 
     packed: Packed
@@ -61,7 +61,7 @@ class Tables(NamedTuple):
     """Packed matrices of a program with a row for each token; None of those that it lacks."""
 
     embedding: Packed | None = None
-    head: Head | None = None
+    head: OutputHead | None = None
 
 
 NO_TABLES = Tables()
@@ -229,9 +229,9 @@ class DecoderCompiler:
         if not self._stage.is_last or not self.config.has_head:
             return Tables(packed)
         if is_tied and packed is not None:
-            return Tables(packed, Head(packed, _form_of(table)))
+            return Tables(packed, OutputHead(packed, _form_of(table)))
         head = self.weights.matrix(EMBEDDING if is_tied else HEAD)
-        return Tables(packed, Head(build.arena.pack(head), _form_of(head)))
+        return Tables(packed, OutputHead(build.arena.pack(head), _form_of(head)))
 
     def add_embedding(self, dst: int, table: Packed) -> None:
         """Adds the rows of tokens, times the model's factor."""

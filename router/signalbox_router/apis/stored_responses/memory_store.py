@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from signalbox_router.apis.stored_responses.response_store import Bounds, ResponseStore
-from signalbox_router.apis.stored_responses.shared_pieces import Piece
+from signalbox_router.apis.stored_responses.shared_pieces import SharedPiece
 from signalbox_router.apis.stored_responses.stored_response import StoredRow
 
 
@@ -15,7 +15,7 @@ class TenantShare:
         self.num_bytes = 0
         self._ended: dict[str, None] = {}
         """Ids of responses that do not run, oldest first."""
-        self._pieces: dict[bytes, Piece] = {}
+        self._pieces: dict[bytes, SharedPiece] = {}
         self._num_uses = Counter[bytes]()
 
     def add(self, row: StoredRow) -> StoredRow:

@@ -15,7 +15,7 @@ USE_BYTES = 32
 _LEVEL = 1
 
 
-class Piece(NamedTuple):
+class SharedPiece(NamedTuple):
     """A piece, compressed."""
 
     name: bytes
@@ -26,7 +26,7 @@ def compress(content: bytes) -> bytes:
     return zlib.compress(content, level=_LEVEL)
 
 
-def cut(content: bytes, *, tenant: str) -> tuple[list[Piece], bytes]:
+def cut(content: bytes, *, tenant: str) -> tuple[list[SharedPiece], bytes]:
     """Returns the pieces of a content, and its rest, which is shorter than a piece. Pieces of
     different tenants never have the same name."""
     key = blake2b(tenant.encode()).digest()
@@ -35,5 +35,5 @@ def cut(content: bytes, *, tenant: str) -> tuple[list[Piece], bytes]:
     return pieces, content[len(pieces) * PIECE_BYTES :]
 
 
-def _piece(content: bytes, key: bytes) -> Piece:
-    return Piece(blake2b(content, digest_size=16, key=key).digest(), compress(content))
+def _piece(content: bytes, key: bytes) -> SharedPiece:
+    return SharedPiece(blake2b(content, digest_size=16, key=key).digest(), compress(content))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from signalbox_router.apis.stored_responses.shared_pieces import Piece
+from signalbox_router.apis.stored_responses.shared_pieces import SharedPiece
 from signalbox_router.apis.stored_responses.stored_response import (
     DamagedResponse,
     OtherFormat,
@@ -120,7 +120,7 @@ def _row(database: sqlite3.Connection, number: int, fields: dict[str, Any]) -> S
         "SELECT name, content FROM uses JOIN pieces ON number = piece"
         " WHERE response = ? ORDER BY place"
     )
-    pieces = tuple(Piece(*one) for one in database.execute(sql, (number,)))
+    pieces = tuple(SharedPiece(*one) for one in database.execute(sql, (number,)))
     del fields["num_bytes"]
     return StoredRow(**fields | {"is_running": bool(fields["is_running"]), "pieces": pieces})
 

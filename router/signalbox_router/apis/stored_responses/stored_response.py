@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from signalbox_router.apis.openai.response_fields import to_json
-from signalbox_router.apis.stored_responses.shared_pieces import USE_BYTES, Piece, compress, cut
+from signalbox_router.apis.stored_responses.shared_pieces import (
+    USE_BYTES,
+    SharedPiece,
+    compress,
+    cut,
+)
 from signalbox_router.prompt.tokenization.kept_tokens import NO_TOKENS, KeptTokens
 
 Json = dict[str, Any]
@@ -42,7 +47,7 @@ class StoredRow:
     created_at: float
     """Time in seconds since the epoch."""
     content: bytes
-    pieces: Sequence[Piece] = ()
+    pieces: Sequence[SharedPiece] = ()
     """Beginnings of its items and of its tokens, which other responses may have, too."""
     is_running: bool = False
     owner: str = ""

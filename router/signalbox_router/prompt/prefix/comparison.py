@@ -50,7 +50,7 @@ class PromptRecord:
         return self.prompt.num_bytes + len(self.answer_blocks)
 
 
-class Difference(NamedTuple):
+class PrefixDifference(NamedTuple):
     """The result of a comparison."""
 
     cause: PrefixCause
@@ -75,7 +75,7 @@ def compare(
     *,
     key: DigestKey,
     is_cut: bool,
-) -> Difference:
+) -> PrefixDifference:
     """Compares a prompt with an earlier one.
 
     Args:
@@ -87,9 +87,9 @@ def compare(
     if _is_continued(prompt, record.prompt):  # the opening of its answer follows what is shared
         comparable = min(shared, prompt.num_tokens - prompt.num_opening_tokens)
     if kept + BLOCK_TOKENS > comparable and prompt.model == record.prompt.model:
-        return Difference(PrefixCause.UNCHANGED, kept)
+        return PrefixDifference(PrefixCause.UNCHANGED, kept)
     cause, message = _PromptPair(prompt, record, messages, key, kept, is_cut).cause()
-    return Difference(cause, kept, shared - kept, message)
+    return PrefixDifference(cause, kept, shared - kept, message)
 
 
 def _is_continued(prompt: PromptDigest, earlier: PromptDigest) -> bool:

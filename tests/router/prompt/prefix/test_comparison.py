@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from signalbox_contract.prefix_comparison import PrefixCause
 from signalbox_router.prompt.chat.conversation import Conversation, Message, Tool, ToolCall
-from signalbox_router.prompt.prefix.comparison import Difference, PromptRecord, compare
+from signalbox_router.prompt.prefix.comparison import PrefixDifference, PromptRecord, compare
 from signalbox_router.prompt.prefix.prompt_digest import (
     BLOCK_TOKENS,
     DigestKey,
@@ -91,7 +91,7 @@ def kept(conversation: Conversation, written: str, answer: Message) -> PromptRec
 
 def compared(
     conversation: Conversation, record: PromptRecord, *, is_cut: bool = False, **changes: Any
-) -> Difference:
+) -> PrefixDifference:
     new = digest(conversation, **changes)
     return compare(new, record, conversation.messages, key=KEY, is_cut=is_cut)
 
@@ -220,7 +220,7 @@ def test_settings_and_models_are_told_from_messages() -> None:
     unused = replace(plain, template_kwargs={"unused": True})
     assert compared(unused, record).cause is PrefixCause.UNCHANGED
     found = compared(plain, record, model=("m", "salt"))
-    assert found == Difference(PrefixCause.MODEL_CHANGED, 0, record.num_tokens)
+    assert found == PrefixDifference(PrefixCause.MODEL_CHANGED, 0, record.num_tokens)
 
 
 def test_turns_that_were_left_out_are_the_cause_where_they_may_be() -> None:
