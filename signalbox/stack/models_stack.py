@@ -16,13 +16,14 @@ from signalbox.stack.model_processes import END_S, ModelProcesses, died, first_f
 from signalbox.stack.models.model_facts import ModelFacts
 from signalbox.stack.models.model_launcher import ListedModel, ModelLauncher
 from signalbox.stack.models.model_list import NamedModel
-from signalbox.stack.models.model_plan import ModelPlan, ModelState, Needs, PlannedModel
+from signalbox.stack.models.model_plan import ModelPlan, Needs, PlannedModel
 from signalbox.stack.opening_check import check_opening
 from signalbox.stack.processes.child_processes import Child, Started
 from signalbox.stack.processes.news_reader import NewsReader
 from signalbox.stack.processes.startup_display import StartupDisplay, make_display
 from signalbox.stack.stack_addresses import ModelAddresses, StackAddresses, reserve_port
 from signalbox.stack.start_checks import LOOPBACK, check_services
+from signalbox_contract.model_state import ModelState
 from signalbox_rpc.lifetime.stop_signals import stopping_later
 from signalbox_rpc.transport.listening_ports import Endpoint, join_address
 from signalbox_rpc.transport.server import Server
@@ -118,7 +119,7 @@ class ModelsStack:
         assert self.launcher is not None, "watched"
         states = {one.name: self.launcher.state(one.name) for one in self._models}
         return ", ".join(
-            name if state is ModelState.LOADED else f"{name} ({state.name.lower()})"
+            name if state is ModelState.LOADED else f"{name} ({state})"
             for name, state in states.items()
         )
 

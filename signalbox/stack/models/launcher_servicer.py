@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 
 from signalbox.stack.models.model_launcher import ModelLauncher, ModelStatus
-from signalbox.stack.models.model_plan import ModelState
 from signalbox_contract.errors import ResourceExhausted
+from signalbox_contract.model_state import ModelState
 from signalbox_protos.operations.v1 import model_launcher_pb2 as pb
 from signalbox_protos.operations.v1 import model_launcher_pb2_grpc as pb_grpc
 

@@ -16,7 +16,6 @@ from signalbox.stack.models.model_facts import ModelFacts
 from signalbox.stack.models.model_plan import (
     IN_MEMORY,
     ModelPlan,
-    ModelState,
     Needs,
     PlannedModel,
 )
@@ -28,6 +27,7 @@ from signalbox_contract.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from signalbox_contract.model_state import ModelState
 
 logger = logging.getLogger(__name__)
 
@@ -191,10 +191,6 @@ class ModelLauncher:
         """Time on the clock of `held_until`."""
         return self._clock()
 
-    @property
-    def num_routers(self) -> int:
-        return len(self._routers)
-
     def join(self) -> RouterUse:
         """Takes a router in, of whose requests nothing is known yet."""
         router = self._routers.join()
@@ -337,7 +333,11 @@ class ModelLauncher:
                     await self._measure(name, stack)
 
     async def _measure(self, name: str, stack: StackOfModel, *, is_new: bool = False) -> None:
-        """Measures a model. Args: is_new: says that its pools are still empty."""
+        """Measures a model.
+
+        Args:
+            is_new: True while its pools are still empty, and count as a whole.
+        """
         num_bytes = await asyncio.to_thread(stack.measure)
         model = self._plan.models[name]
         if model.state is not ModelState.LOADED or self._stacks.get(name) is not stack:

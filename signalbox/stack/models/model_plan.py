@@ -13,8 +13,9 @@ answers end.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import NamedTuple
+
+from signalbox_contract.model_state import ModelState
 
 PATIENCE_S = 10.0
 """Seconds that a model waits before another one that is in use must end for it."""
@@ -25,17 +26,6 @@ FIRST_HOLD_S, MOST_HOLD_S = 10.0, 300.0
 
 MOST_RETRIES = 3
 """Most failures in a row after which a model is not held back, as its processes were killed."""
-
-
-class ModelState(IntEnum):
-    """Numbered as in model_launcher.proto."""
-
-    UNLOADED = 1
-    WAITING = 2
-    LOADING = 3
-    LOADED = 4
-    DRAINING = 5
-    FAILED = 6
 
 
 IN_MEMORY = frozenset((ModelState.LOADING, ModelState.LOADED, ModelState.DRAINING))

@@ -17,9 +17,10 @@ from signalbox.settings.serve_settings import ServeCommandSettings
 from signalbox.settings.sources import SettingsError
 from signalbox.stack.models.model_launcher import ModelLauncher
 from signalbox.stack.models.model_list import named_models
-from signalbox.stack.models.model_plan import MOST_RETRIES, ModelState
+from signalbox.stack.models.model_plan import MOST_RETRIES
 from signalbox.stack.models_stack import SIMULATED_BYTES, ModelsStack
 from signalbox_contract.errors import Unavailable
+from signalbox_contract.model_state import ModelState
 from signalbox_worker.config import GIB
 from tests.gpu_worker.tiny_models import make_llama
 from tests.waiting import EVENT_S, eventually

@@ -1,5 +1,6 @@
 """Converts the served model and the load to messages of inference.v1."""
 
+from signalbox_contract.model_state import ModelState
 from signalbox_contract.pooling import PoolingModel, Task
 from signalbox_contract.sampling_defaults import SamplingDefaults
 from signalbox_protos.inference.v1 import inference_pb2 as pb
@@ -7,7 +8,7 @@ from signalbox_router.limits.tenants import Caller
 from signalbox_router.params.sampling_defaults import BUILT_IN
 from signalbox_router.prompt.served_model import ServedModel
 from signalbox_router.requests.live_requests import RequestSlots
-from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, ModelState
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel
 from signalbox_router.schedulers.load_client import ClusterLoad
 
 _TASKS: dict[Task, pb.PoolingTask] = {
@@ -15,14 +16,8 @@ _TASKS: dict[Task, pb.PoolingTask] = {
     "classify": pb.POOLING_TASK_CLASSIFY,
     "token_embed": pb.POOLING_TASK_TOKEN_EMBED,
 }
-_STATES: dict[str, pb.ModelState] = {
-    "": pb.MODEL_STATE_UNSPECIFIED,
-    ModelState.UNLOADED: pb.MODEL_STATE_UNLOADED,
-    ModelState.WAITING: pb.MODEL_STATE_WAITING,
-    ModelState.LOADING: pb.MODEL_STATE_LOADING,
-    ModelState.LOADED: pb.MODEL_STATE_LOADED,
-    ModelState.DRAINING: pb.MODEL_STATE_DRAINING,
-    ModelState.FAILED: pb.MODEL_STATE_FAILED,
+_STATES = {"": "MODEL_STATE_UNSPECIFIED"} | {
+    str(one): f"MODEL_STATE_{one.name}" for one in ModelState
 }
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from signalbox_contract.model_state import ModelState
 from signalbox_router.apis.openai.requests.errors import BadRequest
 from signalbox_router.prompt.served_model import ServedModel
-from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, ModelState
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel
 
 OWNER = "signalbox"
 _MAX_LIMIT = 1000

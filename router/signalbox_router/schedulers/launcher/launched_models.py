@@ -6,23 +6,12 @@ A router without a launcher has an empty table.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from signalbox_contract.errors import Unavailable
 from signalbox_contract.model import Adapter
+from signalbox_contract.model_state import ModelState
 
 RETRY_AFTER_S = 1.0
-
-
-class ModelState(StrEnum):
-    """What the launcher does with a model; model_launcher.proto says what each means."""
-
-    UNLOADED = "unloaded"
-    WAITING = "waiting"
-    LOADING = "loading"
-    LOADED = "loaded"
-    DRAINING = "draining"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

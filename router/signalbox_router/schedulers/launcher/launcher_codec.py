@@ -3,18 +3,12 @@
 import time
 from collections.abc import Iterable
 
+from signalbox_contract.model_state import ModelState
 from signalbox_protos.operations.v1 import model_launcher_pb2 as pb
-from signalbox_router.schedulers.launcher.launched_models import LaunchedModel, ModelState
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel
 from signalbox_router.schedulers.launcher.model_starts import ModelUse
 
-_STATES = {
-    pb.LaunchedModel.STATE_UNLOADED: ModelState.UNLOADED,
-    pb.LaunchedModel.STATE_WAITING: ModelState.WAITING,
-    pb.LaunchedModel.STATE_LOADING: ModelState.LOADING,
-    pb.LaunchedModel.STATE_LOADED: ModelState.LOADED,
-    pb.LaunchedModel.STATE_DRAINING: ModelState.DRAINING,
-    pb.LaunchedModel.STATE_FAILED: ModelState.FAILED,
-}
+_STATES = {pb.LaunchedModel.State.Value(f"STATE_{one.name}"): one for one in ModelState}
 
 
 def decode_model(message: pb.LaunchedModel) -> LaunchedModel:

@@ -20,11 +20,11 @@ from signalbox_contract.errors import (
     RpcError,
     Unavailable,
 )
+from signalbox_contract.model_state import ModelState
 from signalbox_contract.wording import counted
 from signalbox_router.schedulers.launcher.launched_models import (
     LaunchedModel,
     LaunchedModels,
-    ModelState,
 )
 from signalbox_rpc.metrics.histogram import Histogram, times
 from signalbox_rpc.metrics.sample import Sample, counter, durations, gauge

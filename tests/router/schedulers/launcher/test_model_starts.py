@@ -6,11 +6,11 @@ import time
 import pytest
 
 from signalbox_contract.errors import NotFound, ResourceExhausted, RpcError, Unavailable
+from signalbox_contract.model_state import ModelState
 from signalbox_router.schedulers.launcher import model_starts
 from signalbox_router.schedulers.launcher.launched_models import (
     LaunchedModel,
     LaunchedModels,
-    ModelState,
 )
 from signalbox_router.schedulers.launcher.model_starts import (
     NO_TRACE,

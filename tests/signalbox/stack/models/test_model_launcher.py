@@ -13,7 +13,7 @@ from signalbox.stack.models.model_launcher import (
     ModelStatus,
     running,
 )
-from signalbox.stack.models.model_plan import ModelPlan, ModelState, Needs, PlannedModel
+from signalbox.stack.models.model_plan import ModelPlan, Needs, PlannedModel
 from signalbox.stack.processes.worker_supervisor import ServiceDied
 from signalbox_contract.errors import (
     FailedPrecondition,
@@ -21,6 +21,7 @@ from signalbox_contract.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from signalbox_contract.model_state import ModelState
 from tests.waiting import eventually, run_ready_tasks
 
 FACTS = ModelFacts(

@@ -15,10 +15,10 @@ from signalbox.stack.models.model_plan import (
     PATIENCE_S,
     ModelActions,
     ModelPlan,
-    ModelState,
     Needs,
     PlannedModel,
 )
+from signalbox_contract.model_state import ModelState
 
 SIZES = {"a": 30, "b": 40, "c": 50, "d": 60, "kept": 20}
 ROOM = 100
