@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -182,6 +183,22 @@ async def test_a_model_that_drains_ends_its_answers_and_others_wait_for_its_retu
         chat.script = lambda add: [step((add.handle, 0, ids_of("ok")), **finished(add.handle))]
         assert (await second).json()["choices"][0]["text"] == "ok"
         assert len(chat.added) == 2
+
+
+async def test_the_end_of_a_scheduler_is_logged_unless_the_launcher_has_planned_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with launching(chat_scheduler()) as one:
+        lost = f"lost the scheduler at {one.launcher.addresses[0]}"
+        await one.launcher.load("chat")
+        await one.until_served("chat")
+        await one.launcher.unload("chat")
+        await one.launcher.load("chat")
+        await one.until_served("chat")
+        assert lost not in caplog.text
+        await one.scheduler("chat").stop()  # it dies
+        await eventually(lambda: lost in caplog.text)
 
 
 async def test_a_model_that_is_unloaded_before_a_request_is_placed_is_loaded_again(

@@ -227,15 +227,14 @@ class SchedulerConnection:
             self._serve(served)
             async for answer in call:
                 self._take(answer)
-            logger.warning("the scheduler at %s has ended the stream", self.address)
+            self._log_loss("the scheduler at %s has ended the stream", self.address)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not silence.done() or (task is not None and task.cancelling()):
                 raise
-            logger.warning("lost the scheduler at %s: no heartbeat", self.address)
+            self._log_loss("lost the scheduler at %s: no heartbeat", self.address)
         except grpc.aio.AioRpcError as error:
-            level = logging.WARNING if self._expected.is_set() else logging.INFO
-            logger.log(level, "lost the scheduler at %s: %s", self.address, _reason(error))
+            self._log_loss("lost the scheduler at %s: %s", self.address, _reason(error))
         except (RpcError, ValueError, LookupError) as error:
             is_faulty = True
             logger.warning("the scheduler at %s sent bad updates: %s", self.address, error)
@@ -246,6 +245,10 @@ class SchedulerConnection:
                 one.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             self._lose(is_faulty=is_faulty)
+
+    def _log_loss(self, message: str, *args: str) -> None:
+        """Logs the end of a stream; the launcher itself logs those of models that it ends."""
+        logger.log(logging.WARNING if self._expected.is_set() else logging.DEBUG, message, *args)
 
     def _take(self, answer: pb.ConnectResponse) -> None:
         self._last_at = asyncio.get_running_loop().time()

@@ -217,7 +217,9 @@ class ModelStarts:
             except (LauncherLost, DeadlineExceeded, Cancelled):
                 pass  # the requests have deadlines of their own
             except RpcError as error:
-                logger.warning("model %s is not loaded: %s", name, error)
+                # The launcher has logged why a start failed.
+                level = logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING
+                logger.log(level, "model %s is not loaded: %s", name, error)
                 wait_s = getattr(error, "retry_after_s", None) or AGAIN_S
                 self._refuse(name, error)
             # The scheduler serves the model, which this router hears soon.

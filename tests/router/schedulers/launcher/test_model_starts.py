@@ -107,25 +107,31 @@ async def test_a_start_that_takes_too_long_is_unavailable() -> None:
     await check_nothing_is_left(starts, launcher)
 
 
-async def test_a_failed_start_ends_new_requests_and_is_repeated_for_others() -> None:
+async def test_a_failed_start_ends_new_requests_and_is_repeated_for_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     launcher = ScriptedLauncher(Unavailable("no such file", 0.001))
     starts = make_starts(launcher)
     resumed = starts.enter("a", is_new=False)
     with pytest.raises(Unavailable, match="no such file"):
         await starts.wait("a")
     await eventually(lambda: len(launcher.calls) == 2)
+    assert "no such file" not in caplog.text  # the launcher has logged it
     starts.served(["a"])
     await resumed
     await check_nothing_is_left(starts, launcher)
 
 
 @pytest.mark.parametrize("error", [ResourceExhausted("it cannot fit"), NotFound("no such model")])
-async def test_what_never_starts_ends_all_requests(error: RpcError) -> None:
+async def test_what_never_starts_ends_all_requests(
+    error: RpcError, caplog: pytest.LogCaptureFixture
+) -> None:
     launcher = ScriptedLauncher(error)
     starts = make_starts(launcher)
     waits = [starts.enter("a", is_new=is_new) for is_new in (True, False)]
     ends = await asyncio.gather(*waits, return_exceptions=True)
     assert ends == [error, error] and launcher.calls == ["a"]
+    assert str(error) in caplog.text
     await check_nothing_is_left(starts, launcher)
 
 
