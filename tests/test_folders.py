@@ -55,6 +55,7 @@ WINGS: dict[str, tuple[str, ...]] = {
         "structured_output",
         "tokenizer_files",
         "startup",
+        "model_state",
         "worker_role",
         "description_bounds",
         "cache_groups",
