@@ -73,7 +73,7 @@ def vllm_environment(tell: Callable[[str], None]) -> Source:
 
 def _read(path: Path, place: str, key: str = "setting") -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
     except yaml.YAMLError as error:
         raise SettingsError(f"cannot read {place}: {_fault(error)}") from None
     except UnicodeDecodeError:
@@ -85,6 +85,23 @@ def _read(path: Path, place: str, key: str = "setting") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(f"{place}: expected `{key}: value` lines")
     return {str(name): value for name, value in content.items()}
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Loads as `yaml.safe_load`, but refuses a key that a mapping has twice."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = (key.tag, key.value)
+            if name in lines:
+                problem = f"the key of line {lines[name]} comes again"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            lines[name] = key.start_mark.line + 1
+        return node
 
 
 def _fault(error: yaml.YAMLError) -> str:

@@ -86,6 +86,7 @@ def test_what_cannot_be_is_refused(flags: dict[str, Any], expected: str) -> None
         ("a:\n  model: org/a\n  max_model_len: x\n", "a: --max-model-len is 'x'"),
         ("a b: org/a\n", "'a b': names have no spaces"),
         ("", "has no models"),
+        ("a: org/a\nb: org/b\na: org/c\n", "line 3: the key of line 1 comes again"),
         ("- a\n", "expected `NAME: value` lines"),
     ],
 )
