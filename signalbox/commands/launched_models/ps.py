@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from signalbox.client.connection import Connection, connection
 from signalbox.client.operations_client import OperationsClient
@@ -52,7 +52,8 @@ def _is_active(status: operations_pb2.ModelStatus) -> bool:
 
 def _table(models: Iterable[operations_pb2.ModelStatus]) -> Table:
     names = ("live", "waiting", "memory", "start took")
-    table = make_table("model", "state", *map(right, names), "scheduler", "")
+    scheduler = Column("scheduler", no_wrap=True)  # other commands are given it
+    table = make_table("model", "state", *map(right, names), scheduler, "")
     for status in models:
         model = status.model
         table.add_row(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from subprocess import CompletedProcess
 
 import pytest
@@ -33,12 +34,17 @@ async def test_models_are_loaded_and_unloaded_by_hand() -> None:
         done = await run(at, "load", "vectors")
         assert done.returncode == 0 and done.stdout.startswith("vectors is loaded, after ")
         await both.launcher.set(
-            "vectors", memory_bytes=3 << 29, num_starts=2, last_start_ns=1_500_000_000, is_kept=True
+            "vectors",
+            memory_bytes=3 << 29,
+            num_starts=2,
+            last_start_ns=1_500_000_000,
+            is_kept=True,
+            reason="a long remark " * 9,
         )
         await both.until_told()
         words = " ".join((await run(at, "ps")).stdout.partition("\n")[2].split())
         assert "chat" not in words and "kept" in words
-        assert words.startswith("vectors loaded 0 0 1.5 GiB 1.500 s 127.0.0.1:")
+        assert re.match(r"vectors loaded 0 0 1.5 GiB 1.500 s 127.0.0.1:\d+ a long", words)
         shown = (await run(at, "models")).stdout
         assert "unloaded" in shown and "loaded" in shown and "LlamaForCausalLM" in shown
         listed = json.loads((await run(at, "models", "--json")).stdout)["models"]
