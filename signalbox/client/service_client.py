@@ -12,6 +12,7 @@ from signalbox_rpc.interceptors.status import is_said
 TIMEOUT_S = 10.0
 NO_METHOD = "Method not found!"
 """Details of UNIMPLEMENTED from a server that lacks the method."""
+_UNDER_SERVE = "; under serve its port is the router's + 1, and `signalbox ps` shows it"
 
 
 class Unreachable(RuntimeError):
@@ -33,7 +34,7 @@ class ServiceClient:
         """Args: stub: class of the service's stub; generated without types."""
         self.address = address
         self._name = name
-        self._where = "; under serve its port is the router's + 1" if name == "scheduler" else ""
+        self._where = _UNDER_SERVE if name == "scheduler" else ""
         self._channel = dial(address, how)
         self._uses_tls = how.tls.ca is not None
         self.stub = stub(self._channel)

@@ -102,7 +102,7 @@ def test_a_scheduler_that_does_not_answer_is_one_line_and_a_status() -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "signalbox top: no scheduler answers at 127.0.0.1:1; check that it runs, and --scheduler;"
-        " under serve its port is the router's + 1"
+        " under serve its port is the router's + 1, and `signalbox ps` shows it"
     ]
 
 
