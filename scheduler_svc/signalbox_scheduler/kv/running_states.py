@@ -155,7 +155,9 @@ class RunningStates:
         if last < 0 or not stays or table[self._entry(last)] == NO_BLOCK:
             last = max(heads.keys() - partial, default=-1)
         for row in heads:
-            if row < last or row in partial:
+            # A step that is planned may read the state behind all accepted tokens.
+            is_read = (row + 1) * self._block_size >= seq.num_computed_tokens
+            if row < last or (row in partial and not is_read):
                 self._free(seq, row, kept)
 
     def yield_snapshots(self, seq: Sequence) -> None:
