@@ -127,12 +127,14 @@ class PrefixLoader:
             self._paused_until = now + PAUSE_S
 
     def _begin_loads(self, now: float) -> None:
-        free = MAX_LOADING - len(self._loads)
-        if free <= 0 or not (self._store_kind or self._peer_reads.has_peers):
+        is_full = len(self._loads) >= MAX_LOADING
+        if is_full or not (self._store_kind or self._peer_reads.has_peers):
             return
         waiting = itertools.islice(self._queues.admission.candidates, LOOK_AHEAD)
-        chosen = [group for group in waiting if self._may_load(group)]
-        for group in chosen[:free]:
+        # A group that needs no load takes no place: an idle worker is not woken for the next ones.
+        for group in [group for group in waiting if self._may_load(group)]:
+            if len(self._loads) >= MAX_LOADING:
+                return
             self._begin(group, now)
 
     def _may_load(self, group: SequenceGroup) -> bool:
