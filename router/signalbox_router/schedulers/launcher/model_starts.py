@@ -31,9 +31,6 @@ from signalbox_rpc.metrics.sample import Sample, counter, durations, gauge
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 120.0
-MAX_WAITING = 512
-"""New requests that wait for all models together; more are refused."""
 RETRY_AFTER_S = 5.0
 """Seconds after which clients are told to retry when a queue is full or a start takes long."""
 AGAIN_S = 1.0
@@ -88,9 +85,15 @@ class ModelStarts:
         launched: LaunchedModels | None = None,
         launcher: Launcher | None = None,
         *,
-        timeout_s: float = TIMEOUT_S,
-        max_waiting: int = MAX_WAITING,
+        timeout_s: float = 0.0,
+        max_waiting: int = 0,
     ) -> None:
+        """Makes empty queues.
+
+        Args:
+            timeout_s: seconds that a request waits; without a launcher none waits.
+            max_waiting: new requests that wait for all models together; more are refused.
+        """
         self.launched = launched or LaunchedModels()
         self.has_launcher = launcher is not None
         self.used = asyncio.Event()
