@@ -23,7 +23,7 @@ from signalbox_router.http.openapi_description import (
     DescribedApp,
     description_of,
 )
-from signalbox_router.http.paths import advice_on
+from signalbox_router.http.paths import NOT_POSTED, advice_on
 from signalbox_rpc.metrics.exposition import encoder_for
 
 _NO_TELEMETRY: TelemetryConfig = {
@@ -105,7 +105,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     is_unknown = error.status_code == HTTPStatus.NOT_FOUND
     hint = "; OpenAI's API is below /v1" if is_unknown and " /v1/" not in asked_for else ""
     message = f"{asked_for}: {error.detail}{hint}; /docs lists what is served"
-    if is_unknown and (advice := advice_on(request.url.path)):
+    path = request.url.path
+    if advice := advice_on(path) if is_unknown else NOT_POSTED.get(path):
         message = f"{asked_for}: not served; {advice}"
     headers = dict(error.headers or {})
     if headers.get("Allow") == "GET":  # HEAD comes here as GET

@@ -72,6 +72,11 @@ NOT_SERVED = {
 }
 """Paths of APIs that are not served, or of which nothing below is, and what to use in place of each
 and of all below it."""
+NOT_POSTED = {
+    "/v1/models/load": "use `signalbox load NAME`; a request that names a model loads it, too",
+    "/v1/models/unload": "use `signalbox unload NAME`",
+}
+"""Paths of llama-server that clients post to, which are those of models by these names here."""
 
 
 class Paths:

@@ -81,6 +81,13 @@ async def test_an_unserved_api_is_refused_by_name_with_what_to_use(http: Http) -
     assert used <= served
 
 
+async def test_posts_that_load_models_elsewhere_are_told_the_command(http: Http) -> None:
+    for word in ("load", "unload"):
+        answer = await http.raw.post(f"/models/{word}", json={"model": "chat"})
+        assert answer.status_code == 405
+        assert f"`signalbox {word} NAME`" in answer.json()["error"]["message"]
+
+
 async def test_a_path_without_a_key_is_the_same_in_each_spelling(tmp_path: Any) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("[]")
