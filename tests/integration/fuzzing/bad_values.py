@@ -72,6 +72,8 @@ BAD: dict[str, Bad] = {
     "cache_salt": Bad(too_long(128)),
     "output_kind": Bad(st.integers(4, INT32) | st.integers(-INT32 - 1, -1)),
     "stream_interval": Bad(st.just(0)),
+    "prefix_ttl.seconds": Bad(st.integers(-(1 << 63), -1), "prefix_ttl"),
+    "prefix_ttl.nanos": Bad(st.integers(-INT32 - 1, -1), "prefix_ttl"),
     _S + "temperature": Bad(outside(0, 2)),
     _S + "top_p": Bad(outside(0, 1, low_is_allowed=False)),
     _S + "min_p": Bad(outside(0, 1)),
@@ -103,6 +105,7 @@ BAD: dict[str, Bad] = {
 ANY: dict[str, st.SearchStrategy[Any]] = {
     "add_special_tokens": st.booleans(),
     "echo": st.booleans(),
+    "session": st.text(max_size=100),
     _S + "top_k": st.integers(0, UINT32),
     _S + "seed": st.integers(0, UINT64),
     _S + "include_stop_str_in_output": st.booleans(),

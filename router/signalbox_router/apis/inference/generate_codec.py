@@ -101,8 +101,9 @@ def _keep_ns(request: pb.GenerateRequest | pb.ChatRequest) -> int:
         return 0
     ttl = request.prefix_ttl
     if ttl.seconds < 0 or ttl.nanos < 0:
-        raise InvalidArgument("prefix_ttl", ttl.ToJsonString(), "at least 0")
-    return min(ttl.ToNanoseconds(), MAX_AGE_S * 10**9)
+        raise InvalidArgument("prefix_ttl", f"{ttl.seconds} s and {ttl.nanos} ns", "at least 0")
+    # Longer times than a Duration may have are a month, too.
+    return min(ttl.seconds * 10**9 + ttl.nanos, MAX_AGE_S * 10**9)
 
 
 def _delivery(request: pb.GenerateRequest | pb.ChatRequest) -> Delivery:
