@@ -16,8 +16,10 @@ import pytest
 import yaml
 from prometheus_client.core import Metric
 
+from signalbox_contract.errors import Unavailable
 from signalbox_contract.model import Adapter
 from signalbox_contract.step_result import StageTimings
+from signalbox_router.schedulers.launcher.launched_models import LaunchedModel
 from signalbox_rpc.metrics.registry import make_registry
 from signalbox_scheduler.service.reports import metrics
 from signalbox_worker.config import SpeculationConfig
@@ -25,6 +27,7 @@ from signalbox_worker.runner.ranks.rank_samples import of_rank
 from tests.deploy.promql import asked
 from tests.integration.stack import running_router, running_scheduler, running_worker, simulated
 from tests.integration.test_stack import SchedulerConfig, ask, make_request, open_channel, pb_grpc
+from tests.router.schedulers.launcher.test_model_starts import ScriptedLauncher, make_starts
 from tests.waiting import eventually
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -73,8 +76,12 @@ async def collect() -> list[Metric]:
         others = [running_worker(scheduler.address, of_one_stage) for _ in range(2)]
         async with others[0], others[1]:
             await eventually(lambda: len(scheduler.cluster.step_loops) == 3)
+            starts = make_starts(ScriptedLauncher(Unavailable("lost", 1)), LaunchedModel(name="a"))
+            with pytest.raises(Unavailable):
+                await starts.wait("a")
             registries = (
                 router.registry,
+                make_registry(starts.samples),
                 make_registry(lambda: metrics.samples(scheduler.cluster)),
                 make_registry(worker.worker.samples),
                 make_registry(partial(of_rank, StageTimings(), rank=1, stage=0)),
