@@ -90,7 +90,7 @@ def _read(path: Path, place: str, key: str = "setting") -> dict[str, Any]:
 class _UniqueKeys(yaml.SafeLoader):
     """Loads as `yaml.safe_load`, but refuses a key that a mapping has twice."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
