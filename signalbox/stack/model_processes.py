@@ -135,7 +135,9 @@ class ModelProcesses:
 
     async def gone(self) -> None:
         """Returns when the processes have ended, which have been killed."""
-        await asyncio.gather(*(one.wait() for one in self.running))
+        await self.workers.gone()
+        if self._scheduler:
+            await self._scheduler.wait()
 
     def _start_worker(self, place: int, *, fork: bool = False) -> Started:
         name, arguments, variables = self._launcher.command(place)

@@ -83,6 +83,7 @@ class WorkerSupervisor:
         self._sleep = sleep
         self._places: dict[int, _Place] = {}
         self._has_served = asyncio.Event()
+        self._is_killed = False
         self._failed: asyncio.Future[None] | None = None
         self.pending: dict[str, str] = {}
         """Reason why a worker does not run yet or again, by name of the worker."""
@@ -122,11 +123,18 @@ class WorkerSupervisor:
 
     def kill(self) -> None:
         """Ends all workers at once."""
+        self._is_killed = True
         for place in self._places.values():
             if place.keeper:
                 place.keeper.cancel()
             if place.worker:
                 place.worker.send(signal.SIGKILL)
+
+    async def gone(self) -> None:
+        """Returns when all workers have ended, which have been killed."""
+        keepers = [place.keeper for place in self._in_order() if place.keeper]
+        await asyncio.gather(*keepers, return_exceptions=True)
+        await asyncio.gather(*(one.wait() for one in self.workers))
 
     def _in_order(self) -> list[_Place]:
         return [place for _, place in sorted(self._places.items())]
@@ -171,6 +179,8 @@ class WorkerSupervisor:
             place.worker = await asyncio.shield(starting)
         except asyncio.CancelledError:
             place.worker = await starting
+            if self._is_killed:
+                place.worker.send(signal.SIGKILL)
             raise
 
     def _may_restart(self, reason: str, status: int) -> bool:

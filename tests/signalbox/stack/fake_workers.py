@@ -47,13 +47,18 @@ class FakeLauncher:
         self.pauses: list[float] = []
         self.workers: list[FakeWorker] = []
         self.faults: list[OSError] = []
+        self.launches = asyncio.Event()
+        """Cleared by a test in which a worker that has been started is not returned yet."""
+        self.launches.set()
         self.supervisor = WorkerSupervisor(self.launch, clock=lambda: self.now, sleep=self.sleep)
 
     async def launch(self, place: int) -> FakeWorker:
         if self.faults:
             raise self.faults.pop()
-        self.workers.append(FakeWorker(name_of(place), len(self.workers)))
-        return self.workers[-1]
+        worker = FakeWorker(name_of(place), len(self.workers))
+        self.workers.append(worker)
+        await self.launches.wait()
+        return worker
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -107,3 +107,19 @@ async def test_nothing_starts_again_after_all_are_killed() -> None:
     await run_ready_tasks()
     assert [worker.told for worker in launcher.workers] == [["SIGKILL"]] * 2
     await launcher.stop()
+
+
+async def test_a_worker_that_is_being_started_is_killed_with_the_others() -> None:
+    launcher = FakeLauncher()
+    await launcher.started(2)
+    launcher.launches.clear()
+    launcher.workers[0].lose()
+    await run_ready_tasks()
+    launcher.supervisor.kill()
+    gone = asyncio.create_task(launcher.supervisor.gone())
+    await run_ready_tasks()
+    assert not gone.done()
+    launcher.launches.set()
+    await gone
+    assert [worker.told for worker in launcher.workers[1:]] == [["SIGKILL"]] * 2
+    await launcher.stop()
