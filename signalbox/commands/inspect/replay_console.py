@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from signalbox.version import VERSION
-from signalbox_contract.errors import InvalidArgument
+from signalbox_contract.errors import FailedPrecondition, InvalidArgument
 from signalbox_protos.operations.v1 import operations_pb2 as pb
 from signalbox_protos.operations.v1 import operations_pb2_grpc
 from signalbox_protos.scheduler.v1 import explain_pb2
@@ -72,6 +72,30 @@ class ReplayServicer(operations_pb2_grpc.OperationsServiceServicer):
                 asked.request_number = request.request_number
         found = explain(asked, self._replay.cluster, history=self._replay.num_explained)
         return pb.ExplainResponse(scheduler=self._name, explanation=found)
+
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        """Lists none: they are of now, and the recording is of another time."""
+        self._access.check(context.invocation_metadata())
+        return pb.ListSessionsResponse()
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Lists none: no launcher has models here."""
+        self._access.check(context.invocation_metadata())
+        return pb.ListModelsResponse()
+
+    async def LoadModel(
+        self, request: pb.OperationsServiceLoadModelRequest, context: Context
+    ) -> pb.OperationsServiceLoadModelResponse:
+        raise FailedPrecondition("a recording is played, which loads no model")
+
+    async def UnloadModel(
+        self, request: pb.OperationsServiceUnloadModelRequest, context: Context
+    ) -> pb.OperationsServiceUnloadModelResponse:
+        raise FailedPrecondition("a recording is played, which has no model loaded")
 
 
 def make_server(servicer: ReplayServicer, *, port: int) -> HttpServer:

@@ -407,13 +407,13 @@ def test_ranks_whose_blocks_have_other_sizes_are_refused(
 ) -> None:
     """Each rank tries backends on its own device, and may take another one."""
     runner = load_threads(with_sizes(make_start(tiny, ParallelConfig()), 1, 2))
-    profile = LocalRunner.profile
+    measure = LocalRunner.measure
 
     def odd(self: LocalRunner) -> WorkerCapacity:
-        return replace(profile(self), block_size=32 if self is runner._own else 16)
+        return replace(measure(self), block_size=32 if self is runner._own else 16)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalRunner, "profile", odd)
+        patch.setattr(LocalRunner, "measure", odd)
         with pytest.raises(ValueError, match="blocks of different sizes; name one of them"):
             runner.profile()
     assert runner.profile().pipeline_parallel_size == 2
