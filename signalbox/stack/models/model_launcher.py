@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -421,18 +421,3 @@ class ModelLauncher:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-@asynccontextmanager
-async def running(launcher: ModelLauncher) -> AsyncIterator[None]:
-    """Lets the launcher work while the context lasts; ends all its models afterwards."""
-    work = asyncio.create_task(launcher.run())
-    try:
-        yield
-    finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        try:
-            await launcher.stop()
-        finally:
-            launcher.kill()

@@ -11,7 +11,6 @@ from signalbox.stack.models.model_launcher import (
     ListedModel,
     ModelLauncher,
     ModelStatus,
-    running,
 )
 from signalbox.stack.models.model_plan import ModelPlan, Needs, PlannedModel
 from signalbox.stack.processes.worker_supervisor import ServiceDied
@@ -27,6 +26,21 @@ from tests.waiting import eventually, run_ready_tasks
 FACTS = ModelFacts(
     architecture="simulated", task="generate", max_model_len=64, file_bytes=1, weights_bytes=1
 )
+
+
+@asynccontextmanager
+async def running(launcher: ModelLauncher) -> AsyncIterator[None]:
+    """Lets the launcher work while the context lasts; ends all its models afterwards."""
+    work = asyncio.create_task(launcher.run())
+    try:
+        yield
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        try:
+            await launcher.stop()
+        finally:
+            launcher.kill()
 
 
 class FakeStack:
