@@ -24,8 +24,8 @@ def session_key(name: str, *, tenant: str, key: ApiKey | None) -> bytes:
     """Returns the hash of a session; empty if the client names none.
 
     Two keys, and two tenants, have different sessions of one name. The digest of the API key is the
-    hash's own, so a hash says nothing to one who does not have that. Without API keys there is no
-    secret that routers share: who sees a hash can then tell whether a guessed name is right.
+    hash's own, so a hash alone says nothing. Without API keys routers share no secret: a hash
+    then tells whether a guessed name is right.
     """
     if not name:
         return b""

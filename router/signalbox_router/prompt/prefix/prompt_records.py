@@ -61,7 +61,7 @@ class PromptRecords:
         self._owners: OrderedDict[bytes, OwnerRecords] = OrderedDict()
 
     def of(self, owner: bytes) -> OwnerRecords:
-        """Returns the records of an owner, who is the last used one then."""
+        """Returns the records of an owner, which is the last used one then."""
         records = self._owners.pop(owner, None) or OwnerRecords()
         self._owners[owner] = records
         if len(self._owners) > MAX_OWNERS:
